@@ -1,0 +1,12 @@
+"""A persistent event engine for one machine.
+
+The floors, from the ground up; imports go down only (tests/test_floors.py):
+
+    formats, errors, config   bytes and values
+    engine                    the rules: seqs, cursors, idempotency; no clock, no file, no task
+    storage                   files, fsync, recovery
+    actors                    rings between processes, mailboxes, the shard loop
+    front                     HTTP: the two lanes, routes, error answers
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Rings, mailboxes and the shard loop. Knows nothing of HTTP."""

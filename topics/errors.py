@@ -1,0 +1,140 @@
+"""Every failure that a caller may expect, as one tree.
+
+    TopicsError
+        InvalidRequest          invalid_request
+        BatchTooLarge           batch_too_large
+        RecordTooLarge          record_too_large
+        Unauthorized            unauthorized
+        Forbidden               forbidden
+        NotFound                not_found
+        TopicNotFound           topic_not_found
+        MethodNotAllowed        method_not_allowed
+        TopicExistsIncompatible topic_exists_incompatible
+        TopicNotEmpty           topic_not_empty
+        PayloadTooLarge         payload_too_large
+        UnsupportedMediaType    unsupported_media_type
+        Throttled               throttled
+        Internal                internal
+        NotReady                not_ready
+        ShuttingDown            shutting_down
+
+The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands in
+``topics/front/errors.py`` and nowhere else. Damage on disk and wrong settings are not in this tree: they stop the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TopicsError(Exception):
+    """An expected failure.
+
+    ``message`` is for humans and may change between versions; ``detail`` is optional JSON for programs (§0.5).
+    """
+
+    code: ClassVar[str]
+
+    def __init__(self, message: str, **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+
+
+class InvalidRequest(TopicsError):
+    """Malformed JSON, a wrong type, a value out of range, a bad name or cursor."""
+
+    code = "invalid_request"
+
+
+class BatchTooLarge(TopicsError):
+    """More records in one write than ``max_batch_records``."""
+
+    code = "batch_too_large"
+
+
+class RecordTooLarge(TopicsError):
+    """A record's data and meta, or its meta alone, above its limit."""
+
+    code = "record_too_large"
+
+
+class Unauthorized(TopicsError):
+    """No bearer token, or one that no configured key matches."""
+
+    code = "unauthorized"
+
+
+class Forbidden(TopicsError):
+    """The key lacks the scope, or a name lies outside its prefixes."""
+
+    code = "forbidden"
+
+
+class NotFound(TopicsError):
+    """No such path."""
+
+    code = "not_found"
+
+
+class TopicNotFound(TopicsError):
+    """The topic does not exist and this call does not make it."""
+
+    code = "topic_not_found"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f'topic "{topic}" does not exist', topic=topic)
+
+
+class MethodNotAllowed(TopicsError):
+    """The path exists with other methods (``detail.allow``)."""
+
+    code = "method_not_allowed"
+
+
+class TopicExistsIncompatible(TopicsError):
+    """The topic exists with another ``type``."""
+
+    code = "topic_exists_incompatible"
+
+
+class TopicNotEmpty(TopicsError):
+    """``if_empty`` was asked for and the topic holds records."""
+
+    code = "topic_not_empty"
+
+
+class PayloadTooLarge(TopicsError):
+    """The body is above the server's hard limit, on the wire or after decompression."""
+
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(TopicsError):
+    """A body that is not ``application/json``, or an unknown content coding."""
+
+    code = "unsupported_media_type"
+
+
+class Throttled(TopicsError):
+    """Try again after ``Retry-After``."""
+
+    code = "throttled"
+
+
+class Internal(TopicsError):
+    """A bug of ours."""
+
+    code = "internal"
+
+
+class NotReady(TopicsError):
+    """The shard that owns the topic is recovering, restarting or read-only."""
+
+    code = "not_ready"
+
+
+class ShuttingDown(TopicsError):
+    """The server is draining."""
+
+    code = "shutting_down"

@@ -1,0 +1,1 @@
+"""Bytes to values and back. Knows no clock, no file, no task."""

@@ -1,0 +1,1 @@
+"""Files: the write-ahead log, checkpoints, recovery. Knows nothing of HTTP and rings."""
