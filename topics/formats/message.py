@@ -35,7 +35,7 @@ DAMAGED: Final = -1
 """What ``announced_length`` says of bytes that no sender of ours wrote."""
 
 
-class PeerGone(Exception):  # noqa: N818 - the name that the callers' ``except PeerGone`` reads best with
+class PeerGone(Exception):
     """The other process is not there, or the session with it is over."""
 
 
