@@ -130,6 +130,7 @@ class Supervisor:
         self._interrupts = 0
         self._stop_at = math.inf  # when the stop began
         self._tick_at = 0.0
+        self._extend_at = 0.0
 
     def run(self) -> int:
         """Keep the family alive until it is told to stop; the exit status."""
@@ -162,7 +163,7 @@ class Supervisor:
         try:
             child.pid = fork(child.name, lambda: self._in_child(child), log_level=self._settings.log_level)
         except OSError as error:
-            log.error("cannot fork", child=child.name, reason=error.strerror, again_in_s=child.schedule(now))
+            log.warning("cannot fork", child=child.name, reason=error.strerror, again_in_s=child.schedule(now))
             return
         child.words.pid = child.pid
         log.info("process started", child=child.name, child_pid=child.pid, spawns=child.words.spawns)
@@ -277,10 +278,11 @@ class Supervisor:
             self._announced = True
             self._notifier.ready()
             log.info("ready", topics=sum(self._board.shard(shard.index).topics for shard in self._shards))
-        if lively and waiting and not self._announced:
-            self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
-        if lively and self._notifier.watchdog_ms:
+        if lively and self._announced and self._notifier.watchdog_ms:
             self._notifier.watchdog()
+        if lively and waiting and not self._announced and now >= self._extend_at:
+            self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
+            self._extend_at = now + TICK_S
         self._notifier.status(self._status_line(waiting))
         self._tick_at = now + self._tick_s()
 
@@ -298,9 +300,10 @@ class Supervisor:
 
     def _patience(self) -> float:
         """How long nothing but a signal can be of interest, in seconds."""
+        next_at = math.inf
         if self._phase is Phase.RUNNING:
             next_at = min([self._tick_at, *(child.due for child in self._children() if not child.pid)])
-        else:
+        elif self._phase is not Phase.KILL:
             share = FRONTS_SHARE if self._phase is Phase.FRONTS else 1.0
             next_at = self._stop_at + share * self._settings.drain_ms / 1000
         return max(0.0, min(TICK_S, next_at - time.monotonic()))

@@ -66,7 +66,10 @@ def die_with(parent: int) -> None:
 
 
 def _reset_signals() -> None:
-    """Defaults for everything, then nothing blocked. Ctrl-C and hang-ups reach the whole terminal; only the parent acts on them."""
+    """Defaults for everything, then nothing blocked.
+
+    Ctrl-C and hang-ups come to every process of the terminal; only the parent acts on them.
+    """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
