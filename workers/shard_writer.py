@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import structlog
 import trio
@@ -68,6 +68,6 @@ async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], 
         checkpoints.write(shard.checkpoint_folder, Checkpoint(shard.wal.position, True, shard.engine.snapshot()))
 
 
-async def _stop_on(signals: trio.abc.ReceiveChannel[int], stop: trio.Event) -> None:
+async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for _ in signals:
         stop.set()

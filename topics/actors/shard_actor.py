@@ -23,7 +23,7 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
 from topics.formats import answers
 from topics.formats.message import MessageFrame
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_diff
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_diff, json_bytes
 from topics.storage.recovery import Shard
 from topics.storage.wal import Progress
 
@@ -262,14 +262,14 @@ class ShardActor:
 
     def _list(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
-        items = []
+        items: list[list[Any]] = []
         for name in self.engine.names(params["prefix"], params["after"], params["prefixes"]):
             if len(items) == params["limit"]:
                 break
             topic = self.engine.topics[name]
             if params["touch"]:
                 topic.touch(*self._now)
-            items.append([name, answers.json_bytes(_summary(topic, self._now))])
+            items.append([name, json_bytes(_summary(topic, self._now))])
         rpc.reply({"items": items})
 
 
@@ -283,7 +283,8 @@ def _request(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
 
 
 def _total_ms(params: dict[str, Any]) -> float:
-    return (time.monotonic_ns() - params["at"]) / 1e6
+    began: int = params["at"]
+    return (time.monotonic_ns() - began) / 1e6
 
 
 def _reply(rpc: RpcContext, params: dict[str, Any], body: bytes, status: int = 200) -> None:

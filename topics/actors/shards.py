@@ -11,13 +11,15 @@ from topics import errors
 from topics.actors.arena import ArenaBlock
 from topics.actors.board import Board, ShardState
 from topics.actors.link import Link
-from topics.actors.message_router import MessageRouter, RemoteError, RpcReply, RouterConfig, Session
+from topics.actors.message_router import MessageRouter, RemoteError, RouterConfig, RpcReply, Session
 from topics.actors.shard_actor import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.message import Buffer, MessageFrame, PeerGone
 from topics.formats.names import shard_of
 
-_BY_CODE = {error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")}
+_BY_CODE: dict[str, type[TopicsError]] = {
+    error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
+}
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 
@@ -126,8 +128,5 @@ class Shards:
 
 def _as_ours(error: RemoteError) -> TopicsError:
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
-        kind = _BY_CODE[error.data["code"]]
-        found = kind.__new__(kind)
-        TopicsError.__init__(found, error.message, **error.data["detail"])
-        return found
+        return TopicsError.restore(_BY_CODE[error.data["code"]], error.message, error.data["detail"])
     return Internal(error.message)

@@ -1,7 +1,7 @@
 """Decoding a long append body piece by piece, so that nobody else waits for all of it.
 
-JSON is read from left to right without looking back. So when the text from one record's start to some comma parses as whole records,
-that comma does stand between two records, wherever it was guessed from: a guess inside a string or a nested list does not parse.
+JSON is read from left to right without looking back. So when the text from one record's start to some comma parses as whole
+records, that comma does stand between two records, however it was guessed: a guess inside a string or a nested list does not parse.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
     found: list[RecordIn] = []
     while len(view) - start > 2 * SLICE_BYTES:
         comma = None
-        for comma in _guess(view, start, found):
+        for guess in _guess(view, start, found):
+            comma = guess
             yield None
         if comma is None:
             break
@@ -62,7 +63,7 @@ def _first_record(view: memoryview) -> int | None:
 
 
 def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int | None]:
-    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma after them, unless there is none."""
+    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma after them, if there is one."""
     length = SLICE_BYTES
     while start + length < len(view):
         window = view[start + length : start + length + SLICE_BYTES]
