@@ -35,7 +35,7 @@ class Commits:
         self._serial = 0
         self._resident: dict[int, RecordsView] = {}
         self._sync_wanted = False
-        self.on_commit: Callable[[Change], None] = lambda change: None
+        self.on_commit: Callable[[Change], None] = lambda _: None
 
     def __len__(self) -> int:
         return len(self._until_written) + len(self._until_synced)
