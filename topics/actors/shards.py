@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -11,16 +12,26 @@ from topics import errors
 from topics.actors.arena import ArenaBlock
 from topics.actors.board import Board, ShardState
 from topics.actors.link import Link
-from topics.actors.message_router import MessageRouter, RemoteError, RouterConfig, RpcReply, Session
+from topics.actors.message_router import Attachment, Block, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
 from topics.actors.shard_actor import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
-from topics.formats.message import Buffer, MessageFrame, PeerGone
+from topics.formats.message import MessageFrame, PeerGone
 from topics.formats.names import shard_of
 
 _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """How far the shards are. ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old."""
+
+    ready: bool
+    progress: float
+    topics: int
+    draining: bool
 
 
 class ShardReply:
@@ -83,12 +94,12 @@ class Shards:
         """The shard that owns the topic."""
         return shard_of(topic, self.shards)
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: Buffer | ArenaBlock = b"") -> ShardReply:
+    async def call(self, shard: int, method: str, params: dict[str, Any], body: Attachment = b"") -> ShardReply:
         """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` when it is down, recovering, or dies meanwhile."""
         link = self._links[shard]
         session = link.session
         if session is None:
-            if isinstance(body, ArenaBlock):
+            if isinstance(body, Block):
                 body.free()
             raise self._not_ready(shard)
         try:
@@ -107,23 +118,21 @@ class Shards:
             raise self._not_ready(shard)
         return link.link.reserve(length)
 
-    def progress(self) -> float:
-        """Share of the logs that is replayed, 0.0 to 1.0."""
-        words = [self._board.shard(index) for index in range(self.shards)]
-        return sum(1.0 if word.state in SERVING else word.progress_ppm / 1e6 for word in words) / self.shards
+    def readiness(self) -> Readiness:
+        """Of all shards together."""
+        ready = all(self._serves(shard) for shard in range(self.shards))
+        progress = sum(map(self._progress, range(self.shards))) / self.shards
+        topics = sum(self._board.shard(shard).topics for shard in range(self.shards))
+        return Readiness(ready, progress, topics, self._board.draining)
 
-    def ready(self) -> bool:
-        """Whether every shard serves."""
-        return all(self._board.shard(link.link.pair[1]).state in SERVING and link.session for link in self._links)
+    def _serves(self, shard: int) -> bool:
+        return self._links[shard].session is not None and self._board.shard(shard).state in SERVING
 
-    def topics(self) -> int:
-        """How many topics there are; up to a heartbeat old."""
-        return sum(self._board.shard(index).topics for index in range(self.shards))
+    def _progress(self, shard: int) -> float:
+        return 1.0 if self._serves(shard) else self._board.shard(shard).progress_ppm / 1e6
 
     def _not_ready(self, shard: int) -> NotReady:
-        word = self._board.shard(shard)
-        progress = 1.0 if word.state in SERVING else word.progress_ppm / 1e6
-        return NotReady("the shard of this topic is not ready", replay_progress=progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=self._progress(shard))
 
 
 def _as_ours(error: RemoteError) -> TopicsError:
