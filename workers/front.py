@@ -35,6 +35,7 @@ async def _serve(
     shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
     stop = trio.Event()
     words = board.front(index)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)

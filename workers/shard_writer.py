@@ -57,6 +57,7 @@ async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], 
     )  # fmt: skip
     actor = ShardActor(shard, index, board, limits)
     stop = trio.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on, signals, stop)
