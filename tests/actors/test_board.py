@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from topics.actors.board import COUNTERS, Board, FrontState, ShardState
+from topics.actors.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
 
 
 def test_a_new_board_is_all_down_and_in_session_1() -> None:
@@ -21,19 +21,19 @@ def test_a_new_board_is_all_down_and_in_session_1() -> None:
 def test_no_two_words_are_the_same_word() -> None:
     board = Board.create(shards=2, fronts=2)
     value = 10
-    expected: dict[tuple[object, ...], int] = {}
+    expected: list[tuple[FrontWords | ShardWords, str, int]] = []
     for index in range(2):
-        for words in (board.front(index), board.shard(index)):
+        both: tuple[FrontWords | ShardWords, ...] = (board.front(index), board.shard(index))
+        for words in both:
             for name in ("pid", "spawns", "heartbeat_ms", "progress_ppm", "topics"):
                 if hasattr(words, name):
                     value += 1
                     setattr(words, name, value)
-                    expected[type(words).__name__, index, name] = value
+                    expected.append((words, name, value))
         for number in range(COUNTERS):
             board.shard(index).counters[number] = 1000 * (index + 1) + number
-    for (kind, index, name), stored in expected.items():
-        words = board.front(int(str(index))) if kind == "FrontWords" else board.shard(int(str(index)))
-        assert getattr(words, str(name)) == stored
+    assert len(expected) == 2 * (3 + 5)
+    assert all(getattr(words, name) == stored for words, name, stored in expected)
     assert [list(board.shard(index).counters) for index in range(2)] == [
         [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
     ]

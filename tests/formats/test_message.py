@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -109,7 +110,7 @@ def test_an_assembler_finds_the_messages_wherever_the_stream_is_cut(
     stream = stream_of(messages)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     assembler = Assembler()
-    frames = [frame for start, end in zip(bounds, bounds[1:], strict=False) for frame in assembler.feed(stream[start:end])]
+    frames = [frame for start, end in pairwise(bounds) for frame in assembler.feed(stream[start:end])]
     assert frames == frames_of(messages)
     assert not assembler.damaged
 
@@ -164,7 +165,12 @@ def test_a_header_that_is_not_whole_announces_nothing_yet() -> None:
 def test_a_large_message_is_not_copied_with_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encode(1, "a", b"", b"z" * 100_000)
     decoded: list[int] = []
-    monkeypatch.setattr(message, "decode_all", lambda data: decoded.append(len(data)) or decode_all(data))
+
+    def counting(data: bytes) -> tuple[list[MessageFrame], int]:
+        decoded.append(len(data))
+        return decode_all(data)
+
+    monkeypatch.setattr(message, "decode_all", counting)
     assembler = Assembler()
     for at in range(0, len(whole), 100):
         frames = assembler.feed(whole[at : at + 100])
