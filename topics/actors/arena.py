@@ -21,6 +21,7 @@ from bisect import bisect_left, insort
 from typing import Final, TypeAlias
 
 PAGE_BYTES: Final = mmap.PAGESIZE
+MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
 
 _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
@@ -41,11 +42,10 @@ class PageAllocator:
     def allocate(self, pages: int) -> int | None:
         """The first page of ``pages`` free ones in a row; None when there is no such row."""
         assert pages > 0, "an allocation has pages"
-        for index, (start, length) in enumerate(self._holes):
-            if length >= pages:
-                break
-        else:
+        index = next((index for index, (_, length) in enumerate(self._holes) if length >= pages), None)
+        if index is None:
             return None
+        start, length = self._holes[index]
         if length == pages:
             del self._holes[index]
         else:
@@ -86,9 +86,8 @@ class ArenaMemory:
 
     def __init__(self, half_bytes: int) -> None:
         self.half_bytes = -(-half_bytes // PAGE_BYTES) * PAGE_BYTES
-        # NORESERVE: most of it is never used, and must not count against the machine's memory.
-        flags = mmap.MAP_SHARED | mmap.MAP_NORESERVE
-        self._map = mmap.mmap(-1, 2 * self.half_bytes, flags=flags)
+        # Most of it is never used, and must not count against the machine's memory.
+        self._map = mmap.mmap(-1, 2 * self.half_bytes, flags=mmap.MAP_SHARED | MAP_NORESERVE)
         self.view = memoryview(self._map)
 
     def give_back(self, start: int, length: int) -> None:
@@ -185,7 +184,10 @@ class ArenaWriter:
             self._free(block.offset)
 
     def take_over(self, block: ArenaBlock) -> None:
-        """The block is on its way: from now on only a RELEASE of the consumer frees it. Raises ValueError for a block that is not ours to send."""
+        """The block is on its way: from now on only a RELEASE of the consumer frees it.
+
+        Raises ValueError for a block that is not the holder's any more, or of another arena.
+        """
         assert block.session == self.session, "a block is sent in the session it was reserved in"
         block.detach_from(self)
         self._reserved[block.session & 1] -= 1

@@ -77,7 +77,7 @@ class LinkStatistics:
     """What a link has done since its process started, and what it holds now."""
 
     sleeps: int  # times it waited for its doorbell
-    spins: int  # times that looking around spared it a sleep
+    spins: int  # times that there was more to do before it could sleep
     bells: int  # times it had to wake the peer
     late_bells: int  # data found by the guard timer: wake-ups that were lost. Ought to be 0
     backlog_bytes: int  # queued here, not yet in the ring
@@ -333,17 +333,18 @@ class Link:
         return bool(self._unsent) and self._producer.room() > 0
 
     async def _pause(self) -> None:
-        """Return when there may be something to do; the other tasks run meanwhile, also while this looks around."""
-        await trio.lowlevel.checkpoint()
-        if self._ready():
-            return
+        """Return when there may be something to do.
+
+        The other tasks run between two looks: they are what the messages were for, and what sends the next ones.
+        """
         until = time.perf_counter() + SPIN_S
-        while time.perf_counter() < until:
-            await trio.lowlevel.checkpoint()
-            if self._ready():
-                self._spins += 1
+        await trio.lowlevel.checkpoint()
+        while not self._ready():
+            if time.perf_counter() >= until:
+                await self._sleep()
                 return
-        await self._sleep()
+            await trio.lowlevel.checkpoint()
+        self._spins += 1
 
     async def _sleep(self) -> None:
         consumer, producer = self._consumer.sleeper, self._producer.sleeper
