@@ -110,7 +110,7 @@ def make_workers(
             "shards": [[board.shard(i).state.name, board.shard(i).pid, board.shard(i).spawns] for i in range(board.shards)],
             "sessions": [[board.session(f, s) for s in range(board.shards)] for f in range(board.fronts)],
             "keys": len(access.principals),
-            "fds": sorted(os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()),
+            "fds": [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()],
         }
 
     return supervisor.Workers(front, shard)

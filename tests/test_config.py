@@ -172,6 +172,14 @@ def test_the_printed_settings_can_be_read_back() -> None:
     assert Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
 
 
+def test_the_example_file_shows_every_setting_with_its_default() -> None:
+    text = (ROOT / "deploy" / "topics.env.example").read_text()
+    shown = dict(line[1:].split("=", 1) for line in text.splitlines() if line.startswith("#TOPICS_"))
+    assert shown.keys() == {variable_of(field.name) for field in dataclasses.fields(Settings)}
+    given = {name: value for name, value in shown.items() if value}
+    assert Settings.from_environment(given) == Settings.from_environment({})
+
+
 # §0.2: bind and the no-auth refusal
 
 

@@ -104,5 +104,5 @@ class _Forward(logging.Handler):
     """What libraries log, into the one pipeline."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger(logger=record.name)
+        log = structlog.get_logger().bind(logger=record.name)
         log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
