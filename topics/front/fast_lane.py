@@ -140,13 +140,12 @@ class FastLane:
         try:
             with connection.scope:
                 await self._serve()
+            await connection.linger()
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
-            connection.unread_body = False  # the client has gone, or was cut off
+            pass  # the client has gone, or was cut off: nobody is left to be told
         except* Exception:
             LOG.exception("a bug in a connection")
-        try:
-            await connection.close()
-        except (OSError, trio.ClosedResourceError):
+        finally:
             connection.sock.close()
 
     async def _serve(self) -> None:
