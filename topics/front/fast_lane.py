@@ -328,4 +328,10 @@ class FastLane:
     async def _hand_over(self, head: ColdHead) -> None:
         """Let Hypercorn answer one request, or have the connection when it changes the protocol."""
         bridge = Bridge(self.connection, self.lanes.cold)
-        await bridge.run(head.raw, framing(head.length))
+        try:
+            await bridge.run(head.raw, framing(head.length))
+        except* InvalidRequest as broken:
+            self.connection.closing = self.connection.unread_body = True
+            failure = broken.exceptions[0]
+            if isinstance(failure, InvalidRequest) and not bridge.has_answered:
+                await self._send(error_answer(failure), close=True)
