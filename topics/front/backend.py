@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from topics.actors.shards import Readiness
 from topics.errors import NotReady
 
 Buffer = bytes | bytearray | memoryview
@@ -34,16 +34,6 @@ class BodyBlock(Protocol):
 Body = Buffer | BodyBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """How far the shards are. ``progress`` is the share of the log that has been replayed, 0 to 1."""
-
-    ready: bool
-    progress: float
-    topics: int
-    draining: bool
-
-
 class Backend(Protocol):
     """The shards, as the front sees them."""
 
@@ -68,3 +58,6 @@ class Backend(Protocol):
 def unready(readiness: Readiness) -> NotReady:
     """The failure of a data route while the log is replayed (§8.2)."""
     return NotReady("the log is being replayed", replay_progress=readiness.progress)
+
+
+__all__ = ["Backend", "Body", "BodyBlock", "Readiness", "Reply", "unready"]

@@ -160,9 +160,7 @@ class Guard:
         if topic is not None and not principal.covers(topic):
             raise Forbidden("the name is outside the key's prefixes")
 
-    def _check_media(
-        self, route: Route, head: HeadFields, content_length: int | None
-    ) -> tuple[bool, UnsupportedMediaType | None]:
+    def _check_media(self, route: Route, head: HeadFields, content_length: int | None) -> tuple[bool, UnsupportedMediaType | None]:
         if route.body is BodyRule.NONE or content_length == 0:
             return False, None
         wrong = None
