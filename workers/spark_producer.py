@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 HOUR_MS = 60 * 60 * 1000
 WINDOW_MS = 7 * 24 * HOUR_MS  # of a topic that the producer makes: a job that failed on Friday is run again on Monday
+FIRST_CONNECTS = 3
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 
@@ -74,7 +76,10 @@ def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer
 
 
 def read(spark: SparkSession, source: str, form: str | None, options: dict[str, str]) -> DataFrame:
-    """The rows of ``source``, a path or URI that Spark can read; ``form`` is one of ``FORMATS``, else the suffix decides. Raises ``JobError``."""
+    """The rows of ``source``, a path or URI that Spark can read; ``form`` is one of ``FORMATS``, else the suffix decides.
+
+    Raises ``JobError`` when Spark cannot read it.
+    """
     kind = form or format_of(source)
     defaults = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
     with spark_errors():
@@ -114,8 +119,10 @@ def produce(
     """
     target = target or Target(url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY"))
     started = time.monotonic()
-    with TopicsClient(target) as client:
+    # A wrong address is told at once; later, a server that restarts is waited for.
+    with TopicsClient(replace(target, connect_retries=FIRST_CONNECTS)) as client:
         before = open_topic(client, topic, durability, warn)
+    with TopicsClient(target) as client:
         with spark_errors():
             encoded = df.select(record_column(df, tag_column).alias("record"))
             total, job = (df.count(), job_id) if job_id else fingerprint(encoded, source, df.schema.json())
@@ -177,12 +184,11 @@ def run(encoded: DataFrame, task: SendTask, total: int, progress: TextIO | None)
 @contextmanager
 def spark_errors() -> Iterator[None]:
     """Whatever Spark reports, as a ``JobError`` of one line."""
-    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except PySparkException as error:
         raise JobError(last_line(error)) from error
 
 

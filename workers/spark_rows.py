@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def record_column(df: DataFrame, tag_column: str | None) -> Column:
-    """``{"data":{...},"tag":"..."},`` for each row, encoded by the JVM: a record and a comma, as topics/client/chunks.py takes it."""
+    """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as topics/client/chunks.py takes it."""
     from pyspark.sql import functions as f
 
     data = f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), {"ignoreNullFields": "false"})

@@ -29,6 +29,7 @@ class Target:
     url: str
     api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
     retries: int = 12
+    connect_retries: int | None = None  # fewer, for a server that cannot be reached at all
     backoff_s: float = 0.2
     backoff_max_s: float = 10.0
     retry_after_max_s: int = 60  # a server that asks for more is asked again after this
@@ -39,6 +40,7 @@ class Target:
         """urllib3's retry rule: no answer in the list is final before ``retries`` more tries."""
         return Retry(
             total=self.retries,
+            connect=self.connect_retries,
             redirect=0,
             status_forcelist=RETRIED_STATUS,
             allowed_methods=None,
