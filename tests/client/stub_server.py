@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             self.wfile.write(body)
         self.wfile.flush()
-        # Linger 0: the close is a reset, as a dying process or a firewall makes it.
+        # Linger 0: what the client has not read yet is lost, as when a process or a firewall dies.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 
