@@ -123,12 +123,14 @@ class ShardEngine:
                 return known
         ts = max(now.ts, topic.last_ts)
         encoded = records.encode(body, topic.next_seq, ts, keeps_key(topic, body))
+        making = []
         if created:
             self._add(topic)
+            making = [_topic_frame(topic, now)]  # before the seqs are handed out: it tells the head
         change = self._begin(topic, body, ts, encoded.blob_bytes)
-        if created:
+        if making:
             change.created = change.sync = True
-            change.frames.append(_topic_frame(topic, now))
+            change.frames += making
         if topic.config.durability == "ephemeral":
             change.resident = encoded
         else:
