@@ -350,9 +350,7 @@ class Link:
         consumer, producer = self._consumer.sleeper, self._producer.sleeper
         if not self._held_off():
             consumer.lie_down()
-        if self._unsent:
-            producer.lie_down()
-        self._fence()
+        self._fence()  # the producer has lain down already, when it found the ring full
         try:
             if not self._ready():
                 self._asleep = True
