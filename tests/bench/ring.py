@@ -170,7 +170,7 @@ def of_socket(end: socket.socket) -> tuple[Callable[[bytes], None], Callable[[],
     stream = end.makefile("rb", buffering=MIB)
 
     def receive() -> bytes:
-        return stream.read(LENGTH.unpack(stream.read(LENGTH.size))[0])
+        return stream.read(int(LENGTH.unpack(stream.read(LENGTH.size))[0]))
 
     return lambda data: end.sendall(LENGTH.pack(len(data)) + data), receive
 
