@@ -1,0 +1,160 @@
+"""Changes between decision and answer: they wait here until the log is far enough, and are committed in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import trio
+
+from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
+from topics.engine.topic import Topic
+from topics.formats.records import RecordsView
+from topics.formats.wal import FrameKind
+from topics.storage.wal import NoRoom, Progress, Wal
+
+# Places of records that are kept in memory only have this bit; the log never grows to it.
+RESIDENT = 1 << 63
+
+Settle = Callable[[Progress | OSError], None]
+
+
+class Waiting:
+    """A change on its way; ``settle`` is called with the progress that made it durable, or with the error that lost it."""
+
+    __slots__ = ("change", "end", "place", "serial", "settle")
+
+    def __init__(self, change: Change, place: int, end: int, serial: int, settle: Settle | None) -> None:
+        self.change, self.place, self.end, self.serial, self.settle = change, place, end, serial, settle
+
+
+class Commits:
+    """The only way from a decided `Change` into the log and back to the engine."""
+
+    def __init__(self, engine: ShardEngine, wal: Wal, clock: Callable[[], Now]) -> None:
+        self.engine, self.wal, self._clock = engine, wal, clock
+        self._until_written: deque[Waiting] = deque()
+        self._until_synced: deque[Waiting] = deque()
+        self._serial = 0
+        self._resident: dict[int, RecordsView] = {}
+        self._resident_of: defaultdict[int, list[int]] = defaultdict(list)  # topic id to places
+        self._sync_wanted = False
+        self._idle: dict[int, trio.Event] = {}
+        self.on_commit: Callable[[Change], None] = lambda _: None
+
+    def __len__(self) -> int:
+        return len(self._until_written) + len(self._until_synced)
+
+    def records(self, place: int) -> RecordsView:
+        """Records at a place that was given to `ShardEngine.commit`."""
+        return self._resident[place] if place & RESIDENT else self.wal.records(place)
+
+    def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
+        """Put the change's frames into the group under way. `flush` sends the group off.
+
+        ``resident``: records of an append whose class keeps them in memory, when the change does not carry them itself.
+        """
+        place = 0
+        for frame in change.frames:
+            at = self.wal.append(frame)
+            if frame.kind is FrameKind.APPEND:
+                place = at
+        self._serial += 1
+        if isinstance(change, Append) and (resident or change.resident):
+            place = self._keep(change, resident)
+        waiting = Waiting(change, place, self.wal.position, self._serial, settle)
+        if change.sync:
+            self._sync_wanted = True
+            self._until_synced.append(waiting)
+        elif change.frames or change.topic.pending > 1:
+            self._until_written.append(waiting)
+        else:
+            self._commit(waiting, Progress(0, 0, 0.0, 0.0))
+
+    def _keep(self, change: Append, view: RecordsView | None) -> int:
+        encoded = change.resident
+        if encoded is not None:
+            body = memoryview(b"".join(encoded.parts))
+            view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
+            change.resident = None
+        assert view is not None, "an ephemeral append comes with its records"
+        place = RESIDENT | self._serial
+        self._resident[place] = view
+        self._resident_of[change.topic.id].append(place)
+        return place
+
+    def _drop(self, topic_id: int) -> None:
+        """The topic is gone: free what it kept in memory and in files of its own."""
+        for place in self._resident_of.pop(topic_id, ()):
+            self._resident.pop(place, None)
+        for path in self.wal.blobs.forget(topic_id):
+            path.unlink(missing_ok=True)
+
+    async def settled(self, change: Change, resident: RecordsView | None = None) -> Progress | OSError:
+        """Submit one change, send it off and wait for its end."""
+        done = trio.Event()
+        results: list[Progress | OSError] = []
+
+        def settle(result: Progress | OSError) -> None:
+            results.append(result)
+            done.set()
+
+        self.submit(change, settle, resident)
+        self.flush()
+        await done.wait()
+        return results[0]
+
+    async def idle(self, topic: Topic) -> None:
+        """Wait until no change of the topic is under way."""
+        while topic.pending:
+            await self._idle.setdefault(topic.id, trio.Event()).wait()
+
+    def flush(self) -> None:
+        """Hand the group to the writer. Once for each batch of messages, so that they share a write and a sync."""
+        self.wal.flush(sync=self._sync_wanted)
+        self._sync_wanted = False
+
+    def advance(self) -> OSError | None:
+        """Commit and answer what the log has reached; the error that made it stop, if it did."""
+        for progress in self.wal.take_progress():
+            if progress.error is not None:
+                self._lose(progress.error)
+                if not isinstance(progress.error, NoRoom):
+                    return progress.error
+                self.wal.resume(progress.written)
+                continue
+            self._settle_up_to(self._until_written, progress.written, progress)
+            self._settle_up_to(self._until_synced, progress.synced, progress)
+        return None
+
+    def _settle_up_to(self, queue: deque[Waiting], position: int, progress: Progress) -> None:
+        while queue and queue[0].end <= position:
+            self._commit(queue.popleft(), progress)
+
+    def _commit(self, waiting: Waiting, progress: Progress) -> None:
+        self.engine.commit(waiting.change, waiting.place, self._clock())
+        if waiting.settle is not None:
+            waiting.settle(progress)
+        self._tell_idle(waiting.change.topic)
+        self.on_commit(waiting.change)
+        if isinstance(waiting.change, Delete):
+            self._drop(waiting.change.topic.id)
+
+    def _lose(self, error: OSError) -> None:
+        lost = sorted((*self._until_written, *self._until_synced), key=lambda waiting: waiting.serial, reverse=True)
+        self._until_written.clear()
+        self._until_synced.clear()
+        for waiting in lost:
+            self.engine.undo(waiting.change)
+            if waiting.place & RESIDENT:
+                self._resident.pop(waiting.place, None)
+        for waiting in reversed(lost):
+            if waiting.settle is not None:
+                waiting.settle(error)
+            self._tell_idle(waiting.change.topic)
+
+    def _tell_idle(self, topic: Topic) -> None:
+        if self._idle and not topic.pending:
+            event = self._idle.pop(topic.id, None)
+            if event is not None:
+                event.set()
