@@ -20,7 +20,7 @@ FLOORS = [
     ["topics.storage"],
     ["topics.actors"],
     ["topics.front"],
-    ["topics.client", "topics.notify", "topics.process", "topics.listeners", "topics.boot"],
+    ["topics.notify", "topics.process", "topics.listeners", "topics.boot"],
     ["workers", "supervisor", "topics.cli", "topics.__main__"],
 ]
 PURE = ("topics.formats", "topics.engine")
