@@ -83,7 +83,7 @@ def read(spark: SparkSession, source: str, form: str | None, options: dict[str, 
     Raises ``JobError`` when Spark cannot read it.
     """
     kind = form or format_of(source)
-    defaults = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    defaults = {"header": "true", "inferSchema": "true", "sep": "\t" if ".tsv" in source else ","} if kind == "csv" else {}
     with spark_errors():
         return spark.read.format(kind).options(**{**defaults, **options}).load(source)
 
