@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -56,26 +55,19 @@ class Log:
     def events(self) -> list[dict[str, Any]]:
         """Every line that is a JSON object, oldest first."""
         with self._changed:
-            lines = list(self._lines)
-        found = (_object(line) for line in lines)
+            found = [_object(line) for line in self._lines]
         return [event for event in found if event is not None]
 
     def event(self, name: str, timeout_s: float) -> dict[str, Any]:
         """The first event ``name``, waited for; an AssertionError with the whole log when it does not come."""
-        deadline = time.monotonic() + timeout_s
         with self._changed:
-            while True:
-                for event in self.events_locked():
-                    if event.get("event") == name:
-                        return event
-                left = deadline - time.monotonic()
-                if self._ended or left <= 0 or not self._changed.wait(left):
-                    break
-        raise AssertionError(f'no log event "{name}" within {timeout_s} s; the log:\n{self.text}')
+            self._changed.wait_for(lambda: self._ended or self._first(name) is not None, timeout_s)
+            found = self._first(name)
+        assert found is not None, f'no log event "{name}" within {timeout_s} s; the log:\n{self.text}'
+        return found
 
-    def events_locked(self) -> Iterable[dict[str, Any]]:
-        """As ``events``, for a caller that holds the lock."""
-        return [event for event in map(_object, self._lines) if event is not None]
+    def _first(self, name: str) -> dict[str, Any] | None:
+        return next((event for event in self.events() if event.get("event") == name), None)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the pipe."""
@@ -194,7 +186,8 @@ class Server:
 
     def wait_exit(self, timeout_s: float) -> int:
         """The exit code; a server that does not end is killed and reported."""
-        assert self.process is not None and self.log is not None
+        assert self.process is not None
+        assert self.log is not None
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -36,6 +36,7 @@ class Api:
     """A client on one kept-alive connection, for one thread. It reconnects when the server has closed in between."""
 
     def __init__(self, address: tuple[str, int], *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
         self._connection = http.client.HTTPConnection(*address, timeout=timeout_s)
         self._token = token
 
@@ -49,7 +50,7 @@ class Api:
         self._connection.close()
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """``body``: None sends none, bytes go as they are, everything else as JSON. Bodies are JSON unless ``headers`` say otherwise."""
+        """``body``: None sends none, bytes go as they are, the rest as JSON; ``headers`` may name another content type, or none by ""."""
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = dict(headers or {})
         if raw is not None and not any(name.lower() == "content-type" for name in sent):
@@ -80,7 +81,7 @@ class Api:
     def delete(self, topic: str, **query: object) -> Answer:
         return self.call("DELETE", f"/v0/topics/{topic}{_query(query)}")
 
-    def list(self, **query: object) -> Answer:
+    def listing(self, **query: object) -> Answer:
         return self.call("GET", f"/v0/topics{_query(query)}")
 
     def append(self, topic: str, *data: Any, headers: dict[str, str] | None = None, **fields: Any) -> Answer:

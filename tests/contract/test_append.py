@@ -41,7 +41,9 @@ def test_seqs_go_on_without_holes(api: Api, topic: str) -> None:
         expected += size
 
 
-@pytest.mark.parametrize(("query", "shown"), [("", True), ("?return_seqs=true", True), ("?return_seqs=false", False)], ids=lambda value: f"2 {value}")
+@pytest.mark.parametrize(
+    ("query", "shown"), [("", True), ("?return_seqs=true", True), ("?return_seqs=false", False)], ids=lambda value: f"2 {value}"
+)
 def test_return_seqs(api: Api, topic: str, query: str, shown: bool) -> None:
     body = ok(api.call("POST", f"/v0/topics/{topic}{query}", {"records": [{"data": 1}, {"data": 2}]}), 201)
     assert body.get("seqs") == ([1, 2] if shown else None)
@@ -80,7 +82,9 @@ def test_who_may_create_a_topic_by_writing(api: Api, topic: str, fields: dict[st
     assert api.state(topic)["config"]["auto_create"] is fields.get("config", {}).get("auto_create", True)
 
 
-@pytest.mark.parametrize("fields", [{}, {"create": True}, {"create": False}, {"config": {"auto_create": False}}], ids=lambda value: f"2 {value}")
+@pytest.mark.parametrize(
+    "fields", [{}, {"create": True}, {"create": False}, {"config": {"auto_create": False}}], ids=lambda value: f"2 {value}"
+)
 @pytest.mark.parametrize("auto_create", [True, False])
 def test_an_existing_topic_takes_every_write(api: Api, topic: str, fields: dict[str, Any], auto_create: bool) -> None:
     ok(api.put(topic, {"auto_create": auto_create}), 201)
@@ -92,7 +96,14 @@ def test_inline_config_counts_only_for_the_write_that_creates(api: Api, topic: s
     config = {"ttl_ms": 10**9, "cap_records": 100, "durability": "fsync", "priority": 5000, "lease_ms": 1}
     ok(api.append(topic, 1, config=config), 201)
     stored = api.state(topic)["config"]
-    assert [stored[name] for name in ("ttl_ms", "cap_records", "durability", "durable", "priority", "lease_ms")] == [10**9, 100, "fsync", True, 1000, 100]
+    assert [stored[name] for name in ("ttl_ms", "cap_records", "durability", "durable", "priority", "lease_ms")] == [
+        10**9,
+        100,
+        "fsync",
+        True,
+        1000,
+        100,
+    ]
     ok(api.append(topic, 2, config={"ttl_ms": 1, "durability": "memory", "priority": 1, "type": "queue"}))
     assert api.state(topic)["config"] == stored
 
@@ -123,7 +134,12 @@ def test_node_has_a_default_and_an_override(api: Api, topic: str) -> None:
 
 def test_a_record_comes_back_with_exactly_its_fields(api: Api, topic: str) -> None:
     before = time.time_ns() // 1_000_000
-    ok(api.append(topic, records=[{"data": 1}, {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": "x", "meta": {}}]), 201)
+    ok(
+        api.append(
+            topic, records=[{"data": 1}, {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": "x", "meta": {}}]
+        ),
+        201,
+    )
     after = time.time_ns() // 1_000_000
     records = api.read(topic, include_tags=True)
     stamps = [record.pop("$ts") for record in records]

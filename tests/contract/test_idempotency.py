@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, ok, refused
+from tests.contract.api import Answer, Api, Wire, ok, refused, request
 from tests.server import Server
 
 SAME = ("topic", "first_seq", "last_seq", "seqs", "head_seq", "count")
@@ -74,8 +74,6 @@ BAD_HEADERS = ["", "x" * 257]
 
 @pytest.mark.parametrize("key", BAD_HEADERS, ids=["0.8 empty", "0.8 257 characters"])
 def test_a_bad_header_is_a_400(server: Server, topic: str, key: str) -> None:
-    from tests.contract.api import Wire, request
-
     with Wire(server.address) as wire:
         wire.send(request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":1}]}', f"Idempotency-Key: {key}"))
         refused(wire.answer(), 400, "invalid_request")
@@ -119,7 +117,7 @@ def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> li
 
     def client(number: int) -> Answer:
         with Api(server.address) as api:
-            ok(api.list(page_size=1))  # the connection stands
+            ok(api.listing(page_size=1))  # the connection stands
             barrier.wait()
             return ask(api, number)
 

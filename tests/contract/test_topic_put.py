@@ -196,7 +196,20 @@ def test_a_refused_put_changes_nothing(api: Api, topic: str) -> None:
     assert api.state(topic)["config"] == before
 
 
-NOT_OBJECTS = [b"[]", b'"x"', b"1", b"null", b"true", b"{", b'{"ttl_ms":}', b"{'ttl_ms':1}", b"{} {}", b"{},", b'{"ttl_ms":1,}', b"{ttl_ms:1}"]
+NOT_OBJECTS = [
+    b"[]",
+    b'"x"',
+    b"1",
+    b"null",
+    b"true",
+    b"{",
+    b'{"ttl_ms":}',
+    b"{'ttl_ms':1}",
+    b"{} {}",
+    b"{},",
+    b'{"ttl_ms":1,}',
+    b"{ttl_ms:1}",
+]
 
 
 @pytest.mark.parametrize("body", NOT_OBJECTS, ids=lambda body: f"1.1 {body.decode()}")

@@ -65,8 +65,8 @@ def test_only_a_touch_moves_last_read_ts(api: Api, topic: str) -> None:
     first = api.state(topic)["last_read_ts"]
     assert before - CLOCK_SLACK_MS <= first <= now_ms() + CLOCK_SLACK_MS
     ok(api.get(topic, touch="false"))
-    ok(api.list(prefix=topic))
-    ok(api.list(prefix=topic, touch="false"))
+    ok(api.listing(prefix=topic))
+    ok(api.listing(prefix=topic, touch="false"))
     assert api.state(topic)["last_read_ts"] == first
 
 
@@ -74,7 +74,7 @@ READS: list[tuple[str, Callable[[Api, str], Any]]] = [
     ("1.2 state", lambda api, topic: api.get(topic)),
     ("1.2 touch=true", lambda api, topic: api.get(topic, touch="true")),
     ("3 diff", lambda api, topic: api.diff(topic)),
-    ("1.3 list touch=true", lambda api, topic: api.list(prefix=topic, touch="true")),
+    ("1.3 list touch=true", lambda api, topic: api.listing(prefix=topic, touch="true")),
 ]
 
 
@@ -118,13 +118,13 @@ def test_names_are_case_sensitive(api: Api, topic: str) -> None:
 def listed(api: Api, **query: object) -> list[str]:
     """All names, through every page."""
     names: list[str] = []
-    page = ok(api.list(**query))
+    page = ok(api.listing(**query))
     while True:
         names += [item["topic"] for item in page["topics"]]
         if "next_cursor" not in page:
             return names
         assert page["topics"], "an empty page that says that there is more"
-        page = ok(api.list(**query, cursor=page["next_cursor"]))
+        page = ok(api.listing(**query, cursor=page["next_cursor"]))
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def family(api: Api, topic: str) -> list[str]:
 
 
 def test_a_list_is_sorted_and_limited_to_the_prefix(api: Api, topic: str, family: list[str]) -> None:
-    page = ok(api.list(prefix=f"{topic}."))
+    page = ok(api.listing(prefix=f"{topic}."))
     assert [item["topic"] for item in page["topics"]] == family
     assert "next_cursor" not in page
 
@@ -145,9 +145,11 @@ def test_a_list_is_sorted_and_limited_to_the_prefix(api: Api, topic: str, family
 def test_a_list_shows_summaries(api: Api, topic: str) -> None:
     ok(api.put(topic, {"durability": "fsync", "priority": 9}), 201)
     ok(api.append(topic, 1, 2))
-    (item,) = ok(api.list(prefix=topic))["topics"]
+    (item,) = ok(api.listing(prefix=topic))["topics"]
     state = api.state(topic)
-    assert {name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")} == {
+    assert {
+        name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+    } == {
         "topic": topic,
         "head_seq": 2,
         "earliest_seq": 1,
@@ -158,12 +160,14 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
     }
 
 
-@pytest.mark.parametrize(("size", "pages"), [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)], ids=lambda value: f"1.3 {value}")
+@pytest.mark.parametrize(
+    ("size", "pages"), [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)], ids=lambda value: f"1.3 {value}"
+)
 def test_pages_end_without_a_cursor(api: Api, topic: str, family: list[str], size: int, pages: int) -> None:
     found: list[str] = []
     query: dict[str, object] = {"prefix": f"{topic}.", "page_size": size}
     for number in range(pages):
-        page = ok(api.list(**query))
+        page = ok(api.listing(**query))
         assert ("next_cursor" in page) == (number < pages - 1)
         assert len(page["topics"]) == min(size, len(family) - len(found))
         found += [item["topic"] for item in page["topics"]]
@@ -172,14 +176,14 @@ def test_pages_end_without_a_cursor(api: Api, topic: str, family: list[str], siz
 
 
 def test_a_cursor_goes_into_a_url_as_it_is(api: Api, topic: str, family: list[str]) -> None:
-    cursor = ok(api.list(prefix=f"{topic}.", page_size=2))["next_cursor"]
+    cursor = ok(api.listing(prefix=f"{topic}.", page_size=2))["next_cursor"]
     assert URL_SAFE.fullmatch(cursor), cursor
     page = ok(api.call("GET", f"/v0/topics?prefix={topic}.&page_size=2&cursor={cursor}"))
     assert [item["topic"] for item in page["topics"]] == family[2:4]
 
 
 def test_a_cursor_stands_though_topics_come_and_go(api: Api, topic: str, family: list[str]) -> None:
-    cursor = ok(api.list(prefix=f"{topic}.", page_size=3))["next_cursor"]
+    cursor = ok(api.listing(prefix=f"{topic}.", page_size=3))["next_cursor"]
     ok(api.put(f"{topic}.0"), 201)
     ok(api.put(f"{topic}.z"), 201)
     ok(api.delete(family[2]))
@@ -192,28 +196,39 @@ def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) 
     for number in range(1010):
         ok(api.put(f"{topic}.{number:04d}"), 201)
     prefix = f"{topic}."
-    assert len(ok(api.list(prefix=prefix))["topics"]) == 100
-    assert len(ok(api.list(prefix=prefix, page_size=1000))["topics"]) == 1000
-    assert len(ok(api.list(prefix=prefix, page_size=5000))["topics"]) == 1000
+    assert len(ok(api.listing(prefix=prefix))["topics"]) == 100
+    assert len(ok(api.listing(prefix=prefix, page_size=1000))["topics"]) == 1000
+    assert len(ok(api.listing(prefix=prefix, page_size=5000))["topics"]) == 1000
     assert listed(api, prefix=prefix) == [f"{prefix}{number:04d}" for number in range(1010)]
 
 
-BAD_CURSORS = ["!!!!", "a", "%00", "e30", "bnVsbA", base64.urlsafe_b64encode(b'{"after":5}').decode(), base64.urlsafe_b64encode(bytes(40)).decode(), "x" * 3000]
+BAD_CURSORS = [
+    "!!!!",
+    "a",
+    "%00",
+    "e30",
+    "bnVsbA",
+    base64.urlsafe_b64encode(b'{"after":5}').decode(),
+    base64.urlsafe_b64encode(bytes(40)).decode(),
+    "x" * 3000,
+]
 
 
 @pytest.mark.parametrize("cursor", BAD_CURSORS, ids=lambda cursor: f"1.3 {cursor[:24]}")
 def test_a_corrupt_cursor_is_a_400(api: Api, cursor: str) -> None:
-    refused(api.list(cursor=cursor), 400, "invalid_request")
+    refused(api.listing(cursor=cursor), 400, "invalid_request")
 
 
 @pytest.mark.parametrize("size", ["-1", "abc", "1.5", "true", "1e2", "9" * 40 + "x"], ids=lambda size: f"1.3 {size}")
 def test_a_page_size_is_a_whole_number(api: Api, size: str) -> None:
-    refused(api.list(page_size=size), 400, "invalid_request")
+    refused(api.listing(page_size=size), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}")
+@pytest.mark.parametrize(
+    "prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}"
+)
 def test_a_prefix_without_topics_lists_nothing(api: Api, prefix: str) -> None:
-    page = ok(api.list(prefix=prefix))
+    page = ok(api.listing(prefix=prefix))
     assert page["topics"] == []
     assert "next_cursor" not in page
 
@@ -227,7 +242,7 @@ def test_delete_takes_the_topic_away(api: Api, topic: str) -> None:
     assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, True, [])
     refused(api.get(topic), 404, "topic_not_found")
     refused(api.diff(topic), 404, "topic_not_found")
-    assert ok(api.list(prefix=topic))["topics"] == []
+    assert ok(api.listing(prefix=topic))["topics"] == []
 
 
 def test_delete_of_an_absent_topic_is_a_200(api: Api, topic: str) -> None:
