@@ -50,7 +50,7 @@ class Api:
         self._connection.close()
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """``body``: None sends none, bytes go as they are, the rest as JSON; ``headers`` may name another content type, or none by ""."""
+        """``body``: None sends none, bytes go as they are, the rest as JSON. A header of "" is not sent at all."""
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = dict(headers or {})
         if raw is not None and not any(name.lower() == "content-type" for name in sent):

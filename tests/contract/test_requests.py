@@ -19,7 +19,6 @@ ONE = b'{"records":[{"data":1}]}'
 # --- paths and methods
 
 UNKNOWN = [
-    "/",
     "/v0",
     "/v0/nope",
     "/v1/topics",
