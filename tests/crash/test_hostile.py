@@ -6,7 +6,6 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -144,5 +143,5 @@ def test_malformed_requests_leave_nothing_behind(server: Server) -> None:
         refused(answer, 404, "topic_not_found")
 
 
-def test_the_log_holds_no_traceback(server: Server, tmp_path: Path) -> None:
+def test_the_log_holds_no_traceback(server: Server) -> None:
     assert "Traceback" not in server.logged
