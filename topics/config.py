@@ -1,12 +1,76 @@
-"""Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read from ``TOPICS_X_Y``."""
+"""Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read from ``TOPICS_X_Y``.
+
+Key secrets are not settings: ``topics/boot.py`` turns them into digests and drops them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+INLINE_BYTES = 256 * KIB
+ARENA_BYTES = 256 * MIB
+
+API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
+MAX_BATCH_BYTES = 8 * MIB  # the largest byte budget of one read (§7.2); an answer also holds at least one record
+
+
+ENDLESS = 2**63 - 1
+
+
+class Problem(NamedTuple):
+    """One mistake in the settings. ``value`` is None where it may be a secret."""
+
+    variable: str
+    value: str | None
+    rule: str
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f"={self.value!r}"
+        return f"{self.variable}{shown}: {self.rule}"
+
+
+class ConfigError(Exception):
+    """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+class Bound(NamedTuple):
+    """The integers that a field takes, both ends included."""
+
+    low: int
+    high: int = ENDLESS
+    power_of_two: bool = False
+
+    def __str__(self) -> str:
+        kind = "a power of two" if self.power_of_two else "an integer"
+        return f"must be {kind} " + (f"of at least {self.low}" if self.high == ENDLESS else f"from {self.low} to {self.high}")
+
+    def parse(self, text: str) -> int:
+        """Plain decimal digits only; ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused, not guessed at."""
+        if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+            raise ValueError(str(self))
+        number = int(text)
+        if not self.low <= number <= self.high or (self.power_of_two and number & (number - 1)):
+            raise ValueError(str(self))
+        return number
+
+
+Count = Annotated[int, Bound(1)]
+Cap = Annotated[int, Bound(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,37 +79,146 @@ class Settings:
 
     # Where
     host: str = "127.0.0.1"
-    port: int = 4000
+    port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
     data_dir: Path = Path("topics-data")
-    shards: int = 1
-    fronts: int = 1
+    shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
+    fronts: Annotated[int, Bound(1, 64)] = 1
+
+    # Who (§0.2); the keys themselves never stand here
+    api_keys_file: Path | None = None
+    allow_insecure_no_auth: bool = False
+    probe_auth: bool = False
 
     # Writes (§2)
-    max_batch_records: int = 10_000
-    max_record_bytes: int = 1 * MIB
-    max_body_bytes: int = 64 * MIB
-    max_meta_bytes: int = 16 * KIB
-    max_tag_bytes: int = 256
-    max_node_bytes: int = 128
+    max_batch_records: Count = 10_000
+    max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
+    max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
+    max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
+    max_tag_bytes: Annotated[int, Bound(1, 65_535)] = 256  # lengths of tags and nodes are 16 bits wide on disk
+    max_node_bytes: Annotated[int, Bound(1, 65_535)] = 128
 
     # Reads and queues (§3, §7, §10)
-    max_limit: int = 1000
-    max_watch_topics: int = 256
-    max_claim: int = 1000
+    max_limit: Count = 1000
+    max_watch_topics: Count = 256
+    max_claim: Count = 1000
 
     # Caps (§11); 0 means no cap
-    max_topics: int = 100_000
-    max_routers: int = 10_000
-    max_watch_sessions: int = 10_000
-    max_sse_connections: int = 10_000
-    max_sse_connections_per_key: int = 1000
-    max_inflight_per_key: int = 1000
-    max_total_bytes: int = 0
+    max_topics: Cap = 100_000
+    max_routers: Cap = 10_000
+    max_watch_sessions: Cap = 10_000
+    max_sse_connections: Cap = 10_000
+    max_sse_connections_per_key: Cap = 1000
+    max_inflight_per_key: Cap = 1000
+    max_total_bytes: Cap = 0
 
     # Bounds of the inside
-    ring_bytes: int = 4 * MIB  # one direction between a front and a shard; a power of two
-    inline_bytes: int = 256 * KIB  # a longer body or answer goes through the arena
-    arena_bytes: int = 256 * MIB  # one direction between a front and a shard; pages are taken only when touched
-    wal_file_bytes: int = 64 * MIB
-    wal_sync_ms: int = 200  # the longest that a `disk` record waits for its fsync
-    drain_ms: int = 10_000
+    ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB  # one direction between a front and a shard
+    inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES  # a longer body or answer goes through the arena
+    arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES  # one direction; pages are taken only when touched
+    wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
+    wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200  # the longest that a `disk` record waits for its fsync
+    drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read every known variable; raise one ``ConfigError`` that lists all mistakes."""
+        given: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            text = environ.get(variable_of(name))
+            if text is None:
+                continue
+            try:
+                given[name] = _parse(kind, text.strip())
+            except ValueError as error:
+                problems.append(Problem(variable_of(name), text, str(error)))
+        settings = cls(**_derived(cls(**given)) | given)
+        problems += _disagreements(settings, {problem.variable for problem in problems})
+        if problems:
+            raise ConfigError(problems)
+        return settings
+
+    @property
+    def loopback(self) -> bool:
+        """True only when ``host`` is surely not reachable from outside; other names count as reachable (§0.2)."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def lines(self) -> list[str]:
+        """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
+        values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
+        return [f"{name}={_shown(value)}" for name, value in values.items() if value is not None]
+
+
+def variable_of(field_name: str) -> str:
+    """The environment variable of a field."""
+    return f"TOPICS_{field_name.upper()}"
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, which containers and ``taskset`` make fewer than the machine's."""
+    return len(os.sched_getaffinity(0))
+
+
+def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that does."""
+    known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
+    unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in known)
+    return [(name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)) for name in unknown]
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _parse(kind: Any, text: str) -> Any:
+    """The value of one variable; ``ValueError`` says what is allowed."""
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
+        return _BOOLEANS[text.lower()]
+    if get_origin(kind) is Annotated:
+        bound: Bound = get_args(kind)[1]
+        return bound.parse(text)
+    if get_origin(kind) is Literal:
+        if text.lower() not in get_args(kind):
+            raise ValueError(f"must be one of {', '.join(get_args(kind))}")
+        return text.lower()
+    if not text or "\0" in text:
+        raise ValueError("must not be empty")
+    return text if kind is str else Path(text)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _largest_message(settings: Settings) -> int:
+    """The longest body or answer that one arena block must hold."""
+    return max(settings.max_body_bytes, MAX_BATCH_BYTES + settings.max_record_bytes)
+
+
+def _derived(settings: Settings) -> dict[str, int]:
+    """What follows from the machine and from the other values, where nobody says otherwise.
+
+    An arena has room for two of the longest messages, so that one of them never stops the others.
+    """
+    return {
+        "shards": min(64, usable_cores()),
+        "inline_bytes": min(INLINE_BYTES, settings.ring_bytes // 4),
+        "arena_bytes": max(ARENA_BYTES, 1 << (2 * _largest_message(settings) - 1).bit_length()),
+    }
+
+
+def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
+    """Values that are fine alone and wrong together; silent about a variable that is a problem anyway."""
+    found = []
+    if settings.inline_bytes > settings.ring_bytes // 4:
+        rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"
+        found.append(Problem("TOPICS_INLINE_BYTES", str(settings.inline_bytes), rule))
+    if settings.arena_bytes < _largest_message(settings):
+        rule = f"must hold the longest body and the longest answer, {_largest_message(settings)} bytes"
+        found.append(Problem("TOPICS_ARENA_BYTES", str(settings.arena_bytes), rule))
+    return [problem for problem in found if problem.variable not in already]

@@ -40,6 +40,13 @@ class TopicsError(Exception):
         self.message = message
         self.detail = detail
 
+    @staticmethod
+    def restore(kind: type[TopicsError], message: str, detail: dict[str, Any]) -> TopicsError:
+        """A failure that another process has raised, whatever its own constructor takes."""
+        found = kind.__new__(kind)
+        TopicsError.__init__(found, message, **detail)
+        return found
+
 
 class InvalidRequest(TopicsError):
     """Malformed JSON, a wrong type, a value out of range, a bad name or cursor."""

@@ -1,0 +1,217 @@
+"""Keys, scopes and prefixes: every sentence of §0.2 about them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import pytest
+
+from topics.engine.access import ALL_SCOPES, ANYONE, Access, Principal, Scope
+
+READ, WRITE, DELETE, ADMIN = Scope.READ, Scope.WRITE, Scope.DELETE, Scope.ADMIN
+
+
+def key(text: str, secret: bytes = b"key") -> Principal:
+    found = Access.parse(text).authenticate(secret)
+    assert found is not None
+    return found
+
+
+# Entry syntax
+
+
+def test_a_bare_key_has_all_scopes_and_all_names() -> None:
+    assert key("key").scopes == ALL_SCOPES
+    assert key("key").covers("anything:at.all")
+    assert key("key").prefixes is None
+
+
+@pytest.mark.parametrize(
+    ("field", "scopes"),
+    [
+        ("read", READ),
+        ("r", READ),
+        ("write", WRITE),
+        ("w", WRITE),
+        ("delete", DELETE),
+        ("d", DELETE),
+        ("admin", ADMIN),
+        ("a", ADMIN),
+        ("rw", READ | WRITE),
+        ("read+write", READ | WRITE),
+        ("rw+d", READ | WRITE | DELETE),
+        ("r+write+d+admin", ALL_SCOPES),
+        ("r+read", READ),
+        ("", ALL_SCOPES),
+    ],
+)
+def test_scopes_are_words_letters_and_the_alias_joined_by_plus(field: str, scopes: Scope) -> None:
+    assert key(f"key:{field}").scopes == scopes
+    assert key(f"key:{field}").prefixes is None
+    assert key(f"key:{field}:tenant42:").scopes == scopes
+
+
+def test_prefixes_are_joined_by_a_bar_and_may_contain_colons() -> None:
+    principal = key("key:read:tenant42:|shared.")
+    assert principal.prefixes == ("tenant42:", "shared.")
+    assert principal.covers("tenant42:jobs")
+    assert principal.covers("tenant42:")
+    assert principal.covers("shared.news")
+    assert not principal.covers("tenant42")
+    assert not principal.covers("tenant421:jobs")
+    assert not principal.covers("shared")
+    assert not principal.covers("Tenant42:jobs")
+    assert not principal.covers("")
+
+
+def test_an_empty_scopes_field_with_prefixes_means_all_scopes() -> None:
+    principal = key("key::tenant42:")
+    assert principal.scopes == ALL_SCOPES
+    assert principal.prefixes == ("tenant42:",)
+
+
+@pytest.mark.parametrize("text", ["key::", "key:", "key:r+w+d+a:"])
+def test_an_empty_prefixes_field_means_any_name(text: str) -> None:
+    assert key(text).scopes == ALL_SCOPES
+    assert key(text).prefixes is None
+
+
+def test_the_examples_of_the_threat_model() -> None:
+    access = Access.parse("dash:read:tenant42:,prod:write:tenant42:,ops::")
+    dash, prod, ops = (access.authenticate(secret) for secret in (b"dash", b"prod", b"ops"))
+    assert dash
+    assert prod
+    assert ops
+    assert (dash.scopes, dash.prefixes) == (READ, ("tenant42:",))
+    assert (prod.scopes, prod.prefixes) == (WRITE, ("tenant42:",))
+    assert (ops.scopes, ops.prefixes) == (ALL_SCOPES, None)
+
+
+def test_a_prefix_may_name_a_router() -> None:
+    assert key("key::a>b").covers("a>b:all")
+
+
+def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothing() -> None:
+    access = Access.parse(" one , two:r ,,\tthree\n,")
+    assert [bool(access.authenticate(secret)) for secret in (b"one", b"two", b"three", b" one ", b"")] == [True] * 3 + [False] * 2
+
+
+# Fail closed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "key:fly",
+        "key:READ",
+        "key:read+",
+        "key:+",
+        "key:read++write",
+        "key: read",
+        "key:read,write",
+        "key:rwd",
+        "key:r|w",
+        "key:*",
+    ],
+)
+def test_a_malformed_scope_token_is_refused(text: str) -> None:
+    if text == "key:read,write":  # a comma ends the entry: "write" is a second key, which is what the text says
+        assert len(Access.parse(text).principals) == 2
+        return
+    with pytest.raises(ValueError, match="entry 1: a scope is none of read, r, write"):
+        Access.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"]
+)
+def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="entry 1: a name prefix"):
+        Access.parse(text)
+
+
+@pytest.mark.parametrize("text", [":read", "::", ":", "ok,:r:x", "two words", "tab\tinside", "schlüssel", "nul\0"])
+def test_a_key_that_no_header_could_carry_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"entry [12]: the key must be"):
+        Access.parse(text)
+
+
+def test_the_same_key_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Access.parse("key:read,other,key:write")
+
+
+def test_only_commas_are_refused_because_somebody_meant_keys() -> None:
+    with pytest.raises(ValueError, match="no key"):
+        Access.parse(" , ,")
+
+
+def test_a_refusal_names_the_position_and_shows_nothing_of_the_entry() -> None:
+    with pytest.raises(ValueError, match="entry 2") as refused:
+        Access.parse("fine,se:cret:oops")
+    assert not any(part in str(refused.value) for part in ("se:", "cret", "oops", "fine"))
+
+
+# Authentication
+
+
+def test_only_digests_are_kept() -> None:
+    access = Access.parse("hunter2:read:tenant42:")
+    assert access.principals[0].digest == hashlib.sha256(b"hunter2").digest()
+    held = [getattr(access.principals[0], name) for name in Principal.__slots__]
+    assert "hunter2" not in repr(held)
+
+
+def test_the_text_is_overwritten_whether_it_was_right_or_wrong() -> None:
+    for text in (b"key:read", b"key:fly"):
+        buffer = bytearray(text)
+        try:
+            Access.parse(buffer)
+        except ValueError:
+            assert text.endswith(b"fly")
+        assert buffer == bytes(len(text))
+
+
+def test_an_unknown_token_is_nobody() -> None:
+    access = Access.parse("key,other")
+    assert [access.authenticate(token) for token in (b"", b"ke", b"key ", b"Key", b"key:read", b"\xff")] == [None] * 6
+
+
+def test_the_token_is_compared_with_every_key_wherever_it_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    access = Access.parse("first,second,third")
+    compared: list[bytes] = []
+
+    def counting(left: bytes, right: bytes) -> bool:
+        compared.append(right)
+        return left == right
+
+    monkeypatch.setattr(hmac, "compare_digest", counting)
+    for token in (b"first", b"second", b"third", b"nobody"):
+        compared.clear()
+        access.authenticate(token)
+        assert compared == [principal.digest for principal in access.principals]
+
+
+def test_without_keys_authentication_is_off_and_every_token_is_anyone() -> None:
+    for access in (Access(), Access.parse(""), Access.parse(" \n")):
+        assert not access.enabled
+        assert access.authenticate(b"whatever") is ANYONE
+    assert ANYONE.allows(ALL_SCOPES)
+    assert ANYONE.covers("any")
+
+
+# Authorization
+
+
+def test_a_key_is_allowed_exactly_its_scopes() -> None:
+    for mask in range(1, 16):
+        principal = Principal(b"", Scope(mask))
+        for asked in range(1, 16):
+            assert principal.allows(Scope(asked)) == (asked & mask == asked)
+
+
+def test_a_claim_needs_read_and_write_together() -> None:
+    assert key("key:rw").allows(READ | WRITE)
+    assert not key("key:r").allows(READ | WRITE)
+    assert not key("key:w").allows(READ | WRITE)

@@ -1,0 +1,286 @@
+"""A server on a real socket with shards in this process, and a client that says exactly the bytes it is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import trio
+
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.errors import InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound
+from topics.front.backend import Body, Readiness
+from topics.front.connections import Timings
+from topics.front.server import Server
+
+
+class FakeReply:
+    def __init__(self, result: dict[str, Any], body: bytes | memoryview, owner: FakeBackend) -> None:
+        self.result = result
+        self.body = body
+        self._owner = owner
+        self._released = False
+        owner.replies_out += 1
+
+    def release(self) -> None:
+        assert not self._released, "released twice"
+        self._released = True
+        self._owner.replies_out -= 1
+
+
+class FakeBlock:
+    """Arena memory. The owner counts what is out."""
+
+    def __init__(self, length: int, owner: FakeBackend) -> None:
+        self.view = memoryview(bytearray(length))
+        self.freed = False
+        self._owner = owner
+        owner.blocks_out += 1
+
+    def shrink(self, n: int) -> None:
+        self.view = self.view[:n]
+
+    def free(self) -> None:
+        assert not self.freed, "freed twice"
+        self.freed = True
+        self._owner.blocks_out -= 1
+
+
+@dataclass
+class FakeBackend:
+    """Crude shards: topics are lists of JSON values."""
+
+    shards: int = 2
+    topics: dict[str, list[Any]] = field(default_factory=dict)
+    ready: bool = True
+    full: bool = False
+    replies_out: int = 0
+    blocks_out: int = 0
+    calls: list[tuple[str, dict[str, Any], bytes]] = field(default_factory=list)
+    cancelled: int = 0
+    waiting: int = 0
+    gate: trio.Event | None = None  # calls of topic "slow" wait for it
+    answer_bytes: int = 0  # size of a diff's filler
+
+    def shard_of(self, topic: str) -> int:
+        return crc32(topic.encode()) % self.shards
+
+    async def call(self, shard: int, method: str, params: dict[str, Any], body: Body = b"") -> FakeReply:
+        raw = self._take(body)
+        self.calls.append((method, params, raw))
+        if not self.ready:
+            await trio.lowlevel.checkpoint()
+            raise NotReady("the shard is recovering")
+        if params.get("topic") == "slow" and self.gate is not None:
+            self.waiting += 1
+            try:
+                await self.gate.wait()
+            except trio.Cancelled:
+                self.cancelled += 1
+                raise
+            finally:
+                self.waiting -= 1
+        await trio.lowlevel.checkpoint()
+        status, answer, extra = self._answer(method, params, raw, shard)
+        return FakeReply({"status": status, **extra}, answer, self)
+
+    def reserve(self, shard: int, length: int) -> FakeBlock | None:
+        return None if self.full else FakeBlock(length, self)
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
+
+    def _take(self, body: Body) -> bytes:
+        if isinstance(body, FakeBlock):
+            raw = bytes(body.view)
+            body.free()
+            return raw
+        return bytes(body)  # type: ignore[arg-type]
+
+    def _answer(self, method: str, params: dict[str, Any], raw: bytes, shard: int) -> tuple[int, bytes, dict[str, Any]]:
+        if method == "topic.list":
+            return 200, b"", {"items": self._items(params, shard)}
+        topic = params["topic"]
+        assert self.shard_of(topic) == shard
+        if topic == "bug":
+            raise RuntimeError("a secret of the inside")
+        try:
+            document = json.loads(raw) if raw else {}
+        except ValueError:
+            raise InvalidRequest("the body is not JSON") from None
+        rows = self.topics.get(topic)
+        answer: dict[str, Any] = {"topic": topic}
+        status = 200
+        if method == "append":
+            status = 201 if rows is None else 200
+            self.topics.setdefault(topic, []).extend(document["records"])
+            head = len(self.topics[topic])
+            answer |= {"head_seq": head, "created": status == 201}
+        elif method == "topic.put":
+            status = 201 if rows is None else 200
+            self.topics.setdefault(topic, [])
+            answer |= {"created": status == 201, "config": document}
+        elif method == "topic.delete":
+            if params["if_empty"] and rows:
+                raise TopicNotEmpty("the topic holds records")
+            answer |= {"deleted": self.topics.pop(topic, None) is not None}
+        elif rows is None:
+            raise TopicNotFound(topic)
+        elif method == "diff":
+            answer |= {"records": rows[document.get("from_seq", 0) :], "filler": "x" * self.answer_bytes}
+        else:
+            answer |= {"head_seq": len(rows), "touch": params["touch"]}
+        answer["performance"] = {"server_total_ms": 0.01}
+        return status, json.dumps(answer).encode(), {}
+
+    def _items(self, params: dict[str, Any], shard: int) -> list[tuple[str, bytes]]:
+        prefixes = params["prefixes"]
+        names = sorted(
+            name
+            for name in self.topics
+            if self.shard_of(name) == shard
+            and name.startswith(params["prefix"])
+            and (params["after"] is None or name > params["after"])
+            and (prefixes is None or name.startswith(prefixes))
+        )
+        return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params["limit"]]]
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        body = gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
+        return json.loads(body)
+
+    @property
+    def code(self) -> str:
+        document = self.json()
+        assert set(document) <= {"error", "performance"}
+        assert set(document["error"]) <= {"code", "message", "detail"}
+        return str(document["error"]["code"])
+
+
+class RawClient:
+    """Speaks HTTP/1.1 as bytes."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = b""
+
+    async def say(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def hear(self, *, method: str = "POST") -> Answered:
+        """The next answer. Fails when the connection ends before it does."""
+        while b"\r\n\r\n" not in self._buffer:
+            await self._more()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        if first == "HTTP/1.1 100 ":
+            return await self.hear(method=method)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        status = int(first.split()[1])
+        length = 0 if method == "HEAD" or status == 100 else int(headers["content-length"])
+        while len(self._buffer) < length:
+            await self._more()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        return Answered(status, headers, body)
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answered:
+        await self.say(request(method, path, body, **headers))
+        return await self.hear(method=method)
+
+    async def is_closed(self) -> bool:
+        """Waits for the server to close. False when it says something instead."""
+        if self._buffer:
+            return False
+        try:
+            with trio.fail_after(10):
+                return await self.stream.receive_some(4096) == b""
+        except trio.BrokenResourceError:
+            return True
+
+    async def _more(self) -> None:
+        with trio.fail_after(20):
+            data = await self.stream.receive_some(65536)
+        if not data:
+            raise EOFError(f"the server closed; so far: {self._buffer[:200]!r}")
+        self._buffer += data
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """One request's bytes; ``content_type=""`` leaves the field out."""
+    fields = {"host": "localhost"}
+    if body:
+        fields |= {"content-type": "application/json", "content-length": str(len(body))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1"] + [f"{name}: {value}" for name, value in fields.items() if value]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+@dataclass
+class Running:
+    server: Server
+    backend: FakeBackend
+    stop: trio.Event
+    address: tuple[str, int]
+    stopped: trio.Event
+
+    async def connect(self) -> RawClient:
+        return RawClient(await trio.open_tcp_stream(*self.address))
+
+    def sweep_in(self, seconds: float) -> None:
+        """Let the sweep see a later time."""
+        self.server.connections.sweep(trio.current_time() + seconds)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with trio.fail_after(10):
+            while not condition():
+                await trio.sleep(0.001)
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@asynccontextmanager
+async def running(
+    *,
+    keys: str = "",
+    fast: bool = True,
+    settings: Settings | None = None,
+    backend: FakeBackend | None = None,
+    timings: Timings | None = None,
+    probe_auth: bool = False,
+) -> AsyncIterator[Running]:
+    """A server until the block ends. Afterwards no block and no reply may be out."""
+    backend = backend or FakeBackend()
+    settings = settings or Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, drain_ms=2000)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    server = Server(
+        settings, Access.parse(keys), backend, use_fast_lane=fast, timings=timings or Timings(tick_s=0.2), probe_auth=probe_auth
+    )
+    run = Running(server, backend, trio.Event(), address, trio.Event())
+
+    async def serve() -> None:
+        await server.run(listener, run.stop)
+        run.stopped.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        yield run
+        run.stop.set()
+    assert len(server.connections) == 0
+    assert backend.blocks_out == 0
+    assert backend.replies_out == 0

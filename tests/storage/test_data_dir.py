@@ -1,0 +1,159 @@
+"""The data directory: one owner, one shard count for life, nothing believed that cannot be trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from topics.storage import data_dir
+from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse, decode_meta, encode_meta
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "data"
+
+
+def test_meta_is_the_documented_bytes() -> None:
+    assert encode_meta(3).hex() == "746f706963736464010000000300000000000000db9dd230"
+    assert decode_meta(encode_meta(3)) == 3
+
+
+def test_any_flipped_bit_and_any_cut_of_meta_is_noticed() -> None:
+    good = encode_meta(2)
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"offset (0|20)"):
+            decode_meta(bytes(bad))
+    for length in range(len(good)):
+        with pytest.raises(ValueError, match=f"{length} bytes instead of 24"):
+            decode_meta(good[:length])
+
+
+def test_a_new_directory_is_private_and_keeps_its_shard_count(path: Path) -> None:
+    first = DataDirectory(path, shards=2)
+    assert (first.shards, first.is_new) == (2, True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert (path / "LOCK").read_text() == f"{os.getpid()}\n"
+    first.close()
+    again = DataDirectory(path, shards=5)
+    assert (again.shards, again.is_new) == (2, False)
+    again.close()
+    assert sorted(entry.name for entry in path.iterdir()) == ["LOCK", "meta"]
+
+
+def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> None:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from topics.storage.data_dir import DataDirectory\n"
+            "held = DataDirectory(pathlib.Path(sys.argv[1]), shards=1); print('held', flush=True); sys.stdin.read()",
+            str(path),
+        ],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdout
+        assert owner.stdin
+        assert owner.stdout.readline() == b"held\n"
+        with pytest.raises(DataDirectoryInUse, match=rf"in use by process {owner.pid}$"):
+            DataDirectory(path, shards=1)
+        owner.stdin.close()
+        owner.wait(10)
+    DataDirectory(path, shards=1).close()
+
+
+def test_a_forked_child_keeps_the_lock_after_its_parent_let_go(path: Path) -> None:
+    held = DataDirectory(path, shards=1)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    held.close()
+    with pytest.raises(DataDirectoryInUse):
+        DataDirectory(path, shards=1)
+    os.close(writing)
+    os.waitpid(child, 0)
+    DataDirectory(path, shards=1).close()
+
+
+def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(path: Path) -> None:
+    DataDirectory(path, shards=2).close()
+    good = (path / "meta").read_bytes()
+    (path / "meta").write_bytes(good[:12] + b"\x07" + good[13:])
+    for _ in range(2):
+        with pytest.raises(DataDirectoryDamaged, match=rf"{path}/meta: offset 20: its checksum is wrong"):
+            DataDirectory(path, shards=2)
+    (path / "meta").write_bytes(good)
+    DataDirectory(path, shards=2).close()
+
+
+def test_an_unknown_version_is_refused_by_its_number(path: Path) -> None:
+    DataDirectory(path, shards=2).close()
+    (path / "meta").write_bytes(encode_meta(2, version=9))
+    with pytest.raises(DataDirectoryDamaged, match="its format version is 9, this program knows only 1"):
+        DataDirectory(path, shards=2)
+
+
+def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "thesis.tex").touch()
+    with pytest.raises(DataDirectoryDamaged, match=r"not empty: it holds thesis\.tex"):
+        DataDirectory(path, shards=1)
+    assert not (path / "meta").exists()
+
+
+def test_an_empty_mounted_volume_is_taken(path: Path) -> None:
+    (path / "lost+found").mkdir(parents=True)
+    DataDirectory(path, shards=1).close()
+    assert (path / "meta").exists()
+
+
+def test_a_crash_before_the_rename_leaves_a_directory_that_is_still_new(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def power_cut(*_args: object) -> None:
+        raise OSError("power cut")
+
+    with monkeypatch.context() as crash:
+        crash.setattr(Path, "replace", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            DataDirectory(path, shards=2)
+    again = DataDirectory(path, shards=3)
+    assert (again.shards, again.is_new) == (3, True)
+    again.close()
+
+
+def test_meta_is_synced_before_its_rename_and_the_directory_after(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def noting_fsync(descriptor: int) -> None:
+        steps.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def noting_rename(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(Path, "replace", noting_rename)
+    DataDirectory(path, shards=1).close()
+    assert steps == ["sync deep", "sync meta.new", "rename", "sync data"]
+
+
+def test_the_table_is_the_struct() -> None:
+    assert data_dir.META.size == 24
+    assert struct.calcsize("<8sIII") == data_dir._CRC_AT

@@ -1,0 +1,250 @@
+"""Settings and keys from the environment: what is taken, what is refused, and that secrets leave no trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from topics import boot
+from topics.config import MIB, ConfigError, Settings, unknown_variables, usable_cores, variable_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def mistakes(environ: dict[str, str]) -> dict[str, str]:
+    """Every problem that the environment has, by its variable."""
+    with pytest.raises(ConfigError) as refused:
+        boot.read(environ)
+    return {problem.variable: str(problem) for problem in refused.value.problems}
+
+
+def test_an_empty_environment_gives_the_documented_defaults() -> None:
+    settings = Settings.from_environment({})
+    documented = {
+        "max_batch_records": 10_000,
+        "max_record_bytes": 1 * MIB,
+        "max_body_bytes": 64 * MIB,
+        "max_meta_bytes": 16 * 1024,
+        "max_tag_bytes": 256,
+        "max_node_bytes": 128,
+        "max_limit": 1000,
+        "max_watch_topics": 256,
+        "max_claim": 1000,
+        "max_topics": 100_000,
+        "max_routers": 10_000,
+        "max_watch_sessions": 10_000,
+        "max_sse_connections": 10_000,
+        "max_sse_connections_per_key": 1000,
+        "max_inflight_per_key": 1000,
+        "max_total_bytes": 0,
+        "host": "127.0.0.1",
+        "port": 4000,
+        "probe_auth": False,
+        "allow_insecure_no_auth": False,
+    }
+    assert {name: getattr(settings, name) for name in documented} == documented
+    assert settings.shards == min(64, usable_cores())
+
+
+def other_value(field: dataclasses.Field[object]) -> tuple[str, object]:
+    """A text that is allowed, and the value that it means and that is not the default."""
+    if isinstance(field.default, bool):
+        return "true", True
+    if isinstance(field.default, int):
+        return str(2 * field.default + 1024), 2 * field.default + 1024
+    return ("error", "error") if field.name == "log_level" else ("/elsewhere", Path("/elsewhere"))
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Settings), ids=lambda field: field.name)
+def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object]) -> None:
+    special = {"host": ("::1", "::1"), "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("3", 3)}
+    text, value = special.get(field.name) or other_value(field)
+    assert getattr(Settings.from_environment({variable_of(field.name): text}), field.name) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "0x10", "64MiB", "1_000", "+5", "five", "nan", "٣", str(2**63)])
+def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
+    assert f"TOPICS_MAX_TOPICS={text!r}: must be an integer of at least 0" in mistakes({"TOPICS_MAX_TOPICS": text}).values()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    """MAX_BATCH_RECORDS MAX_RECORD_BYTES MAX_BODY_BYTES MAX_META_BYTES MAX_TAG_BYTES MAX_NODE_BYTES MAX_LIMIT MAX_WATCH_TOPICS
+    MAX_CLAIM SHARDS FRONTS RING_BYTES INLINE_BYTES ARENA_BYTES WAL_FILE_BYTES WAL_SYNC_MS DRAIN_MS""".split(),
+)
+def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
+    assert f"TOPICS_{variable}" in mistakes({f"TOPICS_{variable}": "0"})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    "TOPICS ROUTERS WATCH_SESSIONS SSE_CONNECTIONS SSE_CONNECTIONS_PER_KEY INFLIGHT_PER_KEY TOTAL_BYTES".split(),
+)
+def test_zero_switches_a_cap_off(variable: str) -> None:
+    settings = Settings.from_environment({f"TOPICS_MAX_{variable}": "0"})
+    assert getattr(settings, f"max_{variable.lower()}") == 0
+
+
+def test_booleans_have_the_usual_spellings_and_no_others() -> None:
+    for text, value in {
+        "1": True,
+        "true": True,
+        "YES": True,
+        "On": True,
+        "0": False,
+        "False": False,
+        "no": False,
+        "off": False,
+    }.items():
+        assert Settings.from_environment({"TOPICS_PROBE_AUTH": text}).probe_auth is value
+    assert "true or false" in mistakes({"TOPICS_PROBE_AUTH": "2"})["TOPICS_PROBE_AUTH"]
+    assert "true or false" in mistakes({"TOPICS_PROBE_AUTH": ""})["TOPICS_PROBE_AUTH"]
+
+
+def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
+    found = mistakes(
+        {
+            "TOPICS_PORT": "80x",
+            "TOPICS_RING_BYTES": "3000000",
+            "TOPICS_HOST": "",
+            "TOPICS_LOG_LEVEL": "loud",
+            "TOPICS_DATA_DIR": " ",
+            "TOPICS_API_KEYS": "hunter2:fly",
+            "TOPICS_API_KEYS_FILE": "/nowhere/keys",
+        }
+    )
+    assert found.keys() == {
+        "TOPICS_PORT",
+        "TOPICS_RING_BYTES",
+        "TOPICS_HOST",
+        "TOPICS_LOG_LEVEL",
+        "TOPICS_DATA_DIR",
+        "TOPICS_API_KEYS",
+        "TOPICS_API_KEYS_FILE",
+    }
+    assert found["TOPICS_PORT"] == "TOPICS_PORT='80x': must be an integer from 0 to 65535"
+    assert "power of two" in found["TOPICS_RING_BYTES"]
+    assert "debug, info, warning, error" in found["TOPICS_LOG_LEVEL"]
+    assert "No such file" in found["TOPICS_API_KEYS_FILE"]
+    assert "hunter2" not in "".join(found.values())
+    assert "fly" not in found["TOPICS_API_KEYS"]
+
+
+def test_values_that_do_not_fit_together_are_refused() -> None:
+    assert "quarter of TOPICS_RING_BYTES" in mistakes({"TOPICS_INLINE_BYTES": "2097152"})["TOPICS_INLINE_BYTES"]
+    assert "longest body" in mistakes({"TOPICS_ARENA_BYTES": "1048576"})["TOPICS_ARENA_BYTES"]
+
+
+def test_the_inside_follows_what_was_asked_for() -> None:
+    settings = Settings.from_environment({"TOPICS_MAX_BODY_BYTES": str(300 * MIB), "TOPICS_RING_BYTES": str(64 * 1024)})
+    assert settings.arena_bytes >= 2 * settings.max_body_bytes
+    assert settings.inline_bytes == 16 * 1024
+
+
+def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+    environ = {"TOPICS_MAX_TOPIC": "1", "TOPICS_ELEPHANT": "1", "TOPICS_API_KEYS": "k", "PATH": "/", "TOPICS_PORT": "1"}
+    assert unknown_variables(environ) == [("TOPICS_ELEPHANT", None), ("TOPICS_MAX_TOPIC", "TOPICS_MAX_TOPICS")]
+
+
+def test_the_printed_settings_can_be_read_back() -> None:
+    settings = Settings.from_environment({"TOPICS_MAX_TOPICS": "5", "TOPICS_DATA_DIR": "/x y", "TOPICS_PROBE_AUTH": "1"})
+    assert Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
+
+
+# §0.2: bind and the no-auth refusal
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"])
+def test_a_reachable_host_without_keys_is_refused(host: str) -> None:
+    assert "no keys are configured" in mistakes({"TOPICS_HOST": host})["TOPICS_HOST"]
+    assert not boot.read({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}).access.enabled
+    assert boot.read({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k"}).access.enabled
+
+
+@pytest.mark.parametrize("keys", ["", " ", None])
+def test_an_empty_key_variable_is_no_key(keys: str | None) -> None:
+    environ = {"TOPICS_HOST": "0.0.0.0"} | ({} if keys is None else {"TOPICS_API_KEYS": keys})
+    assert mistakes(environ).keys() == {"TOPICS_HOST"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_without_keys_stays_friendly(host: str) -> None:
+    assert not boot.read({"TOPICS_HOST": host}).access.enabled
+
+
+# Where keys come from
+
+
+def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# producers\nprod:w:tenant1:\r\n\n  two:r , three\n  # the end, no key\n")
+    (tmp_path / "topics.api-keys").write_text("four")
+    environ = {
+        "TOPICS_API_KEYS": "one",
+        "TOPICS_API_KEYS_FILE": str(tmp_path / "keys"),
+        "CREDENTIALS_DIRECTORY": str(tmp_path),
+    }
+    access = boot.read(environ).access
+    assert all(access.authenticate(key) for key in (b"one", b"prod", b"two", b"three", b"four"))
+    assert len(access.principals) == 5
+    assert "TOPICS_API_KEYS" not in environ
+
+
+def test_a_key_file_that_is_also_the_credential_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "topics.api-keys").write_text("one")
+    environ = {"TOPICS_API_KEYS_FILE": str(tmp_path / "topics.api-keys"), "CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert len(boot.read(environ).access.principals) == 1
+
+
+def test_the_same_key_from_two_sources_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one:r")
+    found = mistakes({"TOPICS_API_KEYS": "one", "TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})
+    assert "twice" in found["TOPICS_API_KEYS"]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", " , \n"])
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    assert "holds no key" in mistakes({"TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})["TOPICS_API_KEYS_FILE"]
+
+
+def test_a_credentials_directory_without_our_credential_means_nothing(tmp_path: Path) -> None:
+    assert not boot.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}).access.enabled
+
+
+SEARCH_MYSELF = """
+import os, re, sys
+from topics import boot
+
+secret = bytearray(byte ^ 0x55 for byte in bytes.fromhex(sys.argv[1]))
+held = os.environb[b"TOPICS_API_KEYS"]  # the very object that os.environ has
+access = boot.read(os.environ).access
+assert not any(held), "the object that os.environ had"
+assert access.authenticate(secret) is not None
+assert secret not in os.popen("env").read().encode(), "a child's environment"
+with open("/proc/self/environ", "rb", 0) as environ:
+    assert secret not in environ.read(), "/proc/self/environ"
+secret[:] = bytes(len(secret))
+
+pattern = re.compile(b"[c]orrect-horse-battery-staple")  # does not match itself
+found = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for span, mode in [line.split()[:2] for line in maps]:
+        start, end = (int(part, 16) for part in span.split("-"))
+        if "w" in mode:
+            memory.seek(start)
+            found += len(pattern.findall(memory.read(end - start)))
+print(found)
+"""
+
+
+def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_children() -> None:
+    secret = b"correct-horse-battery-staple"
+    hidden = bytes(byte ^ 0x55 for byte in secret).hex()
+    keys = ",".join(["first:r", f"{secret.decode()}:rw:tenant1:", *(f"other-{number}:r" for number in range(200))])
+    environ = {"TOPICS_API_KEYS": keys, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", SEARCH_MYSELF, hidden], env=environ, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -1,0 +1,183 @@
+"""A session with one peer: its registrations, the calls that wait for it, and its end (ADR 011 §8).
+
+    open --close()--> closing: waiting calls fail, closed-listeners run --> closed: session-scoped handlers are gone
+
+A session is one connection, not one peer: a peer that comes back gets a new session, and nothing of the old one reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+
+import structlog
+
+from topics.actors.call import Call, RemoteError, RpcReply
+from topics.actors.route_table import RouteTable, Unsubscribe
+from topics.actors.subject_policy import SubjectPolicy
+from topics.formats.envelope import ErrorFrame, Failure, Success, encode_notification, encode_request
+from topics.formats.message import ARENA, Buffer, MessageFrame, PeerGone
+
+if TYPE_CHECKING:
+    from topics.actors.inbound import RpcContext
+    from topics.actors.message_router import Plan
+
+log: Final = structlog.get_logger(__name__)
+
+
+@runtime_checkable
+class Block(Protocol):
+    """Shared memory that the sender has reserved for an attachment. Sending it hands it over."""
+
+    def free(self) -> None: ...
+
+
+Attachment: TypeAlias = Buffer | Block
+ClosedListener: TypeAlias = Callable[["Session"], None]
+
+
+class Transport(Protocol):
+    """What a session sends through. Nothing here blocks."""
+
+    def send(self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None) -> int:
+        """Queue one message under a fresh frame id, or under one of ``next_frame_id()``. Raises PeerGone."""
+
+    def next_frame_id(self) -> int: ...
+
+    def send_error(self, code: int, message: str, about: int) -> None:
+        """Queue an ErrorFrame about the peer's message ``about``. Raises PeerGone."""
+
+    def release(self, frame: MessageFrame) -> None:
+        """The attachment of ``frame`` is not needed any more."""
+
+
+class Session:
+    """Made by ``MessageRouter.open_session``; the owner of the transport closes it when the peer is gone."""
+
+    def __init__(self, peer_id: str, transport: Transport, policy: SubjectPolicy, forget: Callable[[Session], None]) -> None:
+        self.peer_id: Final = peer_id
+        self.transport: Final = transport
+        self.closed = False
+        self.plans: Final[dict[str, Plan]] = {}
+        """The router's: subjects that it has resolved for this session."""
+        self.unanswered: Final[dict[RpcContext, float]] = {}
+        """The router's: requests that wait for a handler's answer, and their deadlines, the earliest first."""
+        self.router: Final = RouteTable(policy, self.plans.clear)
+        """Session-scoped registrations: they go when the session closes."""
+        self._forget = forget
+        self._calls: dict[int, Call] = {}
+        self._held: set[int] = set()  # frame ids of messages whose attachment lies in the peer's arena
+        self._listeners: list[ClosedListener] = []
+
+    # --- the caller's side -------------------------------------------------------------------------------------------
+
+    def call_soon(self, method: str, params: Any, attachment: Attachment = b"") -> Call:
+        """Queue the request and return at once. Await ``call.wait()``, or ``call.abandon()`` it. Raises PeerGone."""
+        if self.closed:
+            raise PeerGone(f"the session with {self.peer_id} is over")
+        cid = self.transport.next_frame_id()
+        self.transport.send("rpc/" + method, encode_request(cid, method, params), attachment, frame_id=cid)
+        call = self._calls[cid] = Call(cid, self)
+        return call
+
+    async def call(self, method: str, params: Any, attachment: Attachment = b"", *, timeout_ms: float | None = None) -> RpcReply:
+        """Ask and wait.
+
+        Without ``timeout_ms`` it waits as long as the peer does, whose own limit ends in a RemoteError with code 1103.
+        Raises RemoteError for an error answer, PeerGone when the session closes, trio.TooSlowError after ``timeout_ms``.
+        """
+        call = self.call_soon(method, params, attachment)
+        return await (call.wait() if timeout_ms is None else call.wait_at_most(timeout_ms / 1000))
+
+    def notify(self, method: str, params: Any, attachment: Attachment = b"") -> None:
+        """Queue ``event/METHOD``; nobody answers. Raises PeerGone."""
+        self.send("event/" + method, encode_notification(method, params), attachment)
+
+    def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
+        """Queue a message under a frame id of its own.
+
+        Raises PeerGone, also when the transport has gone on to a newer session: what was meant for the old one stays out.
+        """
+        if self.closed:
+            raise PeerGone(f"the session with {self.peer_id} is over")
+        self.transport.send(subject, payload, attachment)
+
+    def forget_call(self, cid: int) -> None:
+        """The caller has gone. The peer hears of it, so that it can stop working on the answer."""
+        if self._calls.pop(cid, None) is not None:
+            try:
+                self.notify("call.cancelled", {"cid": cid})
+            except PeerGone:
+                log.debug("cancel_not_sent", peer_id=self.peer_id, cid=cid)
+
+    # --- what the router hands in ------------------------------------------------------------------------------------
+
+    def take_answer(self, frame: MessageFrame, answer: Success | Failure) -> None:
+        """Wake the task that waits for it. Nobody may wait any more (cancelled, timed out): then its memory goes back."""
+        call = self._calls.pop(answer.cid, None)
+        if call is not None and type(answer) is Success:
+            call.succeed(RpcReply(answer.result, frame, self))
+            return
+        self.release(frame)
+        if call is not None and type(answer) is Failure:
+            call.fail(RemoteError(answer.code, answer.message, answer.data))
+
+    def take_error_frame(self, error: ErrorFrame) -> None:
+        """The peer refused a message. A call fails by it; it cannot have been answered and never will be."""
+        call = self._calls.pop(error.about, None)
+        if call is None:
+            log.warning("message_refused", peer_id=self.peer_id, code=error.code, reason=error.message, about=error.about)
+        else:
+            call.fail(RemoteError(error.code, error.message))
+
+    # --- attachments in the peer's arena -----------------------------------------------------------------------------
+
+    def hold(self, frame: MessageFrame) -> None:
+        """Remember that the peer waits to get the memory of this message's attachment back."""
+        self._held.add(frame.frame_id)
+
+    def release(self, frame: MessageFrame) -> None:
+        """Give the attachment's memory back. Safe to call twice, for an inline attachment, and after the end."""
+        if frame.flags & ARENA and frame.frame_id in self._held:
+            self._held.remove(frame.frame_id)
+            self.transport.release(frame)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def on_closed(self, listener: ClosedListener) -> Unsubscribe:
+        """Call ``listener`` once when the session closes, while its registrations can still be seen (§8)."""
+        self._listeners.append(listener)
+        return partial(self._drop_listener, listener)
+
+    def close(self) -> None:
+        """End the session. Later calls do nothing.
+
+        Waiting calls get PeerGone, then the listeners run in registration order (one that raises is logged and the next
+        one runs), and only then the session's handlers are cleared. The peer's arena is not touched any more: its owner
+        starts it afresh with the next session.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._held.clear()
+        self.unanswered.clear()
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
+            call.fail(PeerGone(f"the session with {self.peer_id} closed before call {call.cid} was answered"))
+        self._emit_closed()
+        self.router.clear()
+        self._forget(self)
+
+    def _emit_closed(self) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(self)
+            except Exception as error:
+                log.warning("closed_listener_failed", peer_id=self.peer_id, exc_info=error)
+        self._listeners.clear()
+
+    def _drop_listener(self, listener: ClosedListener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)

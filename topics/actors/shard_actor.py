@@ -1,0 +1,360 @@
+"""One shard at work: take messages, decide, make durable, answer.
+
+Messages come in batches from the links; every handler decides at once and puts its frames into the group under way; after the batch
+the group goes to the log's writer. When the log reports how far it is, what waited is committed and answered. No `await` stands
+between a decision and its frames, so the log holds decisions in the order in which they were taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from topics.actors.board import Board, ShardState
+from topics.actors.commits import Commits
+from topics.actors.link import Link
+from topics.actors.message_router import InboundMessage, MessageRouter, RouterConfig, RpcContext, RpcErrorPayload, Session
+from topics.engine.reading import Page, read
+from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
+from topics.engine.topic import Topic
+from topics.errors import NotReady, TopicsError
+from topics.formats import answers
+from topics.formats.message import MessageFrame
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_diff, json_bytes
+from topics.storage.recovery import Shard
+from topics.storage.wal import Progress
+
+# A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
+RPC_TIMEOUT_MS = 45_000
+HEARTBEAT_S = 0.5
+APPLICATION_ERROR = 2000
+CONTRACT_ERROR = 2001
+
+
+def clock() -> Now:
+    """Both clocks, in milliseconds."""
+    return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+
+
+def map_error(error: Exception, _: InboundMessage) -> RpcErrorPayload:
+    """Failures of the contract travel with their code and detail; anything else is a bug."""
+    if isinstance(error, TopicsError):
+        return RpcErrorPayload(CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail})
+    return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
+
+
+class ShardActor:
+    """Serves the topics of one shard to all fronts."""
+
+    def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
+        self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
+        self.words = board.shard(index)
+        self.commits = Commits(shard.engine, shard.wal, clock)
+        self.commits.on_commit = self._committed
+        self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
+        self.broken: OSError | None = None
+        self._now = clock()
+        self._links: Sequence[Link] = ()
+        self._changed: dict[int, trio.Event] = {}
+        self._polls: dict[tuple[Session, int], trio.CancelScope] = {}
+        self._nursery: trio.Nursery
+        for name, handler in (
+            ("append", self._append),
+            ("diff", self._diff),
+            ("topic.put", self._put),
+            ("topic.get", self._get),
+            ("topic.delete", self._delete),
+            ("topic.list", self._list),
+        ):
+            self.router.route(f"rpc/{name}", handler)
+        self.router.route("event/call.cancelled", self._cancelled)
+
+    # The loop
+
+    async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
+        """Serve until ``stop``; then finish what waits for the log and return."""
+        self._links = links
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for link in links:
+                nursery.start_soon(self._serve, link)
+            nursery.start_soon(self._follow_log)
+            nursery.start_soon(self.router.expire_overdue)
+            nursery.start_soon(self._beat)
+            self.words.state = ShardState.READY
+            await stop.wait()
+            await self._settle_all()
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, link: Link) -> None:
+        session: Session | None = None
+
+        def opened() -> None:
+            nonlocal session
+            session = self.router.open_session(f"front-{link.pair[0]}", link)
+
+        def arrived(frames: list[MessageFrame]) -> None:
+            assert session is not None, "messages come between open and close"
+            self._now = clock()
+            for frame in frames:
+                rest = self.router.dispatch(session, frame)
+                if rest is not None:
+                    self._nursery.start_soon(_finish, rest)
+            self.commits.flush()
+            link.flush()
+
+        def closed() -> None:
+            if session is not None:
+                self._abandon(session)
+                session.close()
+
+        await link.run(opened, arrived, closed)
+
+    async def _follow_log(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self.wal.progress_fd)
+            error = self.commits.advance()
+            if error is not None:
+                self.broken = error
+                self.words.state = ShardState.READ_ONLY
+            for link in self._links:
+                link.flush()
+
+    async def _settle_all(self) -> None:
+        self.commits.flush()
+        while len(self.commits) and self.broken is None:
+            await trio.lowlevel.checkpoint()
+            await trio.sleep(0.001)
+
+    async def _beat(self) -> None:
+        while True:
+            self.words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+            self.words.topics = len(self.engine.topics)
+            await trio.sleep(HEARTBEAT_S)
+
+    # Writes
+
+    def _append(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        self._writable()
+        body = decode_append(message.attachment, params["key"], self.limits)
+        outcome = self.engine.append(params["topic"], body, self._now, params["prefixes"])
+        message.release()
+        if isinstance(outcome, Append):
+            self.commits.submit(outcome, lambda result: self._answer_append(outcome, rpc, params, result))
+            reservation = self.engine.reserve(outcome.topic)
+            if reservation is not None:
+                self.commits.submit(reservation, None)
+        elif isinstance(outcome, Follow):
+            outcome.leader.followers.append((rpc, params))
+        else:
+            _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
+
+    def _answer_append(self, change: Append, rpc: RpcContext, params: dict[str, Any], result: Progress | OSError) -> None:
+        if isinstance(result, OSError):
+            for lost, _ in ((rpc, params), *change.followers):
+                _refuse(lost, result)
+            return
+        took = (result.write_ms, result.sync_ms if change.topic.config.durable else 0.0)
+        _reply_appended(rpc, params, change.first_seq, change.count, took, created=change.created)
+        for follower, asked in change.followers:
+            _reply_appended(follower, asked, change.first_seq, change.count, took, deduped=True)
+
+    def _put(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        self._writable()
+        change = self.engine.put(params["topic"], decode_config(message.attachment), self._now, params["prefixes"])
+        message.release()
+        topic, config = change.topic, change.topic.config
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return _refuse(rpc, result)
+            body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
+            return _reply(rpc, params, body, 201 if change.created else 200)
+
+        self.commits.submit(change, settle)
+
+    def _delete(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        self._writable()
+        name = params["topic"]
+        change = self.engine.delete(name, params["if_empty"], self._now)
+        if change is None:
+            return _reply(rpc, params, answers.deleted(name, existed=False))
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return _refuse(rpc, result)
+            return _reply(rpc, params, answers.deleted(name, existed=True))
+
+        return self.commits.submit(change, settle)
+
+    def _writable(self) -> None:
+        if self.broken is not None:
+            raise _unwritable(self.broken)
+
+    def _committed(self, change: Change) -> None:
+        if isinstance(change, Append | Delete):
+            event = self._changed.pop(change.topic.id, None)
+            if event is not None:
+                event.set()
+        if isinstance(change, Delete):
+            frames = change.topic.frames
+            self.commits.drop_resident(frames.entry(index)[2] for index in range(len(frames)))
+
+    # Reads
+
+    def _diff(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        asked = decode_diff(message.attachment, self.limits)
+        message.release()
+        topic = self.engine.topic(params["topic"])
+        topic.touch(*self._now)
+        page = read(topic, asked, self.commits)
+        if page.unfinished or (asked.wait_ms and not page.worth_answering):
+            self._nursery.start_soon(self._long_poll, message, rpc, params, topic, asked, page)
+        else:
+            _reply_page(rpc, params, topic, page)
+
+    async def _long_poll(
+        self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page
+    ) -> None:
+        scanned = page.scanned
+        with trio.CancelScope() as scope:
+            self._polls[message.session, rpc.cid] = scope
+            with trio.move_on_after(asked.wait_ms / 1000):
+                while not page.worth_answering and not topic.deleted and (page.unfinished or asked.wait_ms):
+                    if page.unfinished:
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await self._changed.setdefault(topic.id, trio.Event()).wait()
+                    page = read(topic, asked, self.commits, page.next_from_seq)
+                    scanned += page.scanned
+        self._polls.pop((message.session, rpc.cid), None)
+        if scope.cancelled_caught or message.session.closed:
+            return
+        page.scanned = scanned
+        _reply_page(rpc, params, topic, page)
+        for link in self._links:
+            link.flush()
+
+    def _cancelled(self, message: InboundMessage) -> None:
+        assert message.notification is not None, "event/ subjects come with a notification"
+        scope = self._polls.get((message.session, message.notification.params["cid"]))
+        if scope is not None:
+            scope.cancel()
+
+    def _abandon(self, session: Session) -> None:
+        for (owner, _), scope in list(self._polls.items()):
+            if owner is session:
+                scope.cancel()
+
+    def _get(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        topic = self.engine.topic(params["topic"])
+        if params["touch"]:
+            topic.touch(*self._now)
+        _reply(rpc, params, answers.state(_state(topic, self._now)))
+
+    def _list(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        items: list[list[Any]] = []
+        for name in self.engine.names(params["prefix"], params["after"], params["prefixes"]):
+            if len(items) == params["limit"]:
+                break
+            topic = self.engine.topics[name]
+            if params["touch"]:
+                topic.touch(*self._now)
+            items.append([name, json_bytes(_summary(topic, self._now))])
+        rpc.reply({"items": items})
+
+
+async def _finish(rest: Any) -> None:
+    await rest
+
+
+def _request(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
+    assert message.rpc is not None, "rpc/ subjects come with an envelope"
+    return message.rpc, message.rpc.params
+
+
+def _total_ms(params: dict[str, Any]) -> float:
+    began: int = params["at"]
+    return (time.monotonic_ns() - began) / 1e6
+
+
+def _reply(rpc: RpcContext, params: dict[str, Any], body: bytes, status: int = 200) -> None:
+    rpc.reply({"status": status}, body + answers.performance(_total_ms(params)))
+
+
+def _reply_appended(
+    rpc: RpcContext,
+    params: dict[str, Any],
+    first_seq: int,
+    count: int,
+    took: tuple[float, float],
+    *,
+    created: bool = False,
+    deduped: bool = False,
+) -> None:
+    body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
+    end = answers.performance(_total_ms(params), wal_ms=took[0], fsync_ms=took[1])
+    rpc.reply({"status": 201 if created else 200}, body + end)
+
+
+def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
+    lost = page.tombstone
+    tombstone = None if lost is None else {
+        "gap_from": lost.gap_from, "gap_to": lost.gap_to, "reason": lost.reason,
+        "missed_estimate": lost.gap_to - lost.gap_from + 1, "earliest_seq": lost.earliest_seq, "head_seq": lost.head_seq,
+    }  # fmt: skip
+    body = answers.difference(
+        topic.name, page.pieces, next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq,
+        epoch=topic.epoch, tombstone=tombstone, scanned=page.scanned, total_ms=_total_ms(params),
+    )  # fmt: skip
+    rpc.reply({"status": 200}, body)
+
+
+def _unwritable(error: OSError) -> NotReady:
+    return NotReady(f"the shard cannot write: {error.strerror or error}", reason="read_only")
+
+
+def _refuse(rpc: RpcContext, error: OSError) -> None:
+    refusal = _unwritable(error)
+    rpc.error(CONTRACT_ERROR, refusal.message, {"code": refusal.code, "detail": refusal.detail})
+
+
+def _summary(topic: Topic, now: Now) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "durable": topic.config.durable,
+        "effective_priority": topic.effective_priority(now.ms),
+    }
+
+
+def _state(topic: Topic, now: Now) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "type": topic.config.type,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+        "next_seq": topic.head_seq + 1,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "epoch": topic.epoch,
+        "config": topic.config.as_json(),
+        "effective_priority": topic.effective_priority(now.ms),
+        "last_write_ts": topic.last_write_ts,
+        "last_read_ts": topic.last_read_ts,
+    }
+
+
+__all__ = ["Put", "ShardActor", "clock", "map_error"]

@@ -1,0 +1,45 @@
+"""Idempotency keys of one topic (§0.8): key to the seqs of the write that used it, for the length of the topic's window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Remembered(NamedTuple):
+    """The write that a key stands for; ``at_ms`` on the monotonic clock, so that a step of the wall clock changes nothing."""
+
+    first_seq: int
+    record_count: int
+    at_ms: int
+
+
+class DedupeWindow:
+    """Committed keys, oldest first."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self) -> None:
+        self._keys: dict[str, Remembered] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, key: str, now_ms: int, window_ms: int) -> Remembered | None:
+        """What ``key`` stands for while it is younger than ``window_ms``."""
+        found = self._keys.get(key)
+        return found if found and now_ms - found.at_ms < window_ms else None
+
+    def remember(self, key: str, write: Remembered, window_ms: int) -> None:
+        """Keep ``key`` from now on and let go of those that have grown too old."""
+        self._keys.pop(key, None)  # an expired entry must not keep its early place
+        if window_ms:
+            self._keys[key] = write
+        self.expire(write.at_ms, window_ms)
+
+    def expire(self, now_ms: int, window_ms: int) -> None:
+        """Drop keys of ``window_ms`` and more. They stand in order of time, so this looks at no more than it drops."""
+        while self._keys:
+            key = next(iter(self._keys))
+            if now_ms - self._keys[key].at_ms < window_ms:
+                return
+            del self._keys[key]

@@ -1,0 +1,361 @@
+"""The rules of one shard: its topics, and what each command does to them. Pure: the clock comes in, what must happen comes out.
+
+    decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
+                                                                  '->  undo, when that failed
+
+A decision gives out seqs and notes what is on its way; only `ShardEngine.commit` makes it visible. Changes of a topic are committed
+in the order in which they were decided. When the log fails, every change that is not yet committed is undone, last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import cbor2
+import msgspec
+
+from topics.engine.dedupe import Remembered
+from topics.engine.topic import RESERVE_MIN, Topic
+from topics.errors import Forbidden, TopicNotEmpty, TopicNotFound
+from topics.formats import records
+from topics.formats.names import covered
+from topics.formats.records import EncodedRecords
+from topics.formats.requests import AppendBody
+from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
+from topics.formats.wal import Frame, FrameHeader, FrameKind
+
+
+class Now(NamedTuple):
+    """Both clocks in milliseconds: ``ts`` is what people read, ``ms`` never steps and measures durations."""
+
+    ts: int
+    ms: int
+
+
+class Change:
+    """A decided change of one topic. ``sync``: it may be answered only after a sync of its frames."""
+
+    __slots__ = ("frames", "sync", "topic")
+
+    def __init__(self, topic: Topic, frames: list[Frame], sync: bool) -> None:
+        self.topic, self.frames, self.sync = topic, frames, sync
+
+
+class Append(Change):
+    """Records on their way. ``resident`` holds them when the class keeps them in memory only."""
+
+    __slots__ = ("count", "created", "first_seq", "followers", "key", "resident", "size", "ts")
+
+    def __init__(self, topic: Topic, encoded: EncodedRecords, first_seq: int, ts: int, key: str | None) -> None:
+        super().__init__(topic, [], False)
+        self.first_seq, self.count, self.size, self.ts, self.key = first_seq, encoded.record_count, encoded.blob_bytes, ts, key
+        self.created = False
+        self.resident: EncodedRecords | None = None
+        self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last record."""
+        return self.first_seq + self.count - 1
+
+
+class Follow(NamedTuple):
+    """A retry whose first attempt, ``leader``, is still on its way: it gets that one's answer."""
+
+    leader: Append
+
+
+class Put(Change):
+    """A topic made or configured; ``before`` is the config to return to."""
+
+    __slots__ = ("before", "created")
+
+    def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
+        super().__init__(topic, frames, True)
+        self.before, self.created = before, before is None
+
+
+class Delete(Change):
+    """A topic that is going."""
+
+    __slots__ = ()
+
+
+class Reservation(Change):
+    """Seqs promised to the disk ahead of use."""
+
+    __slots__ = ("ceiling",)
+
+    def __init__(self, topic: Topic, ceiling: int) -> None:
+        super().__init__(topic, [Frame(FrameKind.SEQS_RESERVED, topic.id, ceiling)], True)
+        self.ceiling = ceiling
+
+
+class ShardEngine:
+    """Topics of one shard. Ids are unique over all shards and never used again: ``id % shards == shard``."""
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        self.shard, self.shards = shard, shards
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.last_id = shard
+        self.last_epoch = 0
+
+    # Decisions
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name; raises `TopicNotFound`."""
+        found = self.topics.get(name)
+        if found is None:
+            raise TopicNotFound(name)
+        return found
+
+    def append(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Append | Follow | Remembered:
+        """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow."""
+        topic = self.topics.get(name)
+        created = topic is None
+        if topic is None:
+            topic = self._create_for(name, body, now, prefixes)
+        key = body.idempotency_key
+        if key is not None and not created:
+            leader = topic.pending_keys.get(key)
+            if leader is not None:
+                assert isinstance(leader, Append)
+                return Follow(leader)
+            found = topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
+            if found is not None:
+                return found
+        keep_key = key is not None and topic.config.idempotency_window_ms > 0
+        ts = max(now.ts, topic.last_ts)
+        encoded = records.encode(body, topic.next_seq, ts, keep_key)
+        change = Append(topic, encoded, topic.next_seq, ts, key if keep_key else None)
+        if created:
+            self._add(topic)
+            change.created = True
+            change.frames.append(_topic_frame(topic, now))
+        topic.last_ts = ts
+        topic.next_seq += encoded.record_count
+        if topic.config.durability == "ephemeral":
+            change.resident = encoded
+        else:
+            flags, count, ext, parts, _ = encoded
+            change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
+        if change.key is not None:
+            topic.pending_keys[change.key] = change
+        change.sync = (
+            created or topic.pending_sync > 0 or topic.config.durability == "fsync" or change.last_seq > topic.reserved_seq
+        )
+        self._note_pending(change)
+        return change
+
+    def reserve(self, topic: Topic) -> Reservation | None:
+        """The reservation that is due after an append, None for most. Its frames follow the append's."""
+        if topic.config.durability == "fsync":
+            return None  # nothing is handed out before its own sync
+        ceiling = topic.reservation_after(topic.next_seq - 1)
+        if ceiling is None:
+            return None
+        topic.reserving_seq = ceiling
+        change = Reservation(topic, ceiling)
+        self._note_pending(change)
+        return change
+
+    def put(self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None) -> Put:
+        """Create or configure a topic (§1.1). Without a difference there is no frame, but still the wait for earlier ones."""
+        topic = self.topics.get(name)
+        config = merge(name, topic.config if topic else None, patch)
+        _check_prefixes(config, prefixes)
+        if topic is None:
+            topic = self._new_topic(name, config, now)
+            self._add(topic)
+            change = Put(topic, [_topic_frame(topic, now)], None)
+        else:
+            before, topic.config = topic.config, config
+            change = Put(topic, [_topic_frame(topic, now)] if config != before else [], before)
+            change.sync = bool(change.frames) or topic.pending_sync > 0
+        self._note_pending(change)
+        return change
+
+    def delete(self, name: str, if_empty: bool, now: Now) -> Delete | None:
+        """Remove a topic with everything in it (§1.4); None when there is none. Raises `TopicNotEmpty`."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return None
+        if if_empty and (topic.count or topic.pending):
+            raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
+        self._remove(topic)
+        change = Delete(topic, [Frame(FrameKind.TOPIC_DELETED, topic.id, ts_ms=now.ts)], True)
+        self._note_pending(change)
+        return change
+
+    # What became of them
+
+    def commit(self, change: Change, place: int, now: Now) -> None:
+        """The frames are as durable as the class promises; ``place`` is where an append's records can be found again."""
+        topic = change.topic
+        topic.pending -= 1
+        if change.sync:
+            topic.pending_sync -= 1
+        if isinstance(change, Append):
+            topic.commit_records(change.first_seq, change.count, place, change.ts, change.size)
+            if change.key is not None:
+                topic.pending_keys.pop(change.key, None)
+                write = Remembered(change.first_seq, change.count, now.ms)
+                topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
+        elif isinstance(change, Reservation):
+            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
+
+    def undo(self, change: Change) -> None:
+        """The frames could not be written: as if it had never been asked. Called last change first."""
+        topic = change.topic
+        if isinstance(change, Append | Put) and change.created:
+            self._remove(topic)
+        elif isinstance(change, Put) and change.before is not None:
+            topic.config = change.before
+        elif isinstance(change, Delete):
+            self._add(topic)
+        topic.forget_pending()
+
+    # Replay of the log
+
+    def replay_append(self, header: FrameHeader, place: int) -> Topic | None:
+        """A write that the log holds; None when its topic is not known, which only a damaged log shows."""
+        topic = self.by_id.get(header.topic_id)
+        if topic is None or header.first_seq <= topic.head_seq:
+            return None
+        tables = 1 + (header.flags & 7).bit_count()
+        size = header.body_len - header.ext_len - 4 * header.record_count * tables
+        topic.commit_records(header.first_seq, header.record_count, place, header.ts_ms, size)
+        topic.last_ts = header.ts_ms
+        topic.next_seq = topic.head_seq + 1
+        return topic
+
+    def replay_key(self, topic: Topic, key: str, header: FrameHeader, now: Now) -> None:
+        """The idempotency key of a write that was just replayed."""
+        age_ms = max(0, now.ts - header.ts_ms)
+        topic.dedupe.remember(key, Remembered(header.first_seq, header.record_count, now.ms - age_ms), 1 << 62)
+
+    def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
+        """A topic made or configured."""
+        config = msgspec.convert(body["config"], TopicConfig)
+        topic = self.by_id.get(header.topic_id)
+        if topic is None:
+            topic = Topic(header.topic_id, body["name"], body["epoch"], config, header.first_seq)
+            self._add(topic)
+        topic.config = config
+        topic.head_seq = max(topic.head_seq, body["head"])
+        topic.next_seq = topic.head_seq + 1
+
+    def replay_deleted(self, header: FrameHeader) -> bool:
+        """A topic removed; False when it is not known."""
+        topic = self.by_id.get(header.topic_id)
+        if topic is None:
+            return False
+        self._remove(topic)
+        return True
+
+    def replay_reserved(self, header: FrameHeader) -> bool:
+        """Seqs promised ahead of use; False when the topic is not known."""
+        topic = self.by_id.get(header.topic_id)
+        if topic is None:
+            return False
+        topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
+        return True
+
+    def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
+
+        The frames say so to the next replay: they must be synced before the first write.
+        """
+        frames = []
+        for topic in self.topics.values():
+            resident = topic.config.durability == "ephemeral"
+            if not clean and (resident or tail_may_be_lost) and topic.head_seq < topic.reserved_seq:
+                topic.head_seq = topic.reserved_seq
+                topic.next_seq = topic.head_seq + 1
+                frames.append(_topic_frame(topic, now))
+            topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
+        return frames
+
+    # Checkpoint
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as plain values."""
+        return {
+            "last_id": self.last_id,
+            "last_epoch": self.last_epoch,
+            "topics": [
+                {"id": topic.id, "head": topic.head_seq, "ts": topic.last_ts, "window": topic.config.idempotency_window_ms}
+                for topic in self.topics.values()
+            ],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Heads of a checkpoint, laid over the replayed log."""
+        self.last_id = max(self.last_id, snapshot["last_id"])
+        self.last_epoch = max(self.last_epoch, snapshot["last_epoch"])
+        for kept in snapshot["topics"]:
+            topic = self.by_id.get(kept["id"])
+            if topic is not None:
+                topic.head_seq = max(topic.head_seq, kept["head"])
+                topic.next_seq = topic.head_seq + 1
+                topic.last_ts = max(topic.last_ts, kept["ts"])
+
+    # Lists
+
+    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
+        """Names of topics in order, those past ``after`` (§1.3)."""
+        return iter(sorted(_matching(self.topics, prefix, after, prefixes)))
+
+    # Inside
+
+    def _create_for(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None) -> Topic:
+        config = merge(name, None, body.config or TopicConfigPatch())
+        create = body.create
+        if create is None:
+            create = config.auto_create
+        if not create:
+            raise TopicNotFound(name)
+        _check_prefixes(config, prefixes)
+        return self._new_topic(name, config, now)
+
+    def _new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
+        epoch = max(self.last_epoch + 1, now.ts)
+        return Topic(self.last_id + self.shards, name, epoch, config, 0 if config.durability == "fsync" else RESERVE_MIN)
+
+    def _add(self, topic: Topic) -> None:
+        topic.deleted = False
+        self.topics[topic.name] = self.by_id[topic.id] = topic
+        self.last_id = max(self.last_id, topic.id)
+        self.last_epoch = max(self.last_epoch, topic.epoch)
+
+    def _remove(self, topic: Topic) -> None:
+        topic.deleted = True
+        del self.by_id[topic.id]
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+
+    def _note_pending(self, change: Change) -> None:
+        change.topic.pending += 1
+        if change.sync:
+            change.topic.pending_sync += 1
+
+
+def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
+    if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
+        raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
+
+
+def _topic_frame(topic: Topic, now: Now) -> Frame:
+    body = cbor2.dumps(
+        {"name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1}
+    )
+    return Frame(FrameKind.TOPIC, topic.id, topic.reserved_seq, now.ts, ext_len=len(body), parts=(body,))
+
+
+def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None) -> list[str]:
+    return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
+
+
+__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine"]

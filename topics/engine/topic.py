@@ -1,0 +1,83 @@
+"""State of one topic.
+
+Two heads: ``next_seq`` is what the next write is given, ``head_seq`` the last seq that is as durable as its class promises.
+Readers see no more than ``head_seq``; a write that fails on its way to the disk takes ``next_seq`` back (`Topic.forget_pending`).
+"""
+
+from __future__ import annotations
+
+from topics.engine.dedupe import DedupeWindow
+from topics.engine.frames import FrameIndex
+from topics.formats.topic_config import PRIORITY_LIMIT, TopicConfig
+
+# Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took unsynced records.
+RESERVE_MIN = 4096
+RESERVE_MAX = 1 << 20
+
+
+class Topic:
+    """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same name."""
+
+    __slots__ = (
+        "bytes", "config", "count", "dedupe", "deleted", "epoch", "frames", "head_seq", "id", "last_read_ms", "last_read_ts",
+        "last_ts", "last_write_ts", "name", "next_seq", "pending", "pending_keys", "pending_sync", "reserved_seq",
+        "reserving_seq",
+    )  # fmt: skip
+
+    def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig, reserved_seq: int = RESERVE_MIN) -> None:
+        self.id, self.name, self.epoch, self.config = topic_id, name, epoch, config
+        self.head_seq = 0
+        self.next_seq = 1
+        self.count = 0
+        self.bytes = 0
+        self.frames = FrameIndex()
+        self.dedupe = DedupeWindow()
+        self.last_ts = 0  # $ts never goes back within a topic
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.last_read_ms: int | None = None  # the same on the monotonic clock
+        self.reserved_seq = reserved_seq  # no seq above it is handed out before a higher reservation is synced
+        self.reserving_seq = reserved_seq  # the reservation that is on its way to the disk
+        self.pending = 0  # changes decided and not yet committed
+        self.pending_sync = 0  # those of them that wait for a sync
+        self.pending_keys: dict[str, object] = {}
+        self.deleted = False
+
+    @property
+    def earliest_seq(self) -> int:
+        """Seq of the first live record; ``head_seq + 1`` when there is none (§1.2)."""
+        first = self.frames.first_seq()
+        return self.head_seq + 1 if first is None else first
+
+    def commit_records(self, first_seq: int, count: int, place: int, ts_ms: int, size: int) -> None:
+        """Make a write readable."""
+        assert first_seq > self.head_seq, "writes are committed in seq order"
+        self.frames.add(first_seq, count, place)
+        self.head_seq = first_seq + count - 1
+        self.count += count
+        self.bytes += size
+        self.last_write_ts = ts_ms
+
+    def forget_pending(self) -> None:
+        """Give back the seqs of writes that failed before anyone could see them."""
+        self.next_seq = self.head_seq + 1
+        self.reserving_seq = self.reserved_seq
+        self.pending = self.pending_sync = 0
+        self.pending_keys.clear()
+
+    def reservation_after(self, last_seq: int) -> int | None:
+        """Ceiling to reserve now that ``last_seq`` is going to be used, None while there is enough."""
+        step = min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
+        return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
+
+    def touch(self, now_ts: int, now_ms: int) -> None:
+        """A read, for the automatic priority (§0.10)."""
+        self.last_read_ts, self.last_read_ms = now_ts, now_ms
+
+    def effective_priority(self, now_ms: int) -> int:
+        """The manual priority; otherwise one point less for each second since the last read, from 500 down to 0."""
+        if self.config.priority is not None:
+            return self.config.priority
+        if not self.config.auto_priority or self.last_read_ms is None:
+            return 0
+        return max(0, PRIORITY_LIMIT // 2 - (now_ms - self.last_read_ms) // 1000)

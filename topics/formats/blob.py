@@ -1,0 +1,67 @@
+"""Blob file: the records of one long write, kept beside the log so that small writes need not wait for it. Integers little-endian.
+
+    offset  size      field      meaning
+    0       8         magic      "TPBLOB01"
+    8       4         version    1
+    12      4         crc32c     of bytes 16 to the end
+    16      8         topic_id   the write's topic
+    24      8         first_seq  the write's first seq
+    32      8         body_len
+    40      24        zero
+    64      body_len  body       as in an APPEND frame (records.py)
+
+The log holds an APPEND frame with flag EXTERNAL and the CBOR map alone, written after the blob is whole on disk.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import crc32c
+
+from topics.formats.requests import Buffer
+
+MAGIC = b"TPBLOB01"
+VERSION = 1
+HEADER_BYTES = 64
+_HEAD = struct.Struct("<8sII")
+_REST = struct.Struct("<QQQ24x")
+assert _HEAD.size + _REST.size == HEADER_BYTES
+
+
+class BadBlob(Exception):
+    """The bytes are not the blob that the log speaks of."""
+
+
+def body_crc(topic_id: int, first_seq: int, body_len: int) -> int:
+    """Checksum to go on from with the body's bytes."""
+    return crc32c.crc32c(_REST.pack(topic_id, first_seq, body_len))
+
+
+def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> bytes:
+    """The 64 bytes at the start; ``crc`` as `body_crc` began it, with the body added."""
+    return _HEAD.pack(MAGIC, VERSION, crc) + _REST.pack(topic_id, first_seq, body_len)
+
+
+def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
+    """The body, when every byte is as it was written. Raises `BadBlob` with the reason."""
+    if len(data) < HEADER_BYTES:
+        raise BadBlob("shorter than its header")
+    magic, version, crc = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise BadBlob(f"is no blob of format version {VERSION}")
+    held_topic, held_seq, body_len = _REST.unpack_from(data, _HEAD.size)
+    if (held_topic, held_seq) != (topic_id, first_seq) or len(data) != HEADER_BYTES + body_len:
+        raise BadBlob("belongs to another write, or is cut")
+    body = data[HEADER_BYTES:]
+    if crc32c.crc32c(body, body_crc(topic_id, first_seq, body_len)) != crc:
+        raise BadBlob("is damaged")
+    return body
+
+
+def body_of(data: memoryview) -> memoryview:
+    """The body of a blob that was checked before."""
+    return data[HEADER_BYTES:]
+
+
+__all__ = ["Buffer", "check", "encode_header"]

@@ -1,0 +1,24 @@
+"""Names of topics, and the shard that a name belongs to."""
+
+from __future__ import annotations
+
+import re
+
+import crc32c
+
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+
+
+def valid_topic_name(name: str) -> bool:
+    """Whether ``name`` may name a topic (§1.1): 1 to 255 ASCII characters, the first a letter or digit."""
+    return _TOPIC_NAME.fullmatch(name) is not None
+
+
+def shard_of(name: str, shards: int) -> int:
+    """The shard that owns the topic, the same in every process and for the life of a data directory."""
+    return crc32c.crc32c(name.encode()) % shards
+
+
+def covered(name: str, prefixes: list[str] | None) -> bool:
+    """Whether a key with this allowlist may touch ``name`` (§0.2); None allows every name."""
+    return prefixes is None or name.startswith(tuple(prefixes))

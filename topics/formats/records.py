@@ -1,0 +1,226 @@
+"""The records of one write, as they stand in an APPEND frame and in memory. Integers little-endian.
+
+    part            size                 present when     meaning
+    ext             ext_len              ext_len > 0      CBOR map: "k" idempotency key, "n" nodes, "t" tags
+    ends            u32[count]           always           end of each record in the blob, its comma included
+    node_refs       u32[count]           flag NODES       0: no node; n: the n-th of ext "n"
+    tag_refs        u32[count]           flag TAGS        0: no tag; n: the n-th of ext "t"
+    meta_lens       u32[count]           flag METAS       length of the record's meta piece, 0: none
+    blob            the rest             always           rendered records, each followed by a comma
+
+Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get, `$tag` included:
+
+    {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
+
+so that a read of many records is one slice, and only a reader who wants fewer members makes us cut.
+Flag ONE_NODE says that every record has the first node of "n" (the usual batch of one writer) and saves the table.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence, Set
+from enum import IntFlag
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import cbor2
+
+from topics.formats.requests import AppendBody, Buffer, RecordIn, json_string
+
+U32_MAX = 2**32 - 1
+_U32 = struct.Struct("<I")
+
+
+class RecordFlags(IntFlag):
+    """Which optional parts are there. Written to disk: never renumber, only add."""
+
+    NODES = 1
+    TAGS = 2
+    METAS = 4
+    ONE_NODE = 8
+
+
+class EncodedRecords(NamedTuple):
+    """The records of a write, ready for a frame: ``parts`` in order are the frame's body."""
+
+    flags: int
+    record_count: int
+    ext: bytes
+    parts: tuple[Buffer, ...]
+    blob_bytes: int
+
+
+def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
+    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
+    records = request.records
+    ext: dict[str, Any] = {"k": request.idempotency_key} if keep_key and request.idempotency_key is not None else {}
+    if _plain(request):
+        middle = b',"$ts":%d,"data":' % ts_ms
+        rendered = [b'{"$seq":%d%b%b},' % (seq, middle, record.data) for seq, record in enumerate(records, first_seq)]
+        flags = 0
+        tables: tuple[bytes, ...] = ()
+    else:
+        flags, tables, rendered = _encode_marked(request, first_seq, ts_ms, ext)
+    if len(rendered) == 1:
+        blob = rendered[0]
+        ends = _U32.pack(len(blob))
+    else:
+        blob = b"".join(rendered)
+        assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
+        ends = array("I", accumulate(map(len, rendered))).tobytes()
+    packed = cbor2.dumps(ext) if ext else b""
+    return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
+
+
+def _plain(request: AppendBody) -> bool:
+    """Whether no record has a node, a tag or a meta."""
+    if request.node is not None:
+        return False
+    records = request.records
+    if len(records) == 1:
+        record = records[0]
+        return record.tag is None and record.node is None and not record.meta
+    count = len(records)
+    return (
+        [record.tag for record in records].count(None) == count
+        and [record.node for record in records].count(None) == count
+        and not any([record.meta for record in records])  # noqa: C419 - a list is faster than a generator here
+    )
+
+
+def _encode_marked(
+    request: AppendBody, first_seq: int, ts_ms: int, ext: dict[str, Any]
+) -> tuple[int, tuple[bytes, ...], list[bytes]]:
+    records, batch_node = request.records, request.node
+    nodes, node_refs = _intern(record.node if record.node is not None else batch_node for record in records)
+    tags, tag_refs = _intern(record.tag for record in records)
+    node_pieces = [b"", *(b',"$node":' + node for node in nodes)]
+    tag_pieces = [b"", *(b',"$tag":' + tag for tag in tags)]
+    metas = [b',"meta":%b' % record.meta if record.meta else b"" for record in records]
+    rendered = [
+        b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},' % (seq, ts_ms, node_pieces[node], tag_pieces[tag], record.data, meta)
+        for seq, record, node, tag, meta in zip(
+            range(first_seq, first_seq + len(records)), records, node_refs, tag_refs, metas, strict=True
+        )
+    ]
+    flags = 0
+    tables = []
+    if nodes:
+        ext["n"] = nodes
+        if len(nodes) == 1 and 0 not in node_refs:
+            flags |= RecordFlags.ONE_NODE
+        else:
+            flags |= RecordFlags.NODES
+            tables.append(node_refs.tobytes())
+    if tags:
+        ext["t"] = tags
+        flags |= RecordFlags.TAGS
+        tables.append(tag_refs.tobytes())
+    if any(metas):
+        flags |= RecordFlags.METAS
+        tables.append(array("I", map(len, metas)).tobytes())
+    return int(flags), tuple(tables), rendered
+
+
+def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
+    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0 for none."""
+    places: dict[str | None, int] = {None: 0}
+    refs = array("I", [places.setdefault(text, len(places)) for text in texts])
+    return [json_string(text) for text in places if text is not None], refs
+
+
+class RecordsView:
+    """Reads the records of one write in place; nothing is copied before a slice is taken."""
+
+    __slots__ = ("_body", "_ext_len", "_flags", "count")
+
+    def __init__(self, flags: int, count: int, ext_len: int, body: memoryview) -> None:
+        self._flags, self.count, self._ext_len, self._body = flags, count, ext_len, body
+
+    def _table(self, number: int) -> memoryview:
+        start = self._ext_len + 4 * self.count * number
+        return self._body[start : start + 4 * self.count].cast("I")
+
+    @property
+    def _tables(self) -> int:
+        return 1 + (self._flags & 7).bit_count()
+
+    @property
+    def ends(self) -> memoryview:
+        """End of each record in the blob."""
+        return self._table(0)
+
+    @property
+    def blob(self) -> memoryview:
+        """The rendered records."""
+        return self._body[self._ext_len + 4 * self.count * self._tables :]
+
+    def ext(self) -> dict[str, Any]:
+        """The CBOR map: key, nodes, tags."""
+        return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
+
+    def _optional(self, flag: RecordFlags) -> Sequence[int]:
+        if not self._flags & flag:
+            return bytes(self.count)  # all zero
+        number = 1 + (self._flags & 7 & (flag - 1)).bit_count()
+        return self._table(number)
+
+    def fit(self, start: int, stop: int, budget: int) -> int:
+        """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes fit ``budget``."""
+        ends = self.ends
+        begin = ends[start - 1] if start else 0
+        return bisect_right(ends, begin + budget, start, stop)
+
+    def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool) -> bool:
+        """Whether such a reader gets each record as it stands."""
+        flags = self._flags
+        if (flags & RecordFlags.TAGS and not include_tags) or (flags & RecordFlags.METAS and not include_meta):
+            return False
+        return not nodes or not flags & (RecordFlags.NODES | RecordFlags.ONE_NODE)
+
+    def slice(self, start: int, stop: int) -> memoryview:
+        """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
+        ends = self.ends
+        return self.blob[ends[start - 1] if start else 0 : ends[stop - 1] - 1]
+
+    def select(self, start: int, stop: int, nodes: Set[bytes], include_tags: bool, include_meta: bool) -> list[tuple[int, bytes]]:
+        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants."""
+        ext = self.ext()
+        names = [None, *ext.get("n", ())]
+        if self._flags & RecordFlags.ONE_NODE:
+            if ext["n"][0] in nodes:
+                return []
+            node_refs: Sequence[int] = b"\x01" * self.count
+        else:
+            node_refs = self._optional(RecordFlags.NODES)
+        tag_lens = [0, *(len(tag) + len(b',"$tag":') for tag in ext.get("t", ()))]
+        tag_refs, meta_lens = self._optional(RecordFlags.TAGS), self._optional(RecordFlags.METAS)
+        ends, blob, found = self.ends, self.blob, []
+        for index in range(start, stop):
+            if nodes and names[node_refs[index]] in nodes:
+                continue
+            record = bytes(blob[ends[index - 1] if index else 0 : ends[index] - 1])
+            if not include_meta and meta_lens[index]:
+                record = record[: -meta_lens[index] - 1] + b"}"
+            if not include_tags and tag_refs[index]:
+                node = names[node_refs[index]]
+                record = _without_tag(record, len(node) + len(b',"$node":') if node else 0, tag_lens[tag_refs[index]])
+            found.append((index, record))
+        return found
+
+
+def _without_tag(record: bytes, node_len: int, tag_len: int) -> bytes:
+    # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
+    at = record.index(b",", record.index(b',"$ts":') + 1) + node_len
+    return record[:at] + record[at + tag_len :]
+
+
+def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
+    """Node ids in the form in which frames hold them, for exact comparison (§4)."""
+    return frozenset(map(json_string, nodes))
+
+
+__all__ = ["EncodedRecords", "RecordFlags", "RecordIn", "RecordsView", "encode", "json_nodes"]

@@ -1,0 +1,211 @@
+"""JSON request bodies to typed values (§1 to §3). Strict JSON; unknown fields are ignored; payloads stay raw bytes.
+
+The decoder checks grammar and types but neither UTF-8 inside raw values nor the depth of nesting, so both are checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.topic_config import U64_MAX, TopicConfigPatch
+
+Buffer = bytes | bytearray | memoryview
+
+KEY_CHARS = 256  # §0.8
+META_KEYS = 64  # §2
+DEFAULT_LIMIT = 256  # §3
+WAIT_MS_MAX = 30_000  # §3
+DEFAULT_BATCH_BYTES = 1 << 20  # §11
+BATCH_BYTES_MAX = 8 << 20  # §11
+_NOTHING = Raw(b"")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class RecordIn(msgspec.Struct, gc=False):
+    """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent ``meta`` is empty."""
+
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = _NOTHING
+
+
+class AppendBody(msgspec.Struct, gc=False):
+    """Body of ``POST /v0/topics/:topic`` (§2)."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicConfigPatch | None = None
+    disable_backpressure: bool = False
+
+
+class DiffBody(msgspec.Struct):
+    """Body of ``POST /v0/topics/:topic/diff`` (§3), bounds not yet applied."""
+
+    from_seq: int = 0
+    limit: int = DEFAULT_LIMIT
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES
+    epoch: int | None = None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The configurable bounds of a write and a read (§2, §3)."""
+
+    batch_records: int
+    record_bytes: int
+    meta_bytes: int
+    tag_bytes: int
+    node_bytes: int
+    limit: int
+
+
+_append = msgspec.json.Decoder(AppendBody)
+_diff = msgspec.json.Decoder(DiffBody)
+_patch = msgspec.json.Decoder(TopicConfigPatch)
+
+
+def _decode(decoder: msgspec.json.Decoder[Body], body: Buffer) -> Body:
+    try:
+        # Raw values are not looked into by the decoder: one bad byte would poison every reader's JSON.
+        if not (isinstance(body, bytes) and body.isascii()):
+            str(body, "utf-8")
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the body is not valid UTF-8") from error
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is not as documented: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+
+
+def decode_config(body: Buffer) -> TopicConfigPatch:
+    """Body of a topic PUT; an empty body means no field."""
+    return _decode(_patch, body or b"{}")
+
+
+def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
+    """Body of an append, every limit of §2 checked. The body's idempotency key wins over the header's.
+
+    Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    """
+    request = _decode(_append, body or b"{}")
+    if request.idempotency_key is None:
+        request.idempotency_key = header_key
+    _check_key(request.idempotency_key)
+    records = request.records
+    if not records:
+        raise InvalidRequest("records must hold at least one record", field="records")
+    if len(records) > limits.batch_records:
+        raise BatchTooLarge(
+            f"{len(records)} records in one write; at most {limits.batch_records}",
+            records=len(records),
+            max=limits.batch_records,
+        )
+    _check_text("node", request.node, limits.node_bytes)
+    if len(body) > limits.record_bytes:  # otherwise no record can be over its limit
+        _check_sizes(records, limits)
+    _check_marks(records, limits)
+    return request
+
+
+def _check_key(key: str | None) -> None:
+    if key is not None and not 1 <= len(key) <= KEY_CHARS:
+        raise InvalidRequest(f"idempotency_key must have 1 to {KEY_CHARS} characters", field="idempotency_key")
+
+
+def _check_text(field: str, text: str | None, max_bytes: int) -> None:
+    # A text of n characters has at most 4n bytes: most need no encoding to be measured.
+    if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
+        raise InvalidRequest(f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes)
+
+
+def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
+    for index, record in enumerate(records):
+        if len(record.data) + len(record.meta) > limits.record_bytes:
+            raise RecordTooLarge(
+                f"record {index}: data and meta are above {limits.record_bytes} bytes", index=index, max=limits.record_bytes
+            )
+
+
+def _check_marks(records: Sequence[RecordIn], limits: Limits) -> None:
+    count = len(records)
+    if [record.tag for record in records].count(None) != count:
+        for record in records:
+            _check_text("tag", record.tag, limits.tag_bytes)
+    if [record.node for record in records].count(None) != count:
+        for record in records:
+            _check_text("node", record.node, limits.node_bytes)
+    if any([record.meta for record in records]):  # noqa: C419 - a list is faster than a generator here
+        for index, record in enumerate(records):
+            if record.meta:
+                _check_meta(index, record, limits)
+
+
+def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
+    meta = bytes(record.meta)
+    if meta == b"null":
+        record.meta = _NOTHING
+        return
+    if len(meta) > limits.meta_bytes:
+        raise RecordTooLarge(f"record {index}: meta is above {limits.meta_bytes} bytes", index=index, max=limits.meta_bytes)
+    if meta[:1] != b"{":
+        raise InvalidRequest(f"record {index}: meta must be an object", index=index, field="meta")
+    if meta.count(b":") > META_KEYS and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_KEYS:
+        raise RecordTooLarge(f"record {index}: meta has more than {META_KEYS} keys", index=index, max_keys=META_KEYS)
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """A read with defaults and clamps applied (§3)."""
+
+    from_seq: int = 0
+    limit: int = DEFAULT_LIMIT
+    nodes: frozenset[str] = frozenset()
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES
+    epoch: int | None = None
+
+
+def decode_diff(body: Buffer, limits: Limits) -> Diff:
+    """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types only."""
+    asked = _decode(_diff, body or b"{}")
+    for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
+        value = getattr(asked, field)
+        if value is not None and not 0 <= value <= U64_MAX:
+            raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
+    nodes = [asked.node] if isinstance(asked.node, str) else asked.node or []
+    for node in nodes:
+        _check_text("node", node, limits.node_bytes)
+    return Diff(
+        from_seq=asked.from_seq,
+        limit=min(asked.limit or DEFAULT_LIMIT, limits.limit),
+        nodes=frozenset(nodes),
+        include_tags=asked.include_tags,
+        include_meta=asked.include_meta,
+        wait_ms=min(asked.wait_ms, WAIT_MS_MAX),
+        max_batch_bytes=min(asked.max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
+        epoch=asked.epoch,
+    )
+
+
+def json_string(text: str) -> bytes:
+    """``text`` as a JSON string, quotes included: the same bytes for the same text, always."""
+    return msgspec.json.encode(text)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A plain value as JSON."""
+    return msgspec.json.encode(value)

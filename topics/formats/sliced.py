@@ -1,0 +1,79 @@
+"""Decoding a long append body piece by piece, so that nobody else waits for all of it.
+
+JSON is read from left to right without looking back. So when the text from one record's start to some comma parses as whole
+records, that comma does stand between two records, however it was guessed: a guess inside a string or a nested list does not parse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from topics.formats.requests import AppendBody, Buffer, RecordIn
+
+SLICE_BYTES = 2 << 20
+GUESSES = 4  # commas to try before the slice is taken longer
+_HEAD_BYTES = 64 << 10
+_RECORDS = re.compile(rb'"records"\s*:\s*\[')
+_BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta)"\s*:""")
+_append = msgspec.json.Decoder(AppendBody)
+_records = msgspec.json.Decoder(list[RecordIn])
+
+
+def slices(body: Buffer) -> Iterator[AppendBody | None]:
+    """Yields None after each piece of work, at last the request. Raises what the whole body would raise.
+
+    UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is decoded in one piece.
+    """
+    view = memoryview(body)
+    start = _first_record(view)
+    if start is None:
+        yield _append.decode(body)
+        return
+    head = bytes(view[:start])
+    found: list[RecordIn] = []
+    while len(view) - start > 2 * SLICE_BYTES:
+        comma = None
+        for guess in _guess(view, start, found):
+            comma = guess
+            yield None
+        if comma is None:
+            break
+        start = comma + 1
+    request = _append.decode(b"".join((head, view[start:])))
+    if found:
+        found.extend(request.records)
+        request.records = found
+    yield request
+
+
+def _first_record(view: memoryview) -> int | None:
+    """Where the records begin: after a bracket that, closed at once, leaves a request without records."""
+    match = _RECORDS.search(view[:_HEAD_BYTES])
+    if match is None or _RECORDS.search(view[len(view) - _HEAD_BYTES :]):
+        return None  # a second "records" near the end would win over the first
+    try:
+        _append.decode(bytes(view[: match.end()]) + b"]}")
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return match.end()
+
+
+def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int | None]:
+    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma after them, if there is one."""
+    length = SLICE_BYTES
+    while start + length < len(view):
+        window = view[start + length : start + length + SLICE_BYTES]
+        for match in islice(_BETWEEN.finditer(window), GUESSES):
+            comma = start + length + match.start(1)
+            try:
+                found.extend(_records.decode(b"".join((b"[", view[start:comma], b"]"))))
+            except (msgspec.MsgspecError, RecursionError):
+                yield None
+            else:
+                yield comma
+                return
+        length *= 2

@@ -1,0 +1,116 @@
+"""The topic config object (§0.10): defaults, merge of a request, clamps."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.errors import InvalidRequest, TopicExistsIncompatible
+from topics.formats.names import valid_topic_name
+
+U64_MAX = 2**64 - 1
+PRIORITY_LIMIT = 1000
+LEASE_MS_BOUNDS = (100, 86_400_000)
+CLAIM_JITTER_MS_BOUNDS = (0, 5000)
+
+Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Kind = Literal["log", "queue"]
+Discard = Literal["old", "reject"]
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic's resolved settings. Written to disk as a map by field name: never rename a field, only add with a default."""
+
+    type: Kind = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = "old"
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+    @property
+    def durable(self) -> bool:
+        """The shorthand of §0.10: true for class ``fsync`` alone."""
+        return self.durability == "fsync"
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that answers echo, in the contract's order."""
+        fields = msgspec.structs.asdict(self)
+        head = {name: fields.pop(name) for name in ("type", "ttl_ms", "cap_records", "cap_bytes", "discard")}
+        return {**head, "durable": self.durable, **fields}
+
+
+class TopicConfigPatch(msgspec.Struct, kw_only=True):
+    """What a request says of a config: only the named fields change (RULINGS, Topics)."""
+
+    type: Kind | UnsetType = UNSET
+    ttl_ms: int | UnsetType = UNSET
+    cap_records: int | UnsetType = UNSET
+    cap_bytes: int | UnsetType = UNSET
+    discard: Discard | UnsetType = UNSET
+    durable: bool | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
+    priority: int | UnsetType | None = UNSET
+    auto_priority: bool | UnsetType = UNSET
+    auto_create: bool | UnsetType = UNSET
+    idempotency_window_ms: int | UnsetType = UNSET
+    dedupe_node: bool | UnsetType = UNSET
+    lease_ms: int | UnsetType = UNSET
+    claim_jitter_ms: int | UnsetType = UNSET
+    max_deliveries: int | UnsetType = UNSET
+    dead_letter: str | UnsetType | None = UNSET
+    leases_durable: bool | UnsetType = UNSET
+
+
+_UNSIGNED = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries")
+
+
+def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> TopicConfig:
+    """``base`` with the named fields of ``patch``, clamped; ``base`` None means a new topic with the defaults.
+
+    Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another ``type``.
+    """
+    fields = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+    for name in _UNSIGNED:
+        if not 0 <= fields.get(name, 0) <= U64_MAX:
+            raise InvalidRequest(f"{name} must be an integer from 0 to 2^64 - 1", field=name)
+    durable = fields.pop("durable", None)
+    if durable is not None:
+        fields.setdefault("durability", "fsync" if durable else "disk")
+    if fields.get("priority") is not None:
+        fields["priority"] = _clamp(fields["priority"], -PRIORITY_LIMIT, PRIORITY_LIMIT)
+    if "lease_ms" in fields:
+        fields["lease_ms"] = _clamp(fields["lease_ms"], *LEASE_MS_BOUNDS)
+    if "claim_jitter_ms" in fields:
+        fields["claim_jitter_ms"] = _clamp(fields["claim_jitter_ms"], *CLAIM_JITTER_MS_BOUNDS)
+    _check_dead_letter(topic, fields.get("dead_letter"))
+    if base is None:
+        return TopicConfig(**fields)
+    if fields.get("type", base.type) != base.type:
+        raise TopicExistsIncompatible(f'topic "{topic}" is a {base.type}; its type cannot change', topic=topic, type=base.type)
+    return msgspec.structs.replace(base, **fields)
+
+
+def _check_dead_letter(topic: str, dead_letter: str | None) -> None:
+    if dead_letter is None:
+        return
+    if not valid_topic_name(dead_letter):
+        raise InvalidRequest("dead_letter is not a valid topic name", field="dead_letter")
+    if dead_letter == topic:
+        raise InvalidRequest("dead_letter must differ from the topic itself", field="dead_letter")
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(high, value))

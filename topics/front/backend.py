@@ -1,0 +1,63 @@
+"""What the front asks of the shards. The front knows no ring and no process: it is handed one `Backend`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from topics.actors.shards import Readiness
+from topics.errors import NotReady
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Reply(Protocol):
+    """A shard's answer. ``body`` may live in shared memory: it is valid until `release`, which is called exactly once."""
+
+    @property
+    def result(self) -> dict[str, Any]: ...
+    @property
+    def body(self) -> bytes | memoryview: ...
+    def release(self) -> None: ...
+
+
+class BodyBlock(Protocol):
+    """Shared memory for one request body. It has one owner, who hands it to `Backend.call` or frees it."""
+
+    @property
+    def view(self) -> memoryview: ...
+    def shrink(self, n: int) -> None:
+        """Keep the first ``n`` bytes."""
+
+    def free(self) -> None: ...
+
+
+Body = Buffer | BodyBlock
+
+
+class Backend(Protocol):
+    """The shards, as the front sees them."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def shard_of(self, topic: str) -> int: ...
+
+    async def call(self, shard: int, method: str, params: dict[str, Any], body: Body = b"") -> Reply:
+        """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` while it is down or recovering.
+
+        A `BodyBlock` belongs to the backend from this call on, also when it raises. A cancelled call tells the
+        shard that nobody waits any more.
+        """
+
+    def reserve(self, shard: int, length: int) -> BodyBlock | None:
+        """Shared memory for a body above ``settings.inline_bytes``; None when it is full."""
+
+    def readiness(self) -> Readiness: ...
+
+
+def unready(readiness: Readiness) -> NotReady:
+    """The failure of a data route while the log is replayed (§8.2)."""
+    return NotReady("the log is being replayed", replay_progress=readiness.progress)
+
+
+__all__ = ["Backend", "Body", "BodyBlock", "Readiness", "Reply", "unready"]

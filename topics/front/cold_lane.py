@@ -1,0 +1,215 @@
+"""The cold lane: Quart-Trio, with one view for the whole table. The same guard and operations as in the fast lane."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from topics.config import Settings
+from topics.errors import Internal, InvalidRequest, NotFound, PayloadTooLarge, TopicsError
+from topics.front.answers import Answer
+from topics.front.backend import Backend, Body
+from topics.front.bodies import BodySink, GzipSink
+from topics.front.connections import Timings
+from topics.front.errors import error_answer
+from topics.front.guard import Guard, HeadFields, Request, check_length
+from topics.front.http1 import HEAD_MAX_BYTES
+from topics.front.operations import Operations
+from topics.front.routes import BodyRule
+
+LOG = logging.getLogger("topics.front")
+
+SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body, as in the fast lane
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def hypercorn_config(settings: Settings, timings: Timings) -> Config:
+    """Hypercorn's settings. It opens no socket: the connections come from the fast lane, which also keeps their deadlines."""
+    config = Config()
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = LOG
+    config.keep_alive_max_requests = 2**62
+    config.keep_alive_timeout = timings.idle_s
+    config.h11_max_incomplete_size = HEAD_MAX_BYTES + 1024
+    config.graceful_timeout = settings.drain_ms / 1000
+    return config
+
+
+class ColdApp:
+    """The Quart application, wrapped so that Hypercorn 0.18 and quart-trio 0.12 work together.
+
+    Two defects meet there. Hypercorn puts ``http.disconnect`` while it still handles the last body message; quart-trio then
+    cancels its nursery, and with it the step that recycles or closes the connection: so that message is sent shielded.
+    And a request body that nobody reads any more fills Hypercorn's queue and blocks that same step: so it is drained meanwhile.
+    """
+
+    def __init__(self, app: QuartTrio, guard: Guard, operations: Operations) -> None:
+        self.app = app
+        self._guard = guard
+        self._operations = operations
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._refuse_websocket(scope, receive, send)
+            return
+
+        async def guarded_send(message: Message) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last:
+                await _send_last(message, receive, send)
+            else:
+                await send(message)
+
+        await self.app(scope, receive, guarded_send)  # type: ignore[arg-type]
+
+    async def _refuse_websocket(self, scope: Message, receive: Receive, send: Send) -> None:
+        """No route takes WebSockets; the refusal keeps the guard's order."""
+        try:
+            self._guard.admit("GET", scope["raw_path"], HeadFields(scope["headers"]), 0)
+            raise NotFound("no WebSocket on this path")
+        except TopicsError as failure:
+            answer = self._operations.failed(failure)
+        await receive()
+        headers = [(b"content-type", b"application/json"), *answer.headers]
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": bytes(answer.body), "more_body": False})
+
+
+async def _send_last(message: Message, receive: Receive, send: Send) -> None:
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_drop, receive)
+            await send(message)
+            nursery.cancel_scope.cancel()
+
+
+async def _drop(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_app(settings: Settings, timings: Timings, backend: Backend, guard: Guard, operations: Operations) -> ColdApp:
+    """Build the application."""
+    app = QuartTrio(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.config["BODY_TIMEOUT"] = timings.body_grace_s + settings.max_body_bytes / timings.body_bytes_per_s
+    app.config["RESPONSE_TIMEOUT"] = None  # a slow reader may be slow; one that takes nothing is cut off by the connection
+    app.url_map.merge_slashes = False
+    view = _View(settings, backend, guard, operations)
+    for rule in ("/", "/<path:path>"):
+        app.add_url_rule(rule, rule, view.answer, methods=METHODS, provide_automatic_options=False)
+    app.register_error_handler(HTTPException, view.answer_refusal)
+    app.register_error_handler(Exception, view.answer_bug)
+    return ColdApp(app, guard, operations)
+
+
+class _View:
+    def __init__(self, settings: Settings, backend: Backend, guard: Guard, operations: Operations) -> None:
+        self._settings = settings
+        self._backend = backend
+        self._guard = guard
+        self._operations = operations
+
+    async def answer(self, **_: str) -> Response:
+        """Every request. Quart's own reading of the path is not used: the table has its matcher."""
+        scope = request.scope
+        head = HeadFields(list(scope["headers"]))
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        length = None
+        try:
+            length = _content_length(head)
+            admitted = self._guard.admit(request.method, target, head, length)
+            self._guard.enter(admitted)
+        except TopicsError as failure:
+            return self._response(self._operations.failed(failure), read=await _skip_body(length))
+        try:
+            try:
+                body = await self._body(admitted)
+            except TopicsError as failure:
+                return self._response(self._operations.failed(failure), read=False)
+            return self._response(await self._operations.run(admitted, body, time.monotonic_ns()), read=True)
+        finally:
+            self._guard.leave(admitted)
+
+    async def answer_refusal(self, refusal: HTTPException) -> Response:
+        """What Quart or Werkzeug turned down before the view could."""
+        code = refusal.code or 500
+        failure: TopicsError = InvalidRequest(refusal.name)
+        if code == 405:  # a method that no path knows: the guard finds the words
+            return await self.answer()
+        if code == 404:
+            failure = NotFound("no such path")
+        elif code == 413:
+            failure = PayloadTooLarge(f"the body is larger than {self._settings.max_body_bytes} bytes")
+        elif code >= 500:
+            failure = Internal("internal error")
+        return self._response(error_answer(failure), read=False)
+
+    async def answer_bug(self, bug: Exception) -> Response:
+        """An exception that nobody expected."""
+        LOG.error("a bug in the cold lane", exc_info=bug)
+        return self._response(error_answer(Internal("internal error")), read=False)
+
+    async def _body(self, admitted: Request) -> Body:
+        if admitted.route.body is BodyRule.NONE:
+            async for _ in request.body:
+                pass
+            return b""
+        with BodySink(
+            self._backend,
+            admitted.shard,
+            inline_bytes=self._settings.inline_bytes,
+            max_bytes=self._settings.max_body_bytes,
+        ) as sink:
+            gzip = GzipSink(sink, self._settings.max_body_bytes) if admitted.gzip_in else None
+            async for piece in request.body:
+                if piece and admitted.wrong_media is not None:
+                    raise admitted.wrong_media
+                await gzip.write(piece) if gzip is not None else sink.write(piece)
+            if gzip is not None:
+                gzip.check_end()
+            check_length(admitted.route, sink.length)
+            return sink.finish()
+
+    def _response(self, answer: Answer, *, read: bool) -> Response:
+        """``read``: the request's body was read, so the connection may go on."""
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        if request.http_version.startswith("1") and (not read or self._guard.draining):
+            headers["connection"] = "close"
+        try:
+            return Response(bytes(answer.body), answer.status, headers, content_type="application/json")
+        finally:
+            answer.done()
+
+
+def _content_length(head: HeadFields) -> int | None:
+    """The declared length: 0 when HTTP/1 declares no body, None when the length shows only at the end."""
+    lengths = head.values(b"content-length")
+    if lengths:
+        if len(lengths) > 1 or not (lengths[0].isdigit() and len(lengths[0]) <= 18):
+            raise InvalidRequest("Content-Length must be one decimal number")
+        return int(lengths[0])
+    chunked = head.values(b"transfer-encoding")
+    return None if chunked or not request.http_version.startswith("1") else 0
+
+
+async def _skip_body(length: int | None) -> bool:
+    """Read and drop a short body; False when it is left unread."""
+    if length is None or length > SKIP_MAX_BYTES:
+        return False
+    async for _ in request.body:
+        pass
+    return True

@@ -1,0 +1,217 @@
+"""Sockets and their deadlines. One sweep a second watches all connections; nothing here costs a task or a timer per request."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import trio
+
+RECV_BYTES = 64 * 1024
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
+HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long a client may take, in seconds."""
+
+    tick_s: float = 1.0  # between two sweeps: the grain of all below
+    head_s: float = 10.0  # from a head's first byte to its last
+    body_grace_s: float = 30.0  # a body may take this long ...
+    body_bytes_per_s: int = 64 * 1024  # ... and as long again as this rate allows
+    idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
+    send_s: float = 30.0  # without the client taking a single byte
+    linger_s: float = 2.0  # for the client to read a refusal while it still sends
+
+
+class Connection:
+    """One client's socket, non-blocking, with what has been read and not used yet.
+
+    ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle`` says that nothing of a
+    request has been read. ``waits_since`` is when a call began that must end if the client hangs up.
+    """
+
+    def __init__(self, sock: socket.socket, connections: Connections) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.connections = connections
+        self.timings = connections.timings
+        self.scope = trio.CancelScope()
+        self.buffer = b""
+        self.pos = 0
+        self.deadline = NEVER
+        self.idle = True
+        self.waits_since = NEVER
+        self.closing = False
+        self.unread_body = False  # the client may still be sending what we will not read
+        self.body_deadline = NEVER
+
+    async def receive(self) -> bool:
+        """Wait for more input. False when the client has closed its side. Raises OSError."""
+        while True:
+            await trio.lowlevel.wait_readable(self.fd)
+            try:
+                data = self.sock.recv(RECV_BYTES)
+            except BlockingIOError:
+                continue
+            self.buffer = self.buffer[self.pos :] + data if self.pos < len(self.buffer) else data
+            self.pos = 0
+            return bool(data)
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Wait for input and put it at the start of ``view``; 0 when the client has closed its side. Raises OSError."""
+        while True:
+            await trio.lowlevel.wait_readable(self.fd)
+            try:
+                return self.sock.recv_into(view)
+            except BlockingIOError:
+                continue
+
+    def begin_body(self) -> None:
+        """A body starts: give it its grace."""
+        self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
+
+    def earned(self, received: int) -> None:
+        """So many bytes of the body came: they buy time."""
+        self.body_deadline += received / self.timings.body_bytes_per_s
+        self.deadline = self.body_deadline
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of it. Raises OSError; a client that takes nothing for ``send_s`` is cut off by the sweep."""
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            await self._send_rest(memoryview(data)[sent:])
+
+    async def send_both(self, head: bytes, body: bytes | memoryview) -> None:
+        """Send two buffers in one write, without copying the second."""
+        try:
+            sent = self.sock.sendmsg([head, body])
+        except BlockingIOError:
+            sent = 0
+        if sent < len(head):
+            await self._send_rest(memoryview(head)[sent:])
+            sent = len(head)
+        await self._send_rest(memoryview(body)[sent - len(head) :])
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        before = self.deadline
+        while rest:
+            self.deadline = self.connections.now + self.timings.send_s
+            await trio.lowlevel.wait_writable(self.fd)
+            try:
+                rest = rest[self.sock.send(rest) :]
+            except BlockingIOError:
+                continue
+        self.deadline = before
+
+    def cut(self) -> None:
+        """End the connection now, whatever its task is doing: a reset for the client, cancellation for the task."""
+        self.closing = True
+        if self.sock.fileno() >= 0:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            trio.lowlevel.notify_closing(self.sock)  # wakes a send that is shielded from cancellation
+        self.scope.cancel()
+
+    def end_idle(self) -> None:
+        """End a connection that is between two requests, in the ordinary way."""
+        self.closing = True
+        self.scope.cancel()
+
+    async def close(self) -> None:
+        """Close the socket; after a refusal, first let the client read it (closing with input unread would reset)."""
+        try:
+            if self.unread_body and not self.scope.cancel_called:
+                await self._linger()
+        finally:
+            self.sock.close()
+
+    async def _linger(self) -> None:
+        self.deadline = NEVER
+        self.sock.shutdown(socket.SHUT_WR)
+        scratch = memoryview(bytearray(RECV_BYTES))
+        with trio.move_on_after(self.timings.linger_s):
+            while await self.receive_into(scratch):
+                pass
+
+
+class Connections:
+    """All open connections, and the sweep that keeps their deadlines. ``now`` is the time of the last sweep, in seconds."""
+
+    def __init__(self, timings: Timings, now: float) -> None:
+        self.timings = timings
+        self.now = now
+        self.draining = False
+        self._open: set[Connection] = set()
+        self._empty = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._open)
+
+    def add(self, connection: Connection) -> None:
+        self._open.add(connection)
+
+    def remove(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if self.draining and not self._open:
+            self._empty.set()
+
+    async def run(self, tick: Callable[[float], None]) -> None:
+        """Sweep for ever. ``tick`` is told the time first, once a tick."""
+        while True:
+            await trio.sleep(self.timings.tick_s)
+            now = trio.current_time()
+            tick(now)
+            self.sweep(now)
+
+    def sweep(self, now: float) -> None:
+        """Cut what is past its deadline, and what waits for a client that has gone."""
+        self.now = now
+        waiting = {}
+        for connection in self._open:
+            if connection.deadline <= now:
+                connection.end_idle() if connection.idle else connection.cut()
+            elif now - connection.waits_since >= self.timings.tick_s:
+                waiting[connection.fd] = connection
+        for fd in _ready(waiting, select.POLLRDHUP, HANG_UP):
+            waiting[fd].cut()
+
+    def drain(self) -> None:
+        """From now on connections end after their current request; those that are idle and have sent nothing, at once."""
+        self.draining = True
+        idle = {connection.fd: connection for connection in self._open if connection.idle}
+        busy = _ready(idle, select.POLLIN, select.POLLIN)
+        for fd, connection in idle.items():
+            if fd not in busy:
+                connection.end_idle()
+        if not self._open:
+            self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """After `drain`: until the last connection has closed."""
+        await self._empty.wait()
+
+    def cut_all(self) -> None:
+        for connection in self._open:
+            connection.cut()
+
+
+def _ready(connections: dict[int, Connection], ask: int, want: int) -> set[int]:
+    """The descriptors on which one of ``want`` holds right now; one system call for all of them."""
+    if not connections:
+        return set()
+    poller = select.poll()
+    for fd in connections:
+        poller.register(fd, ask)
+    return {fd for fd, events in poller.poll(0) if events & want}

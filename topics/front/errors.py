@@ -1,0 +1,66 @@
+"""Failures as HTTP: the only table from class to status (§0.6), and the envelope (§0.5)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from topics import errors
+from topics.front.answers import Answer, Headers, elapsed_ms
+
+STATUS: dict[type[errors.TopicsError], int] = {
+    errors.InvalidRequest: 400,
+    errors.BatchTooLarge: 400,
+    errors.RecordTooLarge: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.TopicNotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.TopicExistsIncompatible: 409,
+    errors.TopicNotEmpty: 409,
+    errors.PayloadTooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    errors.Throttled: 429,
+    errors.Internal: 500,
+    errors.NotReady: 503,
+    errors.ShuttingDown: 503,
+}
+DEFAULT_RETRY_MS = 1000
+
+
+def status_of(failure: errors.TopicsError) -> int:
+    """The status of the failure's class, or of the nearest class above it."""
+    for cls in type(failure).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    raise AssertionError(f"{type(failure).__name__} has no HTTP status")
+
+
+def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
+    """The envelope. ``at`` (monotonic ns) adds ``performance`` beside it; 0 when nothing was measured."""
+    error: dict[str, Any] = {"code": failure.code, "message": failure.message}
+    if failure.detail:
+        error["detail"] = failure.detail
+    body: dict[str, Any] = {"error": error}
+    if at:
+        body["performance"] = {"server_total_ms": elapsed_ms(at)}
+    status = status_of(failure)
+    return Answer(status, msgspec.json.encode(body), headers=_headers(status, failure))
+
+
+def _headers(status: int, failure: errors.TopicsError) -> Headers:
+    if status in (429, 503):
+        return ((b"retry-after", b"%d" % retry_after_s(failure.detail.get("retry_after_ms", DEFAULT_RETRY_MS))),)
+    if status == 401:
+        return ((b"www-authenticate", b"Bearer"),)
+    if status == 405:
+        return ((b"allow", ", ".join(failure.detail.get("allow", ())).encode("ascii")),)
+    return ()
+
+
+def retry_after_s(retry_after_ms: float) -> int:
+    """Whole seconds, rounded up, at least 1: a 0 would make clients loop."""
+    return max(1, math.ceil(retry_after_ms / 1000))

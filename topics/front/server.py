@@ -1,0 +1,157 @@
+"""The HTTP server of one front process: accept, sweep, drain."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from email.utils import formatdate
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.front.backend import Backend
+from topics.front.cold_bridge import ColdLane
+from topics.front.cold_lane import hypercorn_config, make_app
+from topics.front.connections import Connection, Connections, Timings
+from topics.front.fast_lane import FastLane, Lanes
+from topics.front.guard import Guard
+from topics.front.http1 import ResponseHeads
+from topics.front.operations import Operations
+
+LOG = logging.getLogger("topics.front")
+
+MAX_CONNECTIONS = 16_384  # further clients wait in the listen queue
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+RETRY_ACCEPT_S = 0.1
+
+
+class Server:
+    """What `serve` runs. Tests look into ``connections`` and sweep by hand."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        access: Access,
+        backend: Backend,
+        *,
+        probe_auth: bool = False,
+        use_fast_lane: bool = True,
+        timings: Timings | None = None,
+    ) -> None:
+        timings = timings or Timings()
+        self.guard = Guard(settings, access, backend, probe_auth=probe_auth)
+        self.connections = Connections(timings, trio.current_time())
+        self._drain_s = settings.drain_ms / 1000
+        self._responses = ResponseHeads()
+        self._context = WorkerContext(None)
+        self._slots = trio.Semaphore(MAX_CONNECTIONS)
+        operations = Operations(backend, self.guard)
+        self._app = ASGIWrapper(make_app(settings, timings, backend, self.guard, operations))  # type: ignore[arg-type]
+        self._config = hypercorn_config(settings, timings)
+        self.lanes = Lanes(
+            guard=self.guard,
+            operations=operations,
+            backend=backend,
+            connections=self.connections,
+            cold=ColdLane(self._app, self._config, self._context),
+            inline_bytes=settings.inline_bytes,
+            max_body_bytes=settings.max_body_bytes,
+            use_fast_lane=use_fast_lane,
+            heads={},
+            responses=self._responses,
+        )
+        self._tick(0.0)
+
+    async def run(self, listener: socket.socket, stop: trio.Event) -> None:
+        """Serve until ``stop`` is set and all connections have ended, at most ``drain_ms`` later."""
+        lifespan = Lifespan(self._app, self._config, {})
+        async with trio.open_nursery() as app_nursery:
+            await app_nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.connections.run, self._tick)
+                await self._accept_until(listener, stop, nursery)
+                await self._drain()
+                nursery.cancel_scope.cancel()
+            await lifespan.wait_for_shutdown()
+            app_nursery.cancel_scope.cancel()
+
+    def _tick(self, _now: float) -> None:
+        self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
+
+    async def _accept_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(self._accept, listener, nursery)
+            await stop.wait()
+            accepting.cancel_scope.cancel()
+        trio.lowlevel.notify_closing(listener)
+        listener.close()
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        listener.setblocking(False)
+        while True:
+            await self._slots.acquire()
+            sock = await _accepted(listener)
+            connection = Connection(sock, self.connections)
+            self.connections.add(connection)
+            nursery.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await FastLane(connection, self.lanes).run()
+        finally:
+            self.connections.remove(connection)
+            self._slots.release()
+
+    async def _drain(self) -> None:
+        """In-flight requests finish; what is left after the drain time is cut off."""
+        self.guard.draining = True
+        await self._context.terminated.set()
+        self.connections.drain()
+        with trio.move_on_after(self._drain_s):
+            await self.connections.wait_empty()
+        if len(self.connections):
+            LOG.warning("cutting %d connections that did not end within the drain time", len(self.connections))
+            self.connections.cut_all()
+
+
+async def _accepted(listener: socket.socket) -> socket.socket:
+    """The next client. Running out of descriptors is waited out; what fails for one client only is passed over."""
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            continue
+        except OSError as failure:
+            if failure.errno in OUT_OF_FILES:
+                LOG.warning("cannot accept a connection: %s", failure)
+                await trio.sleep(RETRY_ACCEPT_S)
+            elif listener.fileno() < 0 or failure.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                raise
+            continue
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+async def serve(
+    settings: Settings,
+    access: Access,
+    backend: Backend,
+    listener: socket.socket,
+    *,
+    stop: trio.Event,
+    probe_auth: bool = False,
+) -> None:
+    """Serve HTTP on a listening socket until ``stop`` is set and the drain is over; closes ``listener``.
+
+    ``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too.
+    """
+    await Server(settings, access, backend, probe_auth=probe_auth).run(listener, stop)

@@ -1,0 +1,69 @@
+"""Talking to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)). Without systemd, silence."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import MutableMapping
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class Notifier:
+    """The supervisor's line to systemd."""
+
+    def __init__(self, address: str | None = None, *, watchdog_ms: int = 0) -> None:
+        """``address`` is a path, or ``@name`` in the abstract namespace. ``watchdog_ms`` 0: no watchdog."""
+        self.watchdog_ms = watchdog_ms
+        self._address = "\0" + address[1:] if address and address.startswith("@") else address or ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
+        self._last_status = ""
+        self._complained = False
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
+        """Take systemd's variables out of ``environ``: they are meant for this process and not for its children."""
+        address = environ.pop("NOTIFY_SOCKET", None)
+        watchdog_pid = environ.pop("WATCHDOG_PID", str(pid))
+        watchdog_usec = environ.pop("WATCHDOG_USEC", "0")
+        is_ours = watchdog_pid == str(pid) and watchdog_usec.isdecimal()
+        return cls(address, watchdog_ms=int(watchdog_usec) // 1000 if is_ours else 0)
+
+    def ready(self) -> None:
+        """Start-up is over; from now on the watchdog counts."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """One line for ``systemctl status``; sent only when it changes."""
+        if text != self._last_status:
+            self._last_status = text
+            self._send(f"STATUS={text}")
+
+    def extend_timeout(self, ms: int) -> None:
+        """Start-up or stop is still making progress and may take this much longer from now."""
+        self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
+
+    def watchdog(self) -> None:
+        """Everything lives."""
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The drain has begun."""
+        self._send("STOPPING=1")
+
+    def close(self) -> None:
+        """Forget the socket, as a child does that must not speak in the supervisor's name."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, line: str) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendto(line.encode(), socket.MSG_DONTWAIT, self._address)
+        except OSError as error:  # serving goes on without systemd's ear; the loss is told once
+            if not self._complained:
+                self._complained = True
+                log.warning("systemd cannot be notified", reason=error.strerror, lost=line)

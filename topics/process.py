@@ -1,0 +1,86 @@
+"""Making a child process by fork, so that it never outlives its parent and never unwinds into the parent's code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+from setproctitle import setproctitle
+
+from topics import logs
+
+OK, FAILED, USAGE, DAMAGED = 0, 1, 2, 3  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int:
+    """Run ``main`` in a child that is called ``topics: NAME``; its pid. Only for a process without threads.
+
+    The child exits with 0 when ``main`` returns, with the status of a ``SystemExit``, and with 1 after logging any other
+    exception. ``OSError`` when the system has no room for another process.
+    """
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _be_child(name, main, parent, log_level)
+    return pid
+
+
+def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) -> NoReturn:
+    status = FAILED
+    try:
+        die_with(parent)
+        logs.configure(name, log_level)
+        setproctitle(f"topics: {name}")
+        faulthandler.enable()
+        _reset_signals()
+        main()
+        status = OK
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else OK if leaving.code is None else FAILED
+    except BaseException:  # the last frame of this process: what is not logged here is never seen
+        structlog.get_logger().exception("process failed")
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """From now on this process is killed when its parent dies; at once, if it already has."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(FAILED)
+
+
+def _reset_signals() -> None:
+    """Defaults for everything, then nothing blocked.
+
+    Ctrl-C and hang-ups come to every process of the terminal; only the parent acts on them.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def describe_exit(wait_status: int) -> dict[str, int | str]:
+    """How a process ended, as fields of a log line."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return {"exit_code": code}
+    return {"signal": signal.Signals(-code).name if -code in signal.valid_signals() else f"SIG{-code}"}

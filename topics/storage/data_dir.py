@@ -1,0 +1,141 @@
+"""The data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
+
+``LOCK`` is held by flock(2) and names its holder's pid. The file descriptor goes to every forked process on purpose: as
+long as one of them lives, nobody else can write here.
+
+``meta``, integers little-endian:
+
+    offset  size  field     meaning
+    0       8     magic     "topicsdd"
+    8       4     version   of everything in the directory
+    12      4     shards    topics are spread by their names' hash over this many shards; it never changes
+    16      4     reserved  zero
+    20      4     crc32c    of bytes 0..20
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from crc32c import crc32c
+
+META = struct.Struct("<8sIIII")
+assert META.size == 24
+
+MAGIC = b"topicsdd"
+VERSION = 1
+_CRC_AT = 20
+_OURS = frozenset({"LOCK", "meta", "meta.new", "lost+found"})  # what a directory without meta may hold
+
+
+class DataDirectoryInUse(Exception):
+    """Another server holds the lock."""
+
+
+class DataDirectoryDamaged(Exception):
+    """What stands there is not ours, is damaged, or is of a version that this program does not know."""
+
+
+class DataDirectory:
+    """A locked data directory whose ``shards`` is the stored count. Closing gives the lock back."""
+
+    def __init__(self, path: Path, *, shards: int) -> None:
+        """Make (0700), lock and read the directory; ``shards`` only counts when it is new.
+
+        Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
+        """
+        self.path = path
+        _make(path)
+        self._lock = _lock(path)
+        try:
+            stored = _read_meta(path)
+            self.is_new = stored is None
+            self.shards = shards if stored is None else stored
+            if self.is_new:
+                _write_meta(path, shards)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the lock, once every process that inherited it is gone."""
+        os.close(self._lock)
+
+
+def encode_meta(shards: int, version: int = VERSION) -> bytes:
+    """The bytes of ``meta``."""
+    head = META.pack(MAGIC, version, shards, 0, 0)[:_CRC_AT]
+    return head + struct.pack("<I", crc32c(head))
+
+
+def decode_meta(data: bytes) -> int:
+    """The shard count. ``ValueError`` says why the bytes cannot be trusted, with the offset."""
+    if len(data) != META.size:
+        raise ValueError(f"it has {len(data)} bytes instead of {META.size}")
+    magic, version, shards, _reserved, checksum = META.unpack(data)
+    if magic != MAGIC:
+        raise ValueError("offset 0: it is not a file of this program")
+    if checksum != crc32c(data[:_CRC_AT]):
+        raise ValueError(f"offset {_CRC_AT}: its checksum is wrong")
+    if version != VERSION:
+        raise ValueError(f"offset 8: its format version is {version}, this program knows only {VERSION}")
+    return int(shards)
+
+
+def _make(path: Path) -> None:
+    if path.is_dir():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _lock(path: Path) -> int:
+    """The locked descriptor of ``LOCK``, which then holds our pid."""
+    lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise DataDirectoryInUse(f"the data directory {path} is in use by process {holder or '(unknown)'}") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    return lock
+
+
+def _read_meta(path: Path) -> int | None:
+    """The stored shard count, or None in a directory that is new."""
+    meta = path / "meta"
+    if not meta.exists():
+        strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith("."))
+        if strangers:
+            raise DataDirectoryDamaged(f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}")
+        return None
+    try:
+        return decode_meta(meta.read_bytes())
+    except ValueError as error:
+        raise DataDirectoryDamaged(f"{meta}: {error}") from None
+
+
+def _write_meta(path: Path, shards: int) -> None:
+    """Aside, synced, renamed, directory synced: after any crash there is a whole meta or none."""
+    aside = os.open(path / "meta.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(aside, encode_meta(shards))
+        os.fsync(aside)
+    finally:
+        os.close(aside)
+    (path / "meta.new").replace(path / "meta")
+    _sync_directory(path)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,83 @@
+"""The few things that durable files need beyond open and write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from topics.formats.requests import Buffer
+
+IOV_MAX = 1024  # pieces that one pwritev takes
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Damaged(Exception):
+    """Bytes on disk that cannot be trusted. The process stops with path, offset and reason; nothing is repaired by itself."""
+
+    def __init__(self, path: Path, offset: int, reason: str) -> None:
+        super().__init__(f"{path}, offset {offset}: {reason}")
+        self.path, self.offset, self.reason = path, offset, reason
+
+
+def boot_id() -> str:
+    """Changes when the machine starts anew: what was written and not synced before is then in doubt. Empty where unknown."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, durably."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        sync_directory(path.parent)
+
+
+def write_aside(path: Path, pieces: list[Buffer]) -> None:
+    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced, renamed, the name synced."""
+    aside = path.with_name(path.name + ".tmp")
+    with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        write_all(fd, pieces, 0)
+        os.fdatasync(fd)
+    aside.replace(path)
+    sync_directory(path.parent)
+
+
+def write_all(fd: int, pieces: list[Buffer], offset: int) -> None:
+    """Write every byte of the pieces, one after the other, from ``offset`` on."""
+    for start in range(0, len(pieces), IOV_MAX):
+        batch = pieces[start : start + IOV_MAX]
+        wanted = sum(map(len, batch))
+        written = os.pwritev(fd, batch, offset)
+        if written < wanted:  # a signal, or the disk filled up: the rest says which
+            rest = memoryview(b"".join(batch))[written:]
+            while rest:
+                written = os.pwrite(fd, rest, offset + wanted - len(rest))
+                rest = rest[written:]
+        offset += wanted
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""The write-ahead log of one shard, and the thread that writes it.
+
+The shard's loop encodes frames (`Wal.append`) and hands them over in groups (`Wal.flush`). The writer thread merges all groups that
+wait into one write and, when one of them asks for it, one fdatasync; then it reports through ``progress_fd``, an eventfd.
+
+    append ... append -> flush --(queue)--> write [-> fdatasync] -> Progress --(eventfd)--> the loop commits and answers
+
+After an error nothing more is written: the group that failed and all behind it are lost; the log is `failed` until the process
+starts anew and replays what the disk really holds. The one exception is a new file for which there is no room: nothing was touched
+then, so the log goes on from the position where it was, once the loop has undone what waited and called `resume`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from topics.formats.records import RecordsView
+from topics.formats.requests import Buffer
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
+from topics.storage.disk import write_all
+from topics.storage.wal_file import WalFile
+
+JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
+
+
+class NoRoom(OSError):
+    """The next log file could not be made; nothing was written and nothing is in doubt."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Pieces of frames that stand one after the other in one file; ``era`` counts how often the log went on after `NoRoom`."""
+
+    era: int
+    file: WalFile
+    position: int
+    end: int
+    pieces: list[Buffer]
+    sync: bool
+    new_file: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the log reaches after a write: ``written`` in the kernel's hands, ``synced`` on the disk; what both took."""
+
+    written: int
+    synced: int
+    write_ms: float
+    sync_ms: float
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class WalCounters:
+    """Since the start of the process."""
+
+    frames: int = 0
+    batches: int = 0
+    fsyncs: int = 0
+    bytes_written: int = 0
+    rotations: int = 0
+
+
+class Wal:
+    """The log from ``position`` on; ``files`` hold everything before it."""
+
+    def __init__(self, folder: Path, shard: int, files: list[WalFile], position: int, *, file_bytes: int, sync_ms: int) -> None:
+        self.folder, self.shard = folder, shard
+        self.file_bytes, self._sync_s = file_bytes, sync_ms / 1000
+        self._files = files
+        self._bases = [file.base for file in files]
+        self.position = position  # where the next frame goes
+        self.synced = position
+        self.failed: OSError | None = None
+        self.counters = WalCounters()
+        self._pieces: list[Buffer] = []
+        self._start = position
+        self._new_file = False
+        self._tail: WalFile | None = files[-1] if files else None
+        self._queue: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        self._done: deque[Progress] = deque()
+        self._held: _Group | None = None
+        self._era = 0
+        self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="wal writer", daemon=True)
+        self._thread.start()
+
+    # The loop's side
+
+    def append(self, frame: Frame) -> int:
+        """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
+        length, position = frame.length, self.position
+        file = self._tail
+        if file is None or not file.holds(position, length):
+            file = self._begin_file(position, length)
+        self._pieces += encode_frame(frame, position, self.synced, file.seed)
+        self.position = position + length
+        self.counters.frames += 1
+        return position
+
+    def _begin_file(self, position: int, length: int) -> WalFile:
+        self.flush(sync=True)  # a file is whole on disk before the next one begins
+        size = max(self.file_bytes, FILE_HEADER_BYTES + length)
+        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64)), size)
+        self._new_file = True
+        return self._tail
+
+    def flush(self, *, sync: bool) -> None:
+        """Hand the group under way to the writer; ``sync``: its answer must wait for the disk."""
+        if not self._pieces and not (sync and self.synced < self.position):
+            return
+        if self._tail is None:
+            return
+        self._queue.put(_Group(self._era, self._tail, self._start, self.position, self._pieces, sync, self._new_file))
+        self._pieces, self._start, self._new_file = [], self.position, False
+
+    def take_progress(self) -> list[Progress]:
+        """What the writer has done since the last call, oldest first."""
+        try:
+            os.eventfd_read(self.progress_fd)
+        except BlockingIOError:
+            return []
+        taken = []
+        while self._done:
+            progress = self._done.popleft()
+            if progress.error is None:
+                self.synced = progress.synced
+            elif not isinstance(progress.error, NoRoom):
+                self.failed = progress.error
+            taken.append(progress)
+        return taken
+
+    def resume(self, position: int) -> None:
+        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over since is dropped."""
+        self._era += 1
+        self._pieces, self._start, self._new_file = [], position, False
+        self.position = position
+        self._tail = self._files[-1] if self._files else None
+
+    def records(self, place: int) -> RecordsView:
+        """Records of the APPEND frame at position ``place``; it must have been written."""
+        file = self._files[bisect_right(self._bases, place) - 1]
+        view, offset = file.view(), file.offset(place)
+        header = FRAME.unpack_from(view, offset)
+        start = offset + FRAME_HEADER_BYTES
+        return RecordsView(header[11], header[8], header[9], view[start : start + header[7]])
+
+    def stop(self) -> None:
+        """Write and sync everything, end the thread."""
+        self.flush(sync=True)
+        self._queue.put(None)
+        self._thread.join()
+        for file in self._files:
+            file.close()
+        os.close(self.progress_fd)
+
+    # The writer's side
+
+    def _run(self) -> None:
+        written = synced = self.position
+        file = self._tail
+        failed_era = -1
+        while True:
+            groups = self._next_groups(dirty=written > synced)
+            if groups is None:
+                return None
+            if groups and groups[0].era <= failed_era:
+                continue  # handed over before the loop knew of the failure
+            began = time.perf_counter()
+            sync_ms = 0.0
+            try:
+                if groups:
+                    file = groups[0].file
+                    if groups[0].new_file:
+                        self._create(file)
+                    self._write(groups)
+                    written = groups[-1].end
+                wrote = time.perf_counter()
+                if file is not None and (not groups or any(group.sync for group in groups)):
+                    file.sync()
+                    sync_ms = (time.perf_counter() - wrote) * 1000
+                    synced = written
+                    self.counters.fsyncs += 1
+            except NoRoom as error:
+                failed_era = groups[0].era
+                self._report(Progress(written, synced, 0.0, 0.0, error))
+            except OSError as error:
+                self._report(Progress(written, synced, 0.0, 0.0, error))
+                return self._drain()
+            else:
+                self._report(Progress(written, synced, (wrote - began) * 1000, sync_ms))
+
+    def _write(self, groups: list[_Group]) -> None:
+        pieces = [piece for group in groups for piece in group.pieces]
+        length = groups[-1].end - groups[0].position
+        if length < JOIN_BYTES:
+            pieces = [b"".join(pieces)]
+        write_all(groups[0].file.fd, pieces, groups[0].file.offset(groups[0].position))
+        self.counters.batches += 1
+        self.counters.bytes_written += length
+
+    def _create(self, file: WalFile) -> None:
+        try:
+            file.create()
+        except OSError as error:
+            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(file.path)) from error
+        self._files.append(file)
+        self._bases.append(file.base)
+        self.counters.rotations += 1
+
+    def _next_groups(self, *, dirty: bool) -> list[_Group] | None:
+        """All that waits for one file, oldest first; empty when it is time to sync what nobody waits for; None at the end."""
+        first = self._held
+        self._held = None
+        if first is None:
+            try:
+                first = self._queue.get(timeout=self._sync_s if dirty else None)
+            except queue.Empty:
+                return []
+            if first is None:
+                return None
+        groups = [first]
+        while True:
+            try:
+                group = self._queue.get_nowait()
+            except queue.Empty:
+                return groups
+            if group is None:
+                self._queue.put(None)  # first what was handed over before the end
+                return groups
+            if group.new_file or group.era != first.era:
+                self._held = group
+                return groups
+            groups.append(group)
+
+    def _drain(self) -> None:
+        """After an error that leaves the file in doubt: take what comes and let it fall, until the end."""
+        while self._queue.get() is not None:
+            pass
+
+    def _report(self, progress: Progress) -> None:
+        self._done.append(progress)
+        os.eventfd_write(self.progress_fd, 1)

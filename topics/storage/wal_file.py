@@ -1,0 +1,106 @@
+"""One file of the log: made whole and synced before its first frame, mapped for reading."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from topics.formats.wal import (
+    FILE_HEADER_BYTES,
+    BadHeader,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+)
+from topics.storage.disk import Damaged, sync_directory
+
+
+class WalFile:
+    """``base`` is the position of its first frame; ``size`` the bytes of the file, header included."""
+
+    def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
+        self.folder, self.header, self.size = folder, header, size
+        self.base, self.seed = header.base, header.seed
+        self._fd = -1
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @property
+    def path(self) -> Path:
+        """Named by the first position, so that names sort as the log runs."""
+        return self.folder / f"{self.base:016x}.wal"
+
+    def offset(self, position: int) -> int:
+        """Where in the file the frame at ``position`` stands."""
+        return FILE_HEADER_BYTES + position - self.base
+
+    def holds(self, position: int, length: int) -> bool:
+        """Whether a frame of this length has room at ``position``."""
+        return self.offset(position) + length <= self.size
+
+    def create(self) -> None:
+        """Make the file with all its room, so that a full disk shows here and not in the middle of a write."""
+        aside = self.path.with_suffix(".new")
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, self.size)
+            os.pwrite(fd, encode_file_header(self.header), 0)
+            os.fdatasync(fd)
+            aside.replace(self.path)
+            sync_directory(self.folder)
+        except OSError:
+            os.close(fd)
+            aside.unlink(missing_ok=True)
+            raise
+        self._fd = fd
+
+    @classmethod
+    def open(cls, path: Path, shard: int) -> WalFile:
+        """An existing file. Raises `Damaged` when it is not what its name says."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
+            if header.shard != shard or f"{header.base:016x}.wal" != path.name:
+                raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
+        except BadHeader as error:
+            os.close(fd)
+            raise Damaged(path, 0, str(error)) from error
+        file = cls(path.parent, header, os.fstat(fd).st_size)
+        file._fd = fd
+        return file
+
+    @property
+    def fd(self) -> int:
+        """Open for reading and writing."""
+        return self._fd
+
+    def view(self) -> memoryview:
+        """The whole file, read in place; what is written later shows in it."""
+        if self._view is None:
+            self._map = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._view = memoryview(self._map)
+        return self._view
+
+    def unmap(self) -> None:
+        """Let go of the map; the next `view` makes another."""
+        if self._view is not None and self._map is not None:
+            self._view.release()
+            self._map.close()
+            self._view = self._map = None
+
+    def cut(self, position: int) -> None:
+        """Turn everything from ``position`` on into zeros, durably: no frame of the cut part may ever be found again."""
+        assert self._view is None, "a mapped file is not cut"
+        os.ftruncate(self._fd, self.offset(position))
+        os.posix_fallocate(self._fd, 0, self.size)
+        os.fsync(self._fd)
+
+    def sync(self) -> None:
+        """fdatasync."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file and its map."""
+        self.unmap()
+        os.close(self._fd)

@@ -1,0 +1,74 @@
+"""The process that owns the topics of one shard: recover, then serve until told to stop."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+import trio
+
+from topics.actors.board import Board, ShardState
+from topics.actors.link import Link, LinkMemory, Side
+from topics.actors.shard_actor import ShardActor, clock
+from topics.config import Settings
+from topics.formats.requests import Limits
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Checkpoint
+from topics.storage.disk import Damaged
+from topics.storage.recovery import Shard, recover
+
+EXIT_DAMAGED = 3  # the supervisor does not try again
+log = structlog.get_logger()
+
+
+def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
+    """Run shard ``index``; returns after SIGTERM. ``links`` are its links, one to each front."""
+    words = board.shard(index)
+    words.progress_ppm = 0
+    words.state = ShardState.RECOVERING
+
+    def report(share: float) -> None:
+        words.progress_ppm = int(share * 1e6)
+        words.heartbeat_ms = time.monotonic_ns() // 1_000_000
+
+    began = time.monotonic()
+    try:
+        shard = recover(
+            settings.data_dir, index, settings.shards, clock(),
+            wal_file_bytes=settings.wal_file_bytes, wal_sync_ms=settings.wal_sync_ms, report=report,
+        )  # fmt: skip
+    except Damaged as error:
+        log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
+        sys.exit(EXIT_DAMAGED)
+    log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
+    gc.freeze()  # what recovery built stays: the collector need not look at it again
+    trio.run(_serve, settings, board, links, index, shard)
+    words.state = ShardState.STOPPED
+
+
+async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard) -> None:
+    limits = Limits(
+        settings.max_batch_records, settings.max_record_bytes, settings.max_meta_bytes, settings.max_tag_bytes,
+        settings.max_node_bytes, settings.max_limit,
+    )  # fmt: skip
+    actor = ShardActor(shard, index, board, limits)
+    stop = trio.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on, signals, stop)
+            await actor.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)
+            nursery.cancel_scope.cancel()
+    # Nothing is answered any more: what the checkpoint says is the last word.
+    shard.wal.stop()
+    if actor.broken is None:
+        checkpoints.write(shard.checkpoint_folder, Checkpoint(shard.wal.position, True, shard.engine.snapshot()))
+
+
+async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    async for _ in signals:
+        stop.set()
