@@ -154,7 +154,7 @@ class Server:
             if self._ready():
                 return
             time.sleep(0.01)
-        raise AssertionError(f"not ready within {timeout_s} s (exit code {self.process and self.process.poll()}):\n{self.logged}")
+        raise AssertionError(f"not ready within {timeout_s} s (exit code {self.process and self.process.poll()}):\n{self.log_tail}")
 
     def _ready(self) -> bool:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
@@ -182,7 +182,7 @@ class Server:
         code = self.wait_exit(STOP_S)
         left = self.pids()
         assert not left, f"the server left children behind: {left}"
-        assert code == 0, f"exit code {code} after SIGTERM:\n{self.logged}"
+        assert code == 0, f"exit code {code} after SIGTERM:\n{self.log_tail}"
 
     def wait_exit(self, timeout_s: float) -> int:
         """The exit code; a server that does not end is killed and reported."""
@@ -192,7 +192,7 @@ class Server:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"still running after {timeout_s} s; the log:\n{self.logged}") from None
+            raise AssertionError(f"still running after {timeout_s} s; the log:\n{self.log_tail}") from None
         self.log.join(STOP_S)
         return code
 
@@ -213,6 +213,11 @@ class Server:
     def logged(self) -> str:
         return self.log.text if self.log else ""
 
+    @property
+    def log_tail(self) -> str:
+        """The end of the log, for messages."""
+        return "\n".join(line[:1000] for line in self.logged.splitlines()[-15:])
+
     def pids(self) -> list[int]:
         """Every living process of the server."""
         return [pid for pid in _all_pids() if _session_of(pid) == self.pid]
@@ -227,7 +232,7 @@ class Server:
         """The children, once there are ``count`` of them."""
         deadline = time.monotonic() + timeout_s
         while len(roles := self.roles()) != count:
-            assert time.monotonic() < deadline, f"{count} children expected, there are {roles}:\n{self.logged}"
+            assert time.monotonic() < deadline, f"{count} children expected, there are {roles}:\n{self.log_tail}"
             time.sleep(0.01)
         return roles
 

@@ -113,6 +113,18 @@ def _query(query: dict[str, object]) -> str:
     return f"?{urlencode(query)}" if query else ""
 
 
+def listed(api: Api, **query: object) -> list[str]:
+    """The names of all topics, through every page."""
+    names: list[str] = []
+    page = ok(api.listing(**query))
+    while True:
+        names += [item["topic"] for item in page["topics"]]
+        if "next_cursor" not in page:
+            return names
+        assert page["topics"], "an empty page that says that there is more"
+        page = ok(api.listing(**query | {"cursor": page["next_cursor"]}))
+
+
 class RawRecord(msgspec.Struct):
     """A record whose values keep the bytes that the server sent."""
 

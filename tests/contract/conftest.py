@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("contract") / "data", shards=2) as server:
         before = server.wait_roles(3)
         yield server
-        assert server.roles() == before, f"a child died and was replaced:\n{server.logged}"
+        assert server.roles() == before, f"a child died and was replaced:\n{server.log_tail}"
 
 
 @pytest.fixture

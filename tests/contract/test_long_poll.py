@@ -116,9 +116,7 @@ def test_own_records_do_not_end_a_long_poll(server: Server, api: Api, topic: str
     assert (page["next_from_seq"], page["caught_up"]) == (6, True)
 
 
-def test_a_poll_that_saw_only_own_records_ends_at_the_head(
-    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
-) -> None:
+def test_a_poll_that_saw_only_own_records_ends_at_the_head(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 800, "node": "me"})
     time.sleep(PARKED_S)

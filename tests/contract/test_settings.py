@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ EDGES: list[tuple[str, list[dict[str, Any]], str | None]] = [
     ("6 records", [{"data": 1}] * 6, "batch_too_large"),
     ("100 bytes", [{"data": "x" * 98}], None),
     ("101 bytes", [{"data": "x" * 99}], "record_too_large"),
-    ("meta 20 bytes", [{"data": 1, "meta": {"k": "x" * 11}}], None),
-    ("meta 21 bytes", [{"data": 1, "meta": {"k": "x" * 12}}], "record_too_large"),
+    ("meta 20 bytes", [{"data": 1, "meta": {"k": "x" * 12}}], None),
+    ("meta 21 bytes", [{"data": 1, "meta": {"k": "x" * 13}}], "record_too_large"),
     ("tag 4 bytes", [{"data": 1, "tag": "éé"}], None),
     ("tag 5 bytes", [{"data": 1, "tag": "ééx"}], "invalid_request"),
     ("node 3 bytes", [{"data": 1, "node": "éx"}], None),
@@ -87,8 +88,6 @@ EDGES: list[tuple[str, list[dict[str, Any]], str | None]] = [
 
 @pytest.mark.parametrize(("records", "code"), [row[1:] for row in EDGES], ids=[f"2 {row[0]}" for row in EDGES])
 def test_every_limit_may_be_changed(small_api: Api, topic: str, records: list[dict[str, Any]], code: str | None) -> None:
-    import json
-
     body = json.dumps({"records": records}, separators=(",", ":"), ensure_ascii=False).encode()
     answer = small_api.call("POST", f"/v0/topics/{topic}", body)
     if code is None:

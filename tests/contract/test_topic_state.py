@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
+from tests.contract.api import Api, listed, ok, refused
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
 CLOCK_SLACK_MS = 1000
@@ -115,18 +115,6 @@ def test_names_are_case_sensitive(api: Api, topic: str) -> None:
 # --- list
 
 
-def listed(api: Api, **query: object) -> list[str]:
-    """All names, through every page."""
-    names: list[str] = []
-    page = ok(api.listing(**query))
-    while True:
-        names += [item["topic"] for item in page["topics"]]
-        if "next_cursor" not in page:
-            return names
-        assert page["topics"], "an empty page that says that there is more"
-        page = ok(api.listing(**query, cursor=page["next_cursor"]))
-
-
 @pytest.fixture
 def family(api: Api, topic: str) -> list[str]:
     """Six topics of one prefix, made in an order that is not the sorted one."""
@@ -224,9 +212,7 @@ def test_a_page_size_is_a_whole_number(api: Api, size: str) -> None:
     refused(api.listing(page_size=size), 400, "invalid_request")
 
 
-@pytest.mark.parametrize(
-    "prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}"
-)
+@pytest.mark.parametrize("prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}")
 def test_a_prefix_without_topics_lists_nothing(api: Api, prefix: str) -> None:
     page = ok(api.listing(prefix=prefix))
     assert page["topics"] == []

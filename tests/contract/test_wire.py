@@ -226,9 +226,7 @@ def test_a_length_beside_chunks_smuggles_nothing(server: Server, api: Api, topic
     method = "POST" if route == "append" else "PUT"
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
     with Wire(server.address) as wire:
-        wire.send(
-            start(method, f"/v0/topics/{topic}", "Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n" + smuggled
-        )
+        wire.send(start(method, f"/v0/topics/{topic}", "Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n" + smuggled)
         refused(wire.answer(), 400, "invalid_request")
         wire.assert_closed()
     refused(api.get(topic), 404, "topic_not_found")

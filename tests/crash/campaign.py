@@ -105,7 +105,7 @@ class Campaign:
             return
         deadline = time.monotonic() + BACK_S
         while self._server.roles().get(role, old) == old:
-            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.logged}"
+            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
             time.sleep(0.005)
         self._server.wait_ready(BACK_S)
 

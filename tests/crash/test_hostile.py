@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("hostile") / "data") as server:
         before = server.wait_roles(2)
         yield server
-        assert server.roles() == before, f"a child died and was replaced:\n{server.logged}"
+        assert server.roles() == before, f"a child died and was replaced:\n{server.log_tail}"
 
 
 def wait_forgotten(server: Server, most: int) -> None:
@@ -48,9 +48,7 @@ def test_slow_bodies_hold_up_nobody(server: Server) -> None:
             for wire in wires:
                 wire.send(whole[at : at + 1])
             time.sleep(0.02)  # this is what makes them slow
-        assert sorted(ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]) == list(
-            range(1, 51)
-        )
+        assert sorted(ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]) == list(range(1, 51))
     assert bystander.trouble == []
     assert bystander.percentile(50) < LOOSE_MS
 

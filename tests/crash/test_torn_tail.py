@@ -59,7 +59,8 @@ def whole_writes(log: bytes, cut: int) -> int:
     return max(0, sum(0 <= log.find(marker(number)) < cut for number in range(WRITES)) - 1)
 
 
-CUTS = [random.Random(SEED).random() for _ in range(8)]
+SOURCE = random.Random(SEED)
+CUTS = [SOURCE.random() for _ in range(8)]
 
 
 @pytest.mark.parametrize("place", [*CUTS, 1.0], ids=lambda place: f"{place:.3f}")
@@ -117,7 +118,7 @@ def test_a_damaged_frame_below_acknowledged_ones_stops_the_server(killed: Path, 
     server = Server(data_dir)
     server.spawn()
     try:
-        assert server.wait_exit(30) == REFUSED, server.logged
+        assert server.wait_exit(30) == REFUSED, server.log_tail
     finally:
         server.kill()
     assert path.name in server.logged

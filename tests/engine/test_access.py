@@ -123,9 +123,7 @@ def test_a_malformed_scope_token_is_refused(text: str) -> None:
         Access.parse(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"]
-)
+@pytest.mark.parametrize("text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"])
 def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: a name prefix"):
         Access.parse(text)
