@@ -156,7 +156,7 @@ def pile_up_answers(server: Server, requests: int) -> int:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory, Server(Path(directory) / "data") as server:
+    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory, Server(Path(directory) / "data", shards=1) as server:
         with watched(server) as memory, beside(server) as bystander:
             send_large_bodies(server, 5)
         print(f"5 bodies of 64 MiB: {memory}; beside them {bystander}")

@@ -102,7 +102,7 @@ class Neighbour(threading.Thread):
 
 
 def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", shards=1) as server:
         roles = server.wait_roles(2)
         with Api(server.address) as api:
             ok(api.append("t", 1, idempotency_key="k"), 201)
@@ -115,7 +115,7 @@ def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_dies_lets_its_long_polls_go(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", shards=1) as server:
         roles = server.wait_roles(2)
         with Api(server.address) as api:
             ok(api.put("t"), 201)
@@ -149,14 +149,16 @@ def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
 
 
 def test_a_stop_waits_for_no_long_poll_beyond_the_drain(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", shards=1, drain_ms=1000) as server:
         with Api(server.address) as api:
             ok(api.put("t"), 201)
         with Wire(server.address) as wire, Wire(server.address) as idle:
             wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
             idle.send(b"POST /v0/topics/t HTTP/1.1\r\nContent-Le")
             time.sleep(0.2)  # nothing outside tells that a poll is parked
+            asked = time.monotonic()
             server.stop()
+            assert time.monotonic() - asked < 6
 
 
 def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(tmp_path: Path, end: str) -> None:
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", shards=1) as server:
         with Api(server.address) as api:
             config = ok(api.put("e", {"durability": "ephemeral", "priority": 3}), 201)["config"]
             ok(api.append("e", *range(50)))
@@ -212,7 +214,7 @@ def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(tmp_path: Pa
 
 
 def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", shards=1) as server:
         with Api(server.address) as api:
             ok(api.append("t", 1, 2, 3, idempotency_key="k"), 201)
             old = api.state("t")["epoch"]

@@ -26,7 +26,7 @@ def marker(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data directory of a server that was killed after ``WRITES`` acknowledged fsync writes of ``BATCH`` records."""
-    server = Server(tmp_path_factory.mktemp("wal") / "data")
+    server = Server(tmp_path_factory.mktemp("wal") / "data", shards=1)
     with server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
