@@ -29,6 +29,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import structlog
+from setproctitle import setproctitle
 
 from topics.config import Settings
 from topics.engine.access import Access
@@ -323,10 +324,32 @@ def _signals_to_wait_for() -> set[signal.Signals]:
     return wanted if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else wanted - {signal.SIGHUP}
 
 
-def serve(settings: Settings, access: Access, notifier: Notifier, workers: Workers | None = None) -> int:
-    """Run a whole server; the exit status. ``workers`` replaces the real ones."""
-    from setproctitle import setproctitle
+MakeWorkers = Callable[
+    [Settings, Access, "Board", "Sequence[Sequence[LinkMemory]]", Sequence[socket.socket]],
+    Workers,
+]
 
+
+def _real_workers(
+    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
+) -> Workers:
+    """Each imports its program in the child, so that the parent never loads a server."""
+
+    def front(index: int) -> None:
+        from workers import front
+
+        front.main(settings, access, board, links[index], index, listeners[index])
+
+    def shard(index: int) -> None:
+        from workers import shard_writer
+
+        shard_writer.main(settings, board, [row[index] for row in links], index)
+
+    return Workers(front, shard)
+
+
+def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: MakeWorkers = _real_workers) -> int:
+    """Run a whole server; the exit status."""
     from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
     setproctitle("topics: supervisor")
@@ -334,20 +357,17 @@ def serve(settings: Settings, access: Access, notifier: Notifier, workers: Worke
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)
     except DataDirectoryDamaged as error:
-        log.critical(str(error))
+        log.critical("data cannot be trusted", reason=str(error))
         return DAMAGED
     except DataDirectoryInUse as error:
-        log.critical(str(error))
+        log.critical("cannot start", reason=str(error))
         return FAILED
     except OSError as error:
-        log.critical("cannot start", reason=str(error))
+        log.critical("cannot start", reason=f"{error} (host {settings.host}, port {settings.port}, data {settings.data_dir})")
         return FAILED
     settings = _with_stored_shards(settings, directory.shards)
     _announce(settings, access, listeners)
-    try:
-        return _run_family(settings, access, notifier, listeners, workers)
-    finally:
-        directory.close()
+    return _run_family(settings, access, notifier, listeners, make_workers)
 
 
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
@@ -375,34 +395,17 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
 
 
 def _run_family(
-    settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], workers: Workers | None
+    settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], make_workers: MakeWorkers
 ) -> int:
+    """Make what the processes share, then be their parent."""
     from topics.actors.board import Board
     from topics.actors.link import LinkMemory
 
     board = Board.create(settings.shards, settings.fronts)
     board.started_ms = time.time_ns() // 1_000_000
     links = [[LinkMemory.create(front, shard, settings) for shard in range(settings.shards)] for front in range(settings.fronts)]
-    family = workers or _real_workers(settings, access, board, links, listeners)
-    return Supervisor(settings, board, links, listeners, family, notifier).run()
-
-
-def _real_workers(
-    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
-) -> Workers:
-    """Each imports its program in the child: the parent stays small, and free of event loops and threads."""
-
-    def front(index: int) -> None:
-        from workers import front
-
-        front.main(settings, access, board, links[index], index, listeners[index])
-
-    def shard(index: int) -> None:
-        from workers import shard_writer
-
-        shard_writer.main(settings, board, [row[index] for row in links], index)
-
-    return Workers(front, shard)
+    workers = make_workers(settings, access, board, links, listeners)
+    return Supervisor(settings, board, links, listeners, workers, notifier).run()
 
 
 if __name__ == "__main__":

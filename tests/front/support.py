@@ -12,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 import trio
+import trio.testing
 
 from topics.config import Settings
 from topics.engine.access import Access
@@ -177,17 +178,19 @@ class RawClient:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = b""
+        self.continued = 0  # interim answers heard
 
     async def say(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     async def hear(self, *, method: str = "POST") -> Answered:
-        """The next answer. Fails when the connection ends before it does."""
+        """The next final answer. Fails when the connection ends before it does."""
         while b"\r\n\r\n" not in self._buffer:
             await self._more()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
-        if first == "HTTP/1.1 100 ":
+        if first.startswith("HTTP/1.1 100"):
+            self.continued += 1
             return await self.hear(method=method)
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         status = int(first.split()[1])
@@ -237,8 +240,11 @@ class Running:
     address: tuple[str, int]
     stopped: trio.Event
 
+    clients: list[RawClient] = field(default_factory=list)
+
     async def connect(self) -> RawClient:
-        return RawClient(await trio.open_tcp_stream(*self.address))
+        self.clients.append(RawClient(await trio.open_tcp_stream(*self.address)))
+        return self.clients[-1]
 
     def sweep_in(self, seconds: float) -> None:
         """Let the sweep see a later time."""
@@ -246,8 +252,8 @@ class Running:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(10):
-            while not condition():
-                await trio.sleep(0.001)
+            while not condition():  # the kernel is in between: there is no event to wait for
+                await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 Start = Callable[..., Awaitable[Running]]
@@ -279,8 +285,12 @@ async def running(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        yield run
-        run.stop.set()
+        try:
+            yield run
+        finally:
+            run.stop.set()
+            for client in run.clients:
+                client.stream.socket.close()
     assert len(server.connections) == 0
     assert backend.blocks_out == 0
     assert backend.replies_out == 0

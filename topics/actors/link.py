@@ -337,8 +337,8 @@ class Link:
 
         The other tasks run between two looks: they are what the messages were for, and what sends the next ones.
         """
-        until = time.perf_counter() + SPIN_S
         await trio.lowlevel.checkpoint()
+        until = time.perf_counter() + SPIN_S
         while not self._ready():
             if time.perf_counter() >= until:
                 await self._sleep()

@@ -29,6 +29,7 @@ from topics.front.connections import NEVER, Connection
 from topics.front.http1 import Framing
 
 READ_AHEAD_BYTES = 64 * 1024  # pipelined behind a request that Hypercorn still answers
+INTERIM = b"HTTP/1.1 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +49,49 @@ class Bridge:
         self._cold = cold
         self._sending = trio.Lock()
         self._answered = trio.CancelScope()  # around the reading side; cancelled when the answer is out
+        self._muted = False
+        self.has_answered = False  # at least in part
         self._protocol: ProtocolWrapper
 
     async def run(self, head: bytes, parts: Framing) -> None:
-        """Feed one request and return when it is answered; the connection then is between two requests, or closing."""
+        """Feed one request and return when it is answered; the connection then is between two requests, or closing.
+
+        Raises `InvalidRequest` for a body with broken framing that nothing has been answered to yet.
+        """
         connection = self._connection
-        family = connection.sock.family
         async with TaskGroup() as group:
-            self._protocol = ProtocolWrapper(
-                self._cold.app,
-                self._cold.config,
-                self._cold.context,
-                group,
-                ConnectionState({}),
-                False,
-                parse_socket_addr(family, connection.sock.getpeername()),
-                parse_socket_addr(family, connection.sock.getsockname()),
-                self._take,
-                "http/1.1",
-            )
+            self._protocol = self._new_protocol(group)
             await self._protocol.initiate()
-            with self._answered:
-                await self._protocol.handle(RawData(head))
-                if self._switched():
-                    await self._feed_everything()
-                else:
-                    await self._feed_body(parts)
-                    await self._wait_for_hang_up()
-                connection.closing = True
-                await self._protocol.handle(Closed())
+            try:
+                with self._answered:
+                    await self._feed(head, parts)
+            except BaseException:
+                self._muted = True  # the app is cancelled now and must not answer
+                raise
         connection.deadline = NEVER
         connection.waits_since = NEVER
         if not parts.done:
             connection.closing = connection.unread_body = True
         elif not self._between_requests():
             connection.closing = True
+
+    def _new_protocol(self, group: TaskGroup) -> ProtocolWrapper:
+        cold, sock = self._cold, self._connection.sock
+        client = parse_socket_addr(sock.family, sock.getpeername())
+        server = parse_socket_addr(sock.family, sock.getsockname())
+        state = ConnectionState({})
+        return ProtocolWrapper(cold.app, cold.config, cold.context, group, state, False, client, server, self._take, "http/1.1")
+
+    async def _feed(self, head: bytes, parts: Framing) -> None:
+        """All that the client says until the answer is out. Returns when the client has gone first."""
+        await self._protocol.handle(RawData(head))
+        if self._switched():
+            await self._feed_everything()
+        else:
+            await self._feed_body(parts)
+            await self._wait_for_hang_up()
+        self._connection.closing = True
+        await self._protocol.handle(Closed())
 
     def _switched(self) -> bool:
         """Does the connection speak something else than HTTP/1 requests from now on?"""
@@ -132,6 +141,8 @@ class Bridge:
 
     async def _take(self, event: Event) -> None:
         """What Hypercorn sends."""
+        if self._muted:
+            return
         if isinstance(event, RawData):
             await self._send(event.data)
         elif isinstance(event, Closed):
@@ -154,6 +165,8 @@ class Bridge:
 
     async def _send(self, data: bytes) -> None:
         # Shielded: a half-sent piece would spoil the framing. The sweep ends a send that does not move.
+        if not data.startswith(INTERIM):
+            self.has_answered = True
         try:
             with trio.CancelScope(shield=True):
                 async with self._sending:

@@ -148,11 +148,9 @@ class _View:
         """What Quart or Werkzeug turned down before the view could."""
         code = refusal.code or 500
         failure: TopicsError = InvalidRequest(refusal.name)
-        if code == 405:  # a method that no path knows: the guard finds the words
+        if code in (404, 405):  # Quart's own reading of path and method does not count
             return await self.answer()
-        if code == 404:
-            failure = NotFound("no such path")
-        elif code == 413:
+        if code == 413:
             failure = PayloadTooLarge(f"the body is larger than {self._settings.max_body_bytes} bytes")
         elif code >= 500:
             failure = Internal("internal error")

@@ -126,15 +126,10 @@ class Connection:
         self.closing = True
         self.scope.cancel()
 
-    async def close(self) -> None:
-        """Close the socket; after a refusal, first let the client read it (closing with input unread would reset)."""
-        try:
-            if self.unread_body and not self.scope.cancel_called:
-                await self._linger()
-        finally:
-            self.sock.close()
-
-    async def _linger(self) -> None:
+    async def linger(self) -> None:
+        """After a refusal that left input unread: let the client read it, since closing at once would be a reset."""
+        if not self.unread_body or self.scope.cancel_called:
+            return
         self.deadline = NEVER
         self.sock.shutdown(socket.SHUT_WR)
         scratch = memoryview(bytearray(RECV_BYTES))

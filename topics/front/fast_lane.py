@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 import trio
 
-from topics.errors import InvalidRequest, TopicsError
+from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.front.answers import Answer
 from topics.front.backend import Backend, Body
 from topics.front.bodies import BodySink, GzipSink, reserve
@@ -134,24 +134,36 @@ class FastLane:
     def __init__(self, connection: Connection, lanes: Lanes) -> None:
         self.connection = connection
         self.lanes = lanes
+        self._has_answered = True  # the current request, at least in part
 
     async def run(self) -> None:
         connection = self.connection
         try:
             with connection.scope:
-                await self._serve()
+                await self._serve_or_apologize()
+            await connection.linger()
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
-            connection.unread_body = False  # the client has gone, or was cut off
+            pass  # the client has gone, or was cut off: nobody is left to be told
         except* Exception:
             LOG.exception("a bug in a connection")
-        try:
-            await connection.close()
-        except (OSError, trio.ClosedResourceError):
+        finally:
             connection.sock.close()
+
+    async def _serve_or_apologize(self) -> None:
+        try:
+            await self._serve()
+        except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
+            raise
+        except* Exception:
+            LOG.exception("a bug in a connection")
+            if not self._has_answered:
+                self.connection.unread_body = True
+                await self._send(error_answer(Internal("internal error")), close=True)
 
     async def _serve(self) -> None:
         connection = self.connection
         while not connection.closing:
+            self._has_answered = False
             try:
                 head = await self._next_head()
             except InvalidRequest as failure:
@@ -313,6 +325,7 @@ class FastLane:
     async def _send(self, answer: Answer, *, close: bool) -> None:
         connection = self.connection
         try:
+            self._has_answered = True
             if close or connection.connections.draining:
                 connection.closing = close = True
             body = answer.body
@@ -328,5 +341,12 @@ class FastLane:
 
     async def _hand_over(self, head: ColdHead) -> None:
         """Let Hypercorn answer one request, or have the connection when it changes the protocol."""
+        self._has_answered = True  # from here on Hypercorn speaks
         bridge = Bridge(self.connection, self.lanes.cold)
-        await bridge.run(head.raw, framing(head.length))
+        try:
+            await bridge.run(head.raw, framing(head.length))
+        except* InvalidRequest as broken:
+            self.connection.closing = self.connection.unread_body = True
+            failure = broken.exceptions[0]
+            if isinstance(failure, InvalidRequest) and not bridge.has_answered:
+                await self._send(error_answer(failure), close=True)

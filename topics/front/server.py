@@ -85,12 +85,11 @@ class Server:
         self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
 
     async def _accept_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
-        async with trio.open_nursery() as accepting:
-            accepting.start_soon(self._accept, listener, nursery)
-            await stop.wait()
-            accepting.cancel_scope.cancel()
-        trio.lowlevel.notify_closing(listener)
-        listener.close()
+        with listener:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(self._accept, listener, nursery)
+                await stop.wait()
+                accepting.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         listener.setblocking(False)
