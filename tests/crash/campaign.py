@@ -15,13 +15,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.contract.api import Api, ok
+from tests.contract.api import Api
 from tests.crash.writers import Writer, finish, verify
 from tests.server import Server, kill_one
 
 SHARDS = 2
 WRITERS = 6
-TOPICS = {f"{durability}-{number}": durability for durability in ("fsync", "disk") for number in range(4)}
+TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
 EVERYTHING = "everything"
 BACK_S = 20.0  # for the campaign; how fast a single shard is back is measured in test_kill.py
 
@@ -61,9 +61,6 @@ class Campaign:
 
     def run(self) -> Summary:
         with self._server as server:
-            with Api(server.address) as api:
-                for topic, durability in TOPICS.items():
-                    ok(api.put(topic, {"durability": durability}), 201)
             self._with_writers()
             self._verify("while it runs")
             server.stop()
@@ -72,8 +69,7 @@ class Campaign:
         return self.summary
 
     def _with_writers(self) -> None:
-        topics = list(TOPICS)
-        writers = [Writer(number, lambda: self._server.address, topics, self.summary.seed) for number in range(WRITERS)]
+        writers = [Writer(number, lambda: self._server.address, TOPICS, self.summary.seed) for number in range(WRITERS)]
         for writer in writers:
             writer.start()
         try:
@@ -112,7 +108,7 @@ class Campaign:
     def _verify(self, when: str) -> None:
         self._server.wait_ready(BACK_S)
         with Api(self._server.address, timeout_s=60) as api:
-            self.summary.problems += [f"{when}: {problem}" for problem in verify(api, list(TOPICS), self._ledgers)]
+            self.summary.problems += [f"{when}: {problem}" for problem in verify(api, TOPICS, self._ledgers)]
 
 
 def main() -> int:

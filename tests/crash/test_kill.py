@@ -129,12 +129,9 @@ def test_a_shard_that_dies_lets_its_long_polls_go(tmp_path: Path) -> None:
 
 
 def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
-    topics = {f"{durability}-{number}": durability for durability in CLASSES for number in range(2)}
+    topics = [f"{durability}-{number}" for durability in CLASSES for number in range(2)]
     with Server(tmp_path / "data", shards=2) as server:
-        with Api(server.address) as api:
-            for topic, durability in topics.items():
-                ok(api.put(topic, {"durability": durability}), 201)
-        writers = [Writer(number, lambda: server.address, list(topics), SEED) for number in range(6)]
+        writers = [Writer(number, lambda: server.address, topics, SEED) for number in range(6)]
         for writer in writers:
             writer.start()
         try:
@@ -145,7 +142,7 @@ def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
             ledgers = finish(writers, abandon=True)
         server.start()
         with Api(server.address) as api:
-            assert verify(api, list(topics), ledgers) == []
+            assert verify(api, topics, ledgers) == []
 
 
 def test_a_stop_waits_for_no_long_poll_beyond_the_drain(tmp_path: Path) -> None:
@@ -194,6 +191,31 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
             refused(api.get("gone"), 404, "topic_not_found")
             for topic in topics:
                 assert ok(api.append(topic, 1))["seqs"] == [41]
+
+
+SIZES = {"one": [1], "batch": list(range(1000)), "a large record": ["x" * 1_000_000], "a large body": ["x" * 1_000_000] * 6}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        made: dict[str, list[Any]] = {}
+        with Api(server.address) as api:
+            for durability in CLASSES:
+                for size, data in SIZES.items():
+                    topic = f"{durability}.{size.replace(' ', '-')}"
+                    ok(api.append(topic, *data, config={"durability": durability, "priority": 3}, idempotency_key="first"), 201)
+                    made[topic] = data
+            ok(api.append("memory.one", 2))
+            made["memory.one"] = [1, 2]
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            for topic, data in made.items():
+                assert [record["data"] for record in api.read(topic)] == data
+                assert api.state(topic)["config"]["priority"] == 3
+                assert ok(api.append(topic, "other", idempotency_key="first"))["deduped"] is True
+                assert ok(api.append(topic, "next"))["first_seq"] == len(data) + 1
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

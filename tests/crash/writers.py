@@ -1,6 +1,7 @@
 """Writers that lose nothing of their own: every write has a key and is repeated until it is acknowledged.
 
-A record's data is ``[writer, number, position]``: which writer, its how-manieth write, which record of that write.
+A record's data is ``[writer, number, position, padding]``: which writer, its how-manieth write, which record of that write. Topics
+are named after their durability class and made by the first write that reaches them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.contract.api import Answer, Api, ok
 
 RETRY_S = 0.02
+LARGE = "x" * (2**20 - 100)
+LARGE_SHARE = 0.01
 GIVE_UP_S = 40.0
 
 Address = Callable[[], tuple[str, int]]
@@ -60,14 +64,19 @@ class Writer(threading.Thread):
         number = 0
         while not self.stop.is_set() and not self.ledger.problems:
             topic = self._random.choice(self._topics)
-            size = self._random.randint(1, 3)
             self.ledger.in_doubt = number
-            answer = self._until_acknowledged(topic, number, size)
+            answer = self._until_acknowledged(topic, number, self._data(number))
             if answer is None:
                 break
             self._note(topic, number, answer)
             number += 1
         self._hang_up()
+
+    def _data(self, number: int) -> list[list[Any]]:
+        """Mostly a few small records, sometimes a body of several megabytes."""
+        large = self._random.random() < LARGE_SHARE
+        size, padding = (5, LARGE) if large else (self._random.randint(1, 3), "")
+        return [[self.ledger.writer, number, position, padding] for position in range(size)]
 
     def _note(self, topic: str, number: int, answer: Answer) -> None:
         body = ok(answer, answer.status)
@@ -75,9 +84,8 @@ class Writer(threading.Thread):
         self.ledger.deduped += body["deduped"]
         self.ledger.in_doubt = None
 
-    def _until_acknowledged(self, topic: str, number: int, size: int) -> Answer | None:
+    def _until_acknowledged(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
         """The answer that acknowledges the write; None when it was abandoned or went wrong."""
-        data = [[self.ledger.writer, number, position] for position in range(size)]
         deadline = time.monotonic() + GIVE_UP_S
         while not self.abandon.is_set():
             answer = self._try(topic, number, data)
@@ -95,12 +103,13 @@ class Writer(threading.Thread):
             self.abandon.wait(RETRY_S)
         return None
 
-    def _try(self, topic: str, number: int, data: list[list[int]]) -> Answer | None:
+    def _try(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
         """One attempt; None when the connection broke."""
         try:
             if self._api is None:
                 self._api = Api(self._address(), timeout_s=GIVE_UP_S)
-            return self._api.append(topic, *data, idempotency_key=f"w{self.ledger.writer}-{number}")
+            config = {"durability": topic.partition("-")[0]}
+            return self._api.append(topic, *data, idempotency_key=f"w{self.ledger.writer}-{number}", config=config)
         except (OSError, http.client.HTTPException):
             self._hang_up()
             return None
@@ -128,13 +137,13 @@ def verify(api: Api, topics: Sequence[str], ledgers: Sequence[Ledger]) -> list[s
     problems = [problem for ledger in ledgers for problem in ledger.problems]
     found: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     for topic in topics:
-        records = api.read(topic)
+        records = api.read(topic, max_batch_bytes=8 << 20)
         seqs = [record["$seq"] for record in records]
         if seqs != list(range(1, len(seqs) + 1)):
             problems.append(f"{topic}: seqs have holes or go back: {_first_break(seqs)}")
-        problems += _disorder(topic, [tuple(record["data"]) for record in records])
+        problems += _disorder(topic, [tuple(record["data"][:3]) for record in records])
         for record in records:
-            writer, number, position = record["data"]
+            writer, number, position, _padding = record["data"]
             found.setdefault((writer, number), []).append((topic, record["$seq"], position))
     for ledger in ledgers:
         problems += _compare(ledger, found)
