@@ -16,7 +16,7 @@ import trio
 from topics.actors.commits import Commits
 from topics.actors.message_router import InboundMessage
 from topics.engine.dedupe import Remembered
-from topics.engine.shard import Append, Now, ShardEngine, keeps_key
+from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView, Rendering
 from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
@@ -97,6 +97,7 @@ class LongAppends:
         """Do the write. The caller has taken the topic. Raises as a short append does."""
         request = await self._decode(body)
         check_append(request, len(body), key, self.limits)
+        check_inline_config(name, request)
         created = name not in self.engine.topics
         topic = await self._topic(name, request, prefixes)
         if isinstance(topic, OSError):
