@@ -188,7 +188,7 @@ def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled()
 
 
 def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
-    _memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    memory, writer, _ = pair(pages=4 * LARGE_PAGES)
     large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
     assert large is not None
     small = [writer.reserve(LARGE_PAGES * PAGE_BYTES // 2) for _ in range(3)]
@@ -208,7 +208,7 @@ def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
 
 
 def test_an_arena_in_use_is_not_trimmed() -> None:
-    _memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    _, writer, _ = pair(pages=4 * LARGE_PAGES)
     blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
     for block in blocks:
         assert block is not None
