@@ -29,6 +29,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import structlog
+from setproctitle import setproctitle
 
 from topics.config import Settings
 from topics.engine.access import Access
@@ -49,6 +50,7 @@ SILENCE_MAX_S = 10.0  # a child whose words on the board stand still for so long
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
 REPLAY_EXTENSION_MS = 30_000
+STOP_EXTENSION_MS = 5_000  # what a stop may take beyond drain_ms, for the kernel to clear away what was killed
 
 log = structlog.get_logger()
 
@@ -188,16 +190,16 @@ class Supervisor:
     def _on_death(self, child: Child, wait_status: int) -> None:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": child.pid, **describe_exit(wait_status)}
-        child.pid = child.words.pid = 0
-        child.words.state = type(child.words.state)(0)  # DOWN
+        child.pid = 0
+        _clear(child.words)
         for front, shard in self._pairs(child):
             self._board.bump_session(front, shard)
             self._links[front][shard].ring_doorbells()
-        if self._phase is not Phase.RUNNING:
-            log.info("process ended", **details)
-        elif os.waitstatus_to_exitcode(wait_status) == DAMAGED:
+        if os.waitstatus_to_exitcode(wait_status) == DAMAGED:
             log.critical("data cannot be trusted; stopping, because a restart would not help", **details)
             self._stop(DAMAGED)
+        elif self._phase is not Phase.RUNNING:
+            log.info("process ended", **details)
         else:
             lived_s = round(now - child.spawned_at, 3)
             log.error("process died", **details, lived_s=lived_s, again_in_s=child.schedule(now))
@@ -218,15 +220,19 @@ class Supervisor:
         if self._interrupts > 1:
             self._status, self._phase = KILLED, Phase.KILL
             self._kill_all()
-        elif self._phase is Phase.RUNNING:
+        else:
             self._stop(OK)
 
     def _stop(self, status: int) -> None:
+        """Begin the stop; one that has begun goes on, at most with a worse exit status."""
+        self._status = max(self._status, status)
+        if self._phase is not Phase.RUNNING:
+            return
         self._phase = Phase.FRONTS
-        self._status = status
         self._stop_at = time.monotonic()
         self._board.draining = True
         self._notifier.stopping()
+        self._notifier.extend_timeout(self._settings.drain_ms + STOP_EXTENSION_MS)
         self._notifier.status("draining")
         self._send(signal.SIGTERM, self._fronts)
 
@@ -312,6 +318,14 @@ class Supervisor:
         return [*self._shards, *self._fronts]
 
 
+def _clear(words: FrontWords | ShardWords) -> None:
+    """Say that nobody is there; a dead process's words are ours until the next one is forked."""
+    words.pid = 0
+    words.state = type(words.state)(0)  # DOWN, of either kind
+    if hasattr(words, "progress_ppm"):
+        words.progress_ppm = 0
+
+
 def _is_up(child: Child) -> bool:
     """A shard that answers, if only reads, or a front that serves."""
     return child.words.state.name in ("READY", "READ_ONLY", "SERVING")
@@ -323,10 +337,32 @@ def _signals_to_wait_for() -> set[signal.Signals]:
     return wanted if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else wanted - {signal.SIGHUP}
 
 
-def serve(settings: Settings, access: Access, notifier: Notifier, workers: Workers | None = None) -> int:
-    """Run a whole server; the exit status. ``workers`` replaces the real ones."""
-    from setproctitle import setproctitle
+MakeWorkers = Callable[
+    [Settings, Access, "Board", "Sequence[Sequence[LinkMemory]]", Sequence[socket.socket]],
+    Workers,
+]
 
+
+def _real_workers(
+    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
+) -> Workers:
+    """Each imports its program in the child, so that the parent never loads a server."""
+
+    def front(index: int) -> None:
+        from workers import front
+
+        front.main(settings, access, board, links[index], index, listeners[index])
+
+    def shard(index: int) -> None:
+        from workers import shard_writer
+
+        shard_writer.main(settings, board, [row[index] for row in links], index)
+
+    return Workers(front, shard)
+
+
+def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: MakeWorkers = _real_workers) -> int:
+    """Run a whole server; the exit status."""
     from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
     setproctitle("topics: supervisor")
@@ -334,20 +370,17 @@ def serve(settings: Settings, access: Access, notifier: Notifier, workers: Worke
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)
     except DataDirectoryDamaged as error:
-        log.critical(str(error))
+        log.critical("data cannot be trusted", reason=str(error))
         return DAMAGED
     except DataDirectoryInUse as error:
-        log.critical(str(error))
+        log.critical("cannot start", reason=str(error))
         return FAILED
     except OSError as error:
-        log.critical("cannot start", reason=str(error))
+        log.critical("cannot start", reason=f"{error} (host {settings.host}, port {settings.port}, data {settings.data_dir})")
         return FAILED
     settings = _with_stored_shards(settings, directory.shards)
     _announce(settings, access, listeners)
-    try:
-        return _run_family(settings, access, notifier, listeners, workers)
-    finally:
-        directory.close()
+    return _run_family(settings, access, notifier, listeners, make_workers)
 
 
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
@@ -375,34 +408,17 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
 
 
 def _run_family(
-    settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], workers: Workers | None
+    settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], make_workers: MakeWorkers
 ) -> int:
+    """Make what the processes share, then be their parent."""
     from topics.actors.board import Board
     from topics.actors.link import LinkMemory
 
     board = Board.create(settings.shards, settings.fronts)
     board.started_ms = time.time_ns() // 1_000_000
     links = [[LinkMemory.create(front, shard, settings) for shard in range(settings.shards)] for front in range(settings.fronts)]
-    family = workers or _real_workers(settings, access, board, links, listeners)
-    return Supervisor(settings, board, links, listeners, family, notifier).run()
-
-
-def _real_workers(
-    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
-) -> Workers:
-    """Each imports its program in the child: the parent stays small, and free of event loops and threads."""
-
-    def front(index: int) -> None:
-        from workers import front
-
-        front.main(settings, access, board, links[index], index, listeners[index])
-
-    def shard(index: int) -> None:
-        from workers import shard_writer
-
-        shard_writer.main(settings, board, [row[index] for row in links], index)
-
-    return Workers(front, shard)
+    workers = make_workers(settings, access, board, links, listeners)
+    return Supervisor(settings, board, links, listeners, workers, notifier).run()
 
 
 if __name__ == "__main__":

@@ -73,8 +73,25 @@ def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
 
 @pytest.mark.parametrize(
     "variable",
-    """MAX_BATCH_RECORDS MAX_RECORD_BYTES MAX_BODY_BYTES MAX_META_BYTES MAX_TAG_BYTES MAX_NODE_BYTES MAX_LIMIT MAX_WATCH_TOPICS
-    MAX_CLAIM SHARDS FRONTS RING_BYTES INLINE_BYTES ARENA_BYTES WAL_FILE_BYTES WAL_SYNC_MS DRAIN_MS""".split(),
+    [
+        "MAX_BATCH_RECORDS",
+        "MAX_RECORD_BYTES",
+        "MAX_BODY_BYTES",
+        "MAX_META_BYTES",
+        "MAX_TAG_BYTES",
+        "MAX_NODE_BYTES",
+        "MAX_LIMIT",
+        "MAX_WATCH_TOPICS",
+        "MAX_CLAIM",
+        "SHARDS",
+        "FRONTS",
+        "RING_BYTES",
+        "INLINE_BYTES",
+        "ARENA_BYTES",
+        "WAL_FILE_BYTES",
+        "WAL_SYNC_MS",
+        "DRAIN_MS",
+    ],
 )
 def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
     assert f"TOPICS_{variable}" in mistakes({f"TOPICS_{variable}": "0"})
@@ -82,7 +99,7 @@ def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
 
 @pytest.mark.parametrize(
     "variable",
-    "TOPICS ROUTERS WATCH_SESSIONS SSE_CONNECTIONS SSE_CONNECTIONS_PER_KEY INFLIGHT_PER_KEY TOTAL_BYTES".split(),
+    ["TOPICS", "ROUTERS", "WATCH_SESSIONS", "SSE_CONNECTIONS", "SSE_CONNECTIONS_PER_KEY", "INFLIGHT_PER_KEY", "TOTAL_BYTES"],
 )
 def test_zero_switches_a_cap_off(variable: str) -> None:
     settings = Settings.from_environment({f"TOPICS_MAX_{variable}": "0"})
@@ -155,7 +172,20 @@ def test_the_printed_settings_can_be_read_back() -> None:
     assert Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
 
 
+def test_the_example_file_shows_every_setting_with_its_default() -> None:
+    text = (ROOT / "deploy" / "topics.env.example").read_text()
+    shown = dict(line[1:].split("=", 1) for line in text.splitlines() if line.startswith("#TOPICS_"))
+    assert shown.keys() == {variable_of(field.name) for field in dataclasses.fields(Settings)}
+    given = {name: value for name, value in shown.items() if value}
+    assert Settings.from_environment(given) == Settings.from_environment({})
+
+
 # §0.2: bind and the no-auth refusal
+
+
+def test_the_refusal_stands_beside_other_mistakes() -> None:
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {"TOPICS_HOST", "TOPICS_PORT"}
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:fly"}).keys() == {"TOPICS_API_KEYS"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"])

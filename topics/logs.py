@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from types import TracebackType
 from typing import Any, TextIO
 
 import structlog
@@ -41,11 +42,16 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
     root.handlers[:] = [_Forward()]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Take tokens and query strings out of every text of an event, tracebacks included."""
     return {name: "[redacted]" if name.lower() in _SECRET_NAMES else _clean(value) for name, value in event.items()}
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    structlog.get_logger().critical("process failed", exc_info=(kind, error, traceback))
 
 
 def _clean(value: Any) -> Any:
@@ -98,5 +104,5 @@ class _Forward(logging.Handler):
     """What libraries log, into the one pipeline."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger(logger=record.name)
+        log = structlog.get_logger().bind(logger=record.name)
         log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)

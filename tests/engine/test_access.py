@@ -109,23 +109,17 @@ def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothi
         "key:+",
         "key:read++write",
         "key: read",
-        "key:read,write",
         "key:rwd",
         "key:r|w",
         "key:*",
     ],
 )
 def test_a_malformed_scope_token_is_refused(text: str) -> None:
-    if text == "key:read,write":  # a comma ends the entry: "write" is a second key, which is what the text says
-        assert len(Access.parse(text).principals) == 2
-        return
     with pytest.raises(ValueError, match="entry 1: a scope is none of read, r, write"):
         Access.parse(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"]
-)
+@pytest.mark.parametrize("text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"])
 def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: a name prefix"):
         Access.parse(text)

@@ -17,6 +17,15 @@ from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDir
 ROOT = Path(__file__).parent.parent.parent
 
 
+HOLD_THE_LOCK = """
+import sys, pathlib
+from topics.storage.data_dir import DataDirectory
+held = DataDirectory(pathlib.Path(sys.argv[1]), shards=1)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "data"
@@ -56,8 +65,7 @@ def test_a_second_owner_is_refused_and_told_the_first_ones_pid(path: Path) -> No
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from topics.storage.data_dir import DataDirectory\n"
-            "held = DataDirectory(pathlib.Path(sys.argv[1]), shards=1); print('held', flush=True); sys.stdin.read()",
+            HOLD_THE_LOCK,
             str(path),
         ],
         cwd=ROOT,
@@ -141,7 +149,7 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(path: Path, mo
     fsync, rename = os.fsync, Path.replace
 
     def noting_fsync(descriptor: int) -> None:
-        steps.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        steps.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
     def noting_rename(self: Path, target: Path) -> Path:

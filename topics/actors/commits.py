@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
 
-from topics.engine.shard import Append, Change, Now, ShardEngine
+import trio
+
+from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
+from topics.engine.topic import Topic
 from topics.formats.records import RecordsView
 from topics.formats.wal import FrameKind
 from topics.storage.wal import NoRoom, Progress, Wal
@@ -34,7 +37,9 @@ class Commits:
         self._until_synced: deque[Waiting] = deque()
         self._serial = 0
         self._resident: dict[int, RecordsView] = {}
+        self._resident_of: defaultdict[int, list[int]] = defaultdict(list)  # topic id to places
         self._sync_wanted = False
+        self._idle: dict[int, trio.Event] = {}
         self.on_commit: Callable[[Change], None] = lambda _: None
 
     def __len__(self) -> int:
@@ -44,16 +49,19 @@ class Commits:
         """Records at a place that was given to `ShardEngine.commit`."""
         return self._resident[place] if place & RESIDENT else self.wal.records(place)
 
-    def submit(self, change: Change, settle: Settle | None) -> None:
-        """Put the change's frames into the group under way. `flush` sends the group off."""
+    def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
+        """Put the change's frames into the group under way. `flush` sends the group off.
+
+        ``resident``: records of an append whose class keeps them in memory, when the change does not carry them itself.
+        """
         place = 0
         for frame in change.frames:
             at = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
                 place = at
         self._serial += 1
-        if isinstance(change, Append) and change.resident is not None:
-            place = self._keep(change)
+        if isinstance(change, Append) and (resident or change.resident):
+            place = self._keep(change, resident)
         waiting = Waiting(change, place, self.wal.position, self._serial, settle)
         if change.sync:
             self._sync_wanted = True
@@ -63,19 +71,43 @@ class Commits:
         else:
             self._commit(waiting, Progress(0, 0, 0.0, 0.0))
 
-    def _keep(self, change: Append) -> int:
+    def _keep(self, change: Append, view: RecordsView | None) -> int:
         encoded = change.resident
-        assert encoded is not None
+        if encoded is not None:
+            body = memoryview(b"".join(encoded.parts))
+            view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
+            change.resident = None
+        assert view is not None, "an ephemeral append comes with its records"
         place = RESIDENT | self._serial
-        body = memoryview(b"".join(encoded.parts))
-        self._resident[place] = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
-        change.resident = None
+        self._resident[place] = view
+        self._resident_of[change.topic.id].append(place)
         return place
 
-    def drop_resident(self, places: Iterator[int]) -> None:
-        """Forget records that were in memory only, when their topic goes."""
-        for place in places:
+    def _drop(self, topic_id: int) -> None:
+        """The topic is gone: free what it kept in memory and in files of its own."""
+        for place in self._resident_of.pop(topic_id, ()):
             self._resident.pop(place, None)
+        for path in self.wal.blobs.forget(topic_id):
+            path.unlink(missing_ok=True)
+
+    async def settled(self, change: Change, resident: RecordsView | None = None) -> Progress | OSError:
+        """Submit one change, send it off and wait for its end."""
+        done = trio.Event()
+        results: list[Progress | OSError] = []
+
+        def settle(result: Progress | OSError) -> None:
+            results.append(result)
+            done.set()
+
+        self.submit(change, settle, resident)
+        self.flush()
+        await done.wait()
+        return results[0]
+
+    async def idle(self, topic: Topic) -> None:
+        """Wait until no change of the topic is under way."""
+        while topic.pending:
+            await self._idle.setdefault(topic.id, trio.Event()).wait()
 
     def flush(self) -> None:
         """Hand the group to the writer. Once for each batch of messages, so that they share a write and a sync."""
@@ -103,7 +135,10 @@ class Commits:
         self.engine.commit(waiting.change, waiting.place, self._clock())
         if waiting.settle is not None:
             waiting.settle(progress)
+        self._tell_idle(waiting.change.topic)
         self.on_commit(waiting.change)
+        if isinstance(waiting.change, Delete):
+            self._drop(waiting.change.topic.id)
 
     def _lose(self, error: OSError) -> None:
         lost = sorted((*self._until_written, *self._until_synced), key=lambda waiting: waiting.serial, reverse=True)
@@ -116,3 +151,10 @@ class Commits:
         for waiting in reversed(lost):
             if waiting.settle is not None:
                 waiting.settle(error)
+            self._tell_idle(waiting.change.topic)
+
+    def _tell_idle(self, topic: Topic) -> None:
+        if self._idle and not topic.pending:
+            event = self._idle.pop(topic.id, None)
+            if event is not None:
+                event.set()

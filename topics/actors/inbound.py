@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import structlog
 
-from topics.actors.session import Attachment, Block, Session
+from topics.actors.session import Attachment, Session, discard
 from topics.formats.envelope import ErrorCode, Notification, Request, encode_failure, encode_success
 from topics.formats.message import ARENA, MessageFrame, PeerGone
 
@@ -67,10 +67,15 @@ class RpcContext:
     def reply(self, result: Any = None, attachment: Attachment = b"") -> None:
         """Answer with success. The request's attachment is given back: it must not be read afterwards.
 
-        Raises AlreadyAnsweredError the second time, and what cbor2 raises for a ``result`` without a CBOR form; the request
-        is still open then.
+        A handler answers also when the session has closed, so that the attachment goes back. Raises AlreadyAnsweredError
+        the second time, and what cbor2 raises for a ``result`` without a CBOR form; the request is still open then.
         """
-        self._answer(encode_success(self._request.cid, result), attachment)
+        try:
+            payload = encode_success(self._request.cid, result)
+        except Exception:
+            discard(attachment)
+            raise
+        self._answer(payload, attachment)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
         """Answer with an error; otherwise like ``reply``. Codes from 2000 on are the application's (§7)."""
@@ -86,8 +91,11 @@ class RpcContext:
     def _answer(self, payload: bytes, attachment: Attachment) -> None:
         session = self._session
         if self._state is not _OPEN:
-            self._refuse_answer(attachment)
-        elif not session.closed:
+            discard(attachment)
+            self._note_second_answer()
+        elif session.closed:
+            discard(attachment)
+        else:
             self._send(payload, attachment)
             session.unanswered.pop(self, None)
         self._state = _State.ANSWERED
@@ -100,14 +108,11 @@ class RpcContext:
         except PeerGone:
             log.debug("answer_not_sent", subject=self._frame.subject, peer_id=self._session.peer_id)
 
-    def _refuse_answer(self, attachment: Attachment) -> None:
+    def _note_second_answer(self) -> None:
         subject, cid = self._frame.subject, self._request.cid
         if self._state is _State.ANSWERED:
             raise AlreadyAnsweredError(f"{subject} (cid {cid}) has been answered already")
         log.warning("late_answer_dropped", subject=subject, peer_id=self._session.peer_id, cid=cid)
-        # Nobody receives the block, so nobody would give it back. After the session's end its arena is a new one.
-        if isinstance(attachment, Block) and not self._session.closed:
-            attachment.free()
 
 
 class InboundMessage:

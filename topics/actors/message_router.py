@@ -28,7 +28,7 @@ from topics.actors.session import Attachment, Block, Session, Transport
 from topics.actors.subject_policy import DEFAULT_MODES, Mode, SubjectKind, SubjectPolicy
 from topics.formats import envelope
 from topics.formats.envelope import ErrorCode, ErrorFrame, Failure, Malformed, Notification, Request, Success
-from topics.formats.message import ARENA, ERROR, MessageFrame, PeerGone
+from topics.formats.message import ERROR, MessageFrame, PeerGone
 
 __all__ = [
     "AlreadyAnsweredError",
@@ -127,13 +127,11 @@ class MessageRouter(RouteTable):
         a nursery, awaits it and runs the rest. Messages that arrive on a closed session are dropped.
         """
         if session.closed:
+            session.release(frame)
             return None
-        if frame.flags:
-            if frame.flags & ERROR:
-                self._take_error_frame(session, frame)
-                return None
-            if frame.flags & ARENA:
-                session.hold(frame)
+        if frame.flags & ERROR:
+            self._take_error_frame(session, frame)
+            return None
         kind, routes = session.plans.get(frame.subject) or self._plan(session, frame.subject)
         if kind == "rpc":
             return self._dispatch_rpc(session, frame, routes)
@@ -216,6 +214,7 @@ class MessageRouter(RouteTable):
 
     def _take_error_frame(self, session: Session, frame: MessageFrame) -> None:
         # Whatever it holds, it is not answered: two sides would refuse each other's refusals for ever.
+        session.release(frame)
         error = envelope.decode_error_frame(frame.payload)
         if type(error) is ErrorFrame:
             session.take_error_frame(error)
@@ -265,6 +264,9 @@ class MessageRouter(RouteTable):
             except Exception as error:
                 if self._handler_failed(message, error):
                     return
+            except BaseException:
+                message.release()  # cancelled: this handler reads no more, and the next ones never run
+                raise
             waiting = self._run_plain(message, routes)
         if message.rpc is None:
             message.release()
@@ -285,7 +287,8 @@ class MessageRouter(RouteTable):
             rpc.error(*self._config.error_mapper(error, message))
         except Exception:
             log.exception("error_mapper_failed", subject=message.subject, handler_error=repr(error))
-            rpc.error(ErrorCode.APPLICATION, "handler failed")
+            if rpc.open:
+                rpc.error(ErrorCode.APPLICATION, "handler failed")
 
     # --- deadlines ---------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ log: Final = structlog.get_logger(__name__)
 
 @runtime_checkable
 class Block(Protocol):
-    """Shared memory that the sender has reserved for an attachment. Sending it hands it over."""
+    """Shared memory that was reserved for an attachment. Whoever takes an attachment takes it over, also when it raises."""
 
     def free(self) -> None: ...
 
@@ -38,7 +38,7 @@ ClosedListener: TypeAlias = Callable[["Session"], None]
 
 
 class Transport(Protocol):
-    """What a session sends through. Nothing here blocks."""
+    """What a session sends through. Nothing here blocks. It may outlive the session and serve the next one."""
 
     def send(self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None) -> int:
         """Queue one message under a fresh frame id, or under one of ``next_frame_id()``. Raises PeerGone."""
@@ -49,7 +49,13 @@ class Transport(Protocol):
         """Queue an ErrorFrame about the peer's message ``about``. Raises PeerGone."""
 
     def release(self, frame: MessageFrame) -> None:
-        """The attachment of ``frame`` is not needed any more."""
+        """Nobody here reads the attachment of ``frame`` any more. Nothing happens the second time, or for an inline one."""
+
+
+def discard(attachment: Attachment) -> None:
+    """Free what will not be sent."""
+    if isinstance(attachment, Block):
+        attachment.free()
 
 
 class Session:
@@ -67,17 +73,19 @@ class Session:
         """Session-scoped registrations: they go when the session closes."""
         self._forget = forget
         self._calls: dict[int, Call] = {}
-        self._held: set[int] = set()  # frame ids of messages whose attachment lies in the peer's arena
         self._listeners: list[ClosedListener] = []
 
     # --- the caller's side -------------------------------------------------------------------------------------------
 
     def call_soon(self, method: str, params: Any, attachment: Attachment = b"") -> Call:
         """Queue the request and return at once. Await ``call.wait()``, or ``call.abandon()`` it. Raises PeerGone."""
-        if self.closed:
-            raise PeerGone(f"the session with {self.peer_id} is over")
         cid = self.transport.next_frame_id()
-        self.transport.send("rpc/" + method, encode_request(cid, method, params), attachment, frame_id=cid)
+        try:
+            payload = encode_request(cid, method, params)
+        except Exception:
+            discard(attachment)
+            raise
+        self.send("rpc/" + method, payload, attachment, frame_id=cid)
         call = self._calls[cid] = Call(cid, self)
         return call
 
@@ -92,16 +100,22 @@ class Session:
 
     def notify(self, method: str, params: Any, attachment: Attachment = b"") -> None:
         """Queue ``event/METHOD``; nobody answers. Raises PeerGone."""
-        self.send("event/" + method, encode_notification(method, params), attachment)
+        try:
+            payload = encode_notification(method, params)
+        except Exception:
+            discard(attachment)
+            raise
+        self.send("event/" + method, payload, attachment)
 
-    def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
-        """Queue a message under a frame id of its own.
+    def send(self, subject: str, payload: bytes, attachment: Attachment = b"", *, frame_id: int | None = None) -> None:
+        """Queue any message; without ``frame_id`` under a fresh one.
 
         Raises PeerGone, also when the transport has gone on to a newer session: what was meant for the old one stays out.
         """
         if self.closed:
+            discard(attachment)
             raise PeerGone(f"the session with {self.peer_id} is over")
-        self.transport.send(subject, payload, attachment)
+        self.transport.send(subject, payload, attachment, frame_id=frame_id)
 
     def forget_call(self, cid: int) -> None:
         """The caller has gone. The peer hears of it, so that it can stop working on the answer."""
@@ -131,16 +145,12 @@ class Session:
         else:
             call.fail(RemoteError(error.code, error.message))
 
-    # --- attachments in the peer's arena -----------------------------------------------------------------------------
-
-    def hold(self, frame: MessageFrame) -> None:
-        """Remember that the peer waits to get the memory of this message's attachment back."""
-        self._held.add(frame.frame_id)
-
     def release(self, frame: MessageFrame) -> None:
-        """Give the attachment's memory back. Safe to call twice, for an inline attachment, and after the end."""
-        if frame.flags & ARENA and frame.frame_id in self._held:
-            self._held.remove(frame.frame_id)
+        """Give the memory of the attachment back. Nothing happens for an inline one, nor the second time.
+
+        Due after the end of the session too: the memory is not used again while somebody may read it.
+        """
+        if frame.flags & ARENA:
             self.transport.release(frame)
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -154,13 +164,12 @@ class Session:
         """End the session. Later calls do nothing.
 
         Waiting calls get PeerGone, then the listeners run in registration order (one that raises is logged and the next
-        one runs), and only then the session's handlers are cleared. The peer's arena is not touched any more: its owner
-        starts it afresh with the next session.
+        one runs), and only then the session's handlers are cleared. Requests that still wait for a handler's answer
+        are not timed any more; what the handler answers goes nowhere.
         """
         if self.closed:
             return
         self.closed = True
-        self._held.clear()
         self.unanswered.clear()
         calls = list(self._calls.values())
         self._calls.clear()

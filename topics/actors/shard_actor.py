@@ -8,14 +8,16 @@ between a decision and its frames, so the log holds decisions in the order in wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import structlog
 import trio
 
 from topics.actors.board import Board, ShardState
 from topics.actors.commits import Commits
 from topics.actors.link import Link
+from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
 from topics.actors.message_router import InboundMessage, MessageRouter, RouterConfig, RpcContext, RpcErrorPayload, Session
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
@@ -32,6 +34,7 @@ RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
 APPLICATION_ERROR = 2000
 CONTRACT_ERROR = 2001
+log = structlog.get_logger()
 
 
 def clock() -> Now:
@@ -55,6 +58,7 @@ class ShardActor:
         self.commits = Commits(shard.engine, shard.wal, clock)
         self.commits.on_commit = self._committed
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
+        self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
         self.broken: OSError | None = None
         self._now = clock()
         self._links: Sequence[Link] = ()
@@ -140,6 +144,12 @@ class ShardActor:
     def _append(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
         self._writable()
+        if self.long_appends.holds(params["topic"], self._append, message):
+            return
+        if len(message.attachment) > LONG_BYTES:
+            self.long_appends.take(params["topic"])
+            self._nursery.start_soon(self._append_long, message)
+            return
         body = decode_append(message.attachment, params["key"], self.limits)
         outcome = self.engine.append(params["topic"], body, self._now, params["prefixes"])
         message.release()
@@ -153,19 +163,52 @@ class ShardActor:
         else:
             _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
 
+    async def _append_long(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        name = params["topic"]
+        try:
+            outcome = await self.long_appends.run(name, message.attachment, params["key"], params["prefixes"])
+        except TopicsError as error:
+            rpc.error(*map_error(error, message))
+        else:
+            if isinstance(outcome, Done):
+                _reply_change(rpc, params, outcome.change, outcome.progress, created=outcome.created)
+            elif isinstance(outcome, OSError):
+                _refuse(rpc, outcome)
+            else:
+                _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
+        message.release()
+        self._now = clock()
+        for handler, waiting in self.long_appends.give_back(name):
+            self._handle_late(handler, waiting)
+        self.commits.flush()
+        for link in self._links:
+            link.flush()
+
+    def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
+        """Handle a message that had to wait, as the router would have."""
+        try:
+            handler(message)
+        except Exception as error:
+            _request(message)[0].error(*map_error(error, message))
+            message.release()
+            if not isinstance(error, TopicsError):
+                log.exception("handler_failed", subject=message.subject)
+
     def _answer_append(self, change: Append, rpc: RpcContext, params: dict[str, Any], result: Progress | OSError) -> None:
         if isinstance(result, OSError):
             for lost, _ in ((rpc, params), *change.followers):
                 _refuse(lost, result)
             return
-        took = (result.write_ms, result.sync_ms if change.topic.config.durable else 0.0)
-        _reply_appended(rpc, params, change.first_seq, change.count, took, created=change.created)
+        _reply_change(rpc, params, change, result, created=change.created)
         for follower, asked in change.followers:
-            _reply_appended(follower, asked, change.first_seq, change.count, took, deduped=True)
+            _reply_change(follower, asked, change, result, deduped=True)
 
     def _put(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
         self._writable()
+        if self.long_appends.holds(params["topic"], self._put, message):
+            return
         change = self.engine.put(params["topic"], decode_config(message.attachment), self._now, params["prefixes"])
         message.release()
         topic, config = change.topic, change.topic.config
@@ -182,6 +225,8 @@ class ShardActor:
         rpc, params = _request(message)
         self._writable()
         name = params["topic"]
+        if self.long_appends.holds(name, self._delete, message):
+            return None
         change = self.engine.delete(name, params["if_empty"], self._now)
         if change is None:
             return _reply(rpc, params, answers.deleted(name, existed=False))
@@ -202,9 +247,6 @@ class ShardActor:
             event = self._changed.pop(change.topic.id, None)
             if event is not None:
                 event.set()
-        if isinstance(change, Delete):
-            frames = change.topic.frames
-            self.commits.drop_resident(frames.entry(index)[2] for index in range(len(frames)))
 
     # Reads
 
@@ -304,6 +346,13 @@ def _reply_appended(
     body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
     end = answers.performance(_total_ms(params), wal_ms=took[0], fsync_ms=took[1])
     rpc.reply({"status": 201 if created else 200}, body + end)
+
+
+def _reply_change(
+    rpc: RpcContext, params: dict[str, Any], change: Append, progress: Progress, *, created: bool = False, deduped: bool = False
+) -> None:
+    took = (progress.write_ms, progress.sync_ms if change.topic.config.durable else 0.0)
+    _reply_appended(rpc, params, change.first_seq, change.count, took, created=created, deduped=deduped)
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:

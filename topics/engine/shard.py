@@ -20,7 +20,7 @@ from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicNotEmpty, TopicNotFound
 from topics.formats import records
 from topics.formats.names import covered
-from topics.formats.records import EncodedRecords
+from topics.formats.records import EncodedRecords, RecordFlags, Rendering
 from topics.formats.requests import AppendBody
 from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.wal import Frame, FrameHeader, FrameKind
@@ -47,9 +47,9 @@ class Append(Change):
 
     __slots__ = ("count", "created", "first_seq", "followers", "key", "resident", "size", "ts")
 
-    def __init__(self, topic: Topic, encoded: EncodedRecords, first_seq: int, ts: int, key: str | None) -> None:
+    def __init__(self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None) -> None:
         super().__init__(topic, [], False)
-        self.first_seq, self.count, self.size, self.ts, self.key = first_seq, encoded.record_count, encoded.blob_bytes, ts, key
+        self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
         self.created = False
         self.resident: EncodedRecords | None = None
         self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
@@ -115,38 +115,62 @@ class ShardEngine:
         """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow."""
         topic = self.topics.get(name)
         created = topic is None
+        check_inline_config(name, body)
         if topic is None:
             topic = self._create_for(name, body, now, prefixes)
-        key = body.idempotency_key
-        if key is not None and not created:
-            leader = topic.pending_keys.get(key)
-            if leader is not None:
-                assert isinstance(leader, Append)
-                return Follow(leader)
-            found = topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
-            if found is not None:
-                return found
-        keep_key = key is not None and topic.config.idempotency_window_ms > 0
+        if body.idempotency_key is not None and not created:
+            known = self.known(topic, body.idempotency_key, now)
+            if known is not None:
+                return known
         ts = max(now.ts, topic.last_ts)
-        encoded = records.encode(body, topic.next_seq, ts, keep_key)
-        change = Append(topic, encoded, topic.next_seq, ts, key if keep_key else None)
+        encoded = records.encode(body, topic.next_seq, ts, keeps_key(topic, body))
+        making = []
         if created:
             self._add(topic)
-            change.created = True
-            change.frames.append(_topic_frame(topic, now))
-        topic.last_ts = ts
-        topic.next_seq += encoded.record_count
+            making = [_topic_frame(topic, now)]  # before the seqs are handed out: it tells the head
+        change = self._begin(topic, body, ts, encoded.blob_bytes)
+        if making:
+            change.created = change.sync = True
+            change.frames += making
         if topic.config.durability == "ephemeral":
             change.resident = encoded
         else:
             flags, count, ext, parts, _ = encoded
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
-        if change.key is not None:
-            topic.pending_keys[change.key] = change
-        change.sync = (
-            created or topic.pending_sync > 0 or topic.config.durability == "fsync" or change.last_seq > topic.reserved_seq
-        )
         self._note_pending(change)
+        return change
+
+    def append_long(self, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now) -> Append:
+        """The same for a write that is rendered run by run, on a topic that has no other change under way.
+
+        Its frame holds no records: they must be durable in a blob before it is written.
+        """
+        assert not topic.pending, "a long write has its topic to itself"
+        change = self._begin(topic, body, max(now.ts, topic.last_ts), size)
+        if topic.config.durability != "ephemeral":
+            flags, ext = rendering.flags | RecordFlags.EXTERNAL, rendering.ext
+            frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
+            change.frames.append(frame)
+        self._note_pending(change)
+        return change
+
+    def known(self, topic: Topic, key: str, now: Now) -> Follow | Remembered | None:
+        """What an idempotency key stands for, if it has been used (§0.8)."""
+        leader = topic.pending_keys.get(key)
+        if leader is not None:
+            assert isinstance(leader, Append)
+            return Follow(leader)
+        return topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
+
+    def _begin(self, topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
+        """Hand out the seqs."""
+        key = body.idempotency_key if keeps_key(topic, body) else None
+        change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
+        topic.last_ts = ts
+        topic.next_seq += change.count
+        if key is not None:
+            topic.pending_keys[key] = change
+        change.sync = topic.pending_sync > 0 or topic.config.durability == "fsync" or change.last_seq > topic.reserved_seq
         return change
 
     def reserve(self, topic: Topic) -> Reservation | None:
@@ -158,6 +182,14 @@ class ShardEngine:
             return None
         topic.reserving_seq = ceiling
         change = Reservation(topic, ceiling)
+        self._note_pending(change)
+        return change
+
+    def create(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Put:
+        """Make the topic that a long write asks for, before its records."""
+        topic = self._create_for(name, body, now, prefixes)
+        self._add(topic)
+        change = Put(topic, [_topic_frame(topic, now)], None)
         self._note_pending(change)
         return change
 
@@ -219,13 +251,12 @@ class ShardEngine:
 
     # Replay of the log
 
-    def replay_append(self, header: FrameHeader, place: int) -> Topic | None:
+    def replay_append(self, header: FrameHeader, place: int, external_size: int = 0) -> Topic | None:
         """A write that the log holds; None when its topic is not known, which only a damaged log shows."""
         topic = self.by_id.get(header.topic_id)
         if topic is None or header.first_seq <= topic.head_seq:
             return None
-        tables = 1 + (header.flags & 7).bit_count()
-        size = header.body_len - header.ext_len - 4 * header.record_count * tables
+        size = external_size or records.blob_bytes(header.body_len, header.ext_len, header.record_count, header.flags)
         topic.commit_records(header.first_seq, header.record_count, place, header.ts_ms, size)
         topic.last_ts = header.ts_ms
         topic.next_seq = topic.head_seq + 1
@@ -342,6 +373,17 @@ class ShardEngine:
             change.topic.pending_sync += 1
 
 
+def check_inline_config(name: str, body: AppendBody) -> None:
+    """A bad config is refused also where it would be ignored (§2: the topic exists)."""
+    if body.config is not None:
+        merge(name, None, body.config)
+
+
+def keeps_key(topic: Topic, body: AppendBody) -> bool:
+    """Whether the write's key will be remembered."""
+    return body.idempotency_key is not None and topic.config.idempotency_window_ms > 0
+
+
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
     if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
         raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
@@ -358,4 +400,4 @@ def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: li
     return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
 
 
-__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine"]
+__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine", "check_inline_config", "keeps_key"]

@@ -41,6 +41,7 @@ class RecordFlags(IntFlag):
     TAGS = 2
     METAS = 4
     ONE_NODE = 8
+    EXTERNAL = 16  # the frame's body is ext alone; the whole body stands in a blob file (blob.py)
 
 
 class EncodedRecords(NamedTuple):
@@ -56,14 +57,16 @@ class EncodedRecords(NamedTuple):
 def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
     """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
     records = request.records
-    ext: dict[str, Any] = {"k": request.idempotency_key} if keep_key and request.idempotency_key is not None else {}
     if _plain(request):
         middle = b',"$ts":%d,"data":' % ts_ms
         rendered = [b'{"$seq":%d%b%b},' % (seq, middle, record.data) for seq, record in enumerate(records, first_seq)]
         flags = 0
-        tables: tuple[bytes, ...] = ()
+        tables: list[bytes] = []
+        packed = cbor2.dumps({"k": request.idempotency_key}) if keep_key and request.idempotency_key is not None else b""
     else:
-        flags, tables, rendered = _encode_marked(request, first_seq, ts_ms, ext)
+        rendering = Rendering(request, keep_key=keep_key)
+        rendered = rendering.render(0, len(records), first_seq, ts_ms)
+        flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
     if len(rendered) == 1:
         blob = rendered[0]
         ends = _U32.pack(len(blob))
@@ -71,7 +74,6 @@ def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> E
         blob = b"".join(rendered)
         assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
         ends = array("I", accumulate(map(len, rendered))).tobytes()
-    packed = cbor2.dumps(ext) if ext else b""
     return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
 
 
@@ -91,38 +93,65 @@ def _plain(request: AppendBody) -> bool:
     )
 
 
-def _encode_marked(
-    request: AppendBody, first_seq: int, ts_ms: int, ext: dict[str, Any]
-) -> tuple[int, tuple[bytes, ...], list[bytes]]:
-    records, batch_node = request.records, request.node
-    nodes, node_refs = _intern(record.node if record.node is not None else batch_node for record in records)
-    tags, tag_refs = _intern(record.tag for record in records)
-    node_pieces = [b"", *(b',"$node":' + node for node in nodes)]
-    tag_pieces = [b"", *(b',"$tag":' + tag for tag in tags)]
-    metas = [b',"meta":%b' % record.meta if record.meta else b"" for record in records]
-    rendered = [
-        b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},' % (seq, ts_ms, node_pieces[node], tag_pieces[tag], record.data, meta)
-        for seq, record, node, tag, meta in zip(
-            range(first_seq, first_seq + len(records)), records, node_refs, tag_refs, metas, strict=True
+class Rendering:
+    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables`` are those of the whole."""
+
+    def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
+        self._records, batch_node = request.records, request.node
+        nodes, self._node_refs = _intern(record.node if record.node is not None else batch_node for record in self._records)
+        tags, self._tag_refs = _intern(record.tag for record in self._records)
+        self._nodes = [b"", *(b',"$node":' + node for node in nodes)]
+        self._tags = [b"", *(b',"$tag":' + tag for tag in tags)]
+        ext: dict[str, Any] = {"k": request.idempotency_key} if keep_key and request.idempotency_key is not None else {}
+        self.flags = 0
+        self.tables: list[bytes] = []
+        if nodes:
+            ext["n"] = nodes
+            if len(nodes) == 1 and 0 not in self._node_refs:
+                self.flags |= RecordFlags.ONE_NODE
+            else:
+                self.flags |= RecordFlags.NODES
+                self.tables.append(self._node_refs.tobytes())
+        if tags:
+            ext["t"] = tags
+            self.flags |= RecordFlags.TAGS
+            self.tables.append(self._tag_refs.tobytes())
+        meta_lens = array("I", [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records])
+        if any(meta_lens):
+            self.flags |= RecordFlags.METAS
+            self.tables.append(meta_lens.tobytes())
+        self._meta_lens = meta_lens
+        self.ext = cbor2.dumps(ext) if ext else b""
+
+    def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
+        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq of the write's first record."""
+        return [
+            b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
+            % (seq, ts_ms, self._nodes[node], self._tags[tag], record.data, b',"meta":%b' % record.meta if record.meta else b"")
+            for seq, record, node, tag in zip(
+                range(first_seq + start, first_seq + stop),
+                self._records[start:stop],
+                self._node_refs[start:stop],
+                self._tag_refs[start:stop],
+                strict=True,
+            )
+        ]
+
+    def ends(self, first_seq: int, ts_ms: int) -> array[int]:
+        """Where each record will end in the blob, without rendering it."""
+        fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
+        lengths = (
+            fixed + len(str(seq)) + len(self._nodes[node]) + len(self._tags[tag]) + len(record.data) + meta_len
+            for seq, record, node, tag, meta_len in zip(
+                range(first_seq, first_seq + len(self._records)),
+                self._records,
+                self._node_refs,
+                self._tag_refs,
+                self._meta_lens,
+                strict=True,
+            )
         )
-    ]
-    flags = 0
-    tables = []
-    if nodes:
-        ext["n"] = nodes
-        if len(nodes) == 1 and 0 not in node_refs:
-            flags |= RecordFlags.ONE_NODE
-        else:
-            flags |= RecordFlags.NODES
-            tables.append(node_refs.tobytes())
-    if tags:
-        ext["t"] = tags
-        flags |= RecordFlags.TAGS
-        tables.append(tag_refs.tobytes())
-    if any(metas):
-        flags |= RecordFlags.METAS
-        tables.append(array("I", map(len, metas)).tobytes())
-    return int(flags), tuple(tables), rendered
+        return array("I", accumulate(lengths))
 
 
 def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
@@ -218,9 +247,14 @@ def _without_tag(record: bytes, node_len: int, tag_len: int) -> bytes:
     return record[:at] + record[at + tag_len :]
 
 
+def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:
+    """Bytes of rendered records in a body of this shape."""
+    return body_len - ext_len - 4 * count * (1 + (flags & 7).bit_count())
+
+
 def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
     """Node ids in the form in which frames hold them, for exact comparison (§4)."""
     return frozenset(map(json_string, nodes))
 
 
-__all__ = ["EncodedRecords", "RecordFlags", "RecordIn", "RecordsView", "encode", "json_nodes"]
+__all__ = ["EncodedRecords", "RecordFlags", "RecordIn", "RecordsView", "Rendering", "blob_bytes", "encode", "json_nodes"]

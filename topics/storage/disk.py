@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from topics.formats.requests import Buffer
@@ -50,7 +50,7 @@ def make_directory(folder: Path) -> None:
         sync_directory(path.parent)
 
 
-def write_aside(path: Path, pieces: list[Buffer]) -> None:
+def write_aside(path: Path, pieces: Sequence[Buffer]) -> None:
     """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced, renamed, the name synced."""
     aside = path.with_name(path.name + ".tmp")
     with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
@@ -60,7 +60,7 @@ def write_aside(path: Path, pieces: list[Buffer]) -> None:
     sync_directory(path.parent)
 
 
-def write_all(fd: int, pieces: list[Buffer], offset: int) -> None:
+def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
     """Write every byte of the pieces, one after the other, from ``offset`` on."""
     for start in range(0, len(pieces), IOV_MAX):
         batch = pieces[start : start + IOV_MAX]

@@ -21,6 +21,8 @@ import cbor2
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.shard import Now, ShardEngine
 from topics.engine.topic import Topic
+from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
+from topics.formats.records import RecordFlags, blob_bytes
 from topics.formats.wal import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -33,6 +35,7 @@ from topics.formats.wal import (
     check_frame,
 )
 from topics.storage import checkpoints
+from topics.storage.blobs import BlobStore
 from topics.storage.disk import Damaged, boot_id, make_directory
 from topics.storage.wal import Wal
 from topics.storage.wal_file import WalFile
@@ -66,7 +69,8 @@ def recover(
     Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version.
     """
     boot = boot_id() if boot is None else boot
-    folder, checkpoint_folder = data_dir / "wal" / f"{shard:02d}", data_dir / "checkpoint" / f"{shard:02d}"
+    folder, checkpoint_folder, blob_folder = (data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob"))
+    blobs = BlobStore(blob_folder)
     make_directory(folder)
     for leftover in folder.glob("*.new"):
         leftover.unlink()
@@ -76,8 +80,11 @@ def recover(
         checkpoint = checkpoints.newest(checkpoint_folder)
     except checkpoints.UnknownVersion as error:
         raise Damaged(checkpoint_folder, 0, str(error)) from error
-    replay = _Replay(engine, now, report, sum(file.size for file in files))
+    replay = _Replay(engine, blobs, now, report, sum(file.size for file in files))
     end, cut_bytes = replay.run(files)
+    for blob_id in blobs.added():
+        blobs.verify(*blob_id)
+    blobs.sweep()
     if checkpoint is not None:
         if checkpoint.position > end:
             path = files[-1].path if files else folder
@@ -85,7 +92,7 @@ def recover(
         engine.restore(checkpoint.snapshot)
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
-    wal = Wal(folder, shard, files, end, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
+    wal = Wal(folder, shard, files, blobs, end, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
     mark = cbor2.dumps({"boot": boot})
     for frame in (*frames, Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,))):
         wal.append(frame)
@@ -97,8 +104,8 @@ def recover(
 class _Replay:
     """Feeds every frame of the log to the engine."""
 
-    def __init__(self, engine: ShardEngine, now: Now, report: Callable[[float], None], total_bytes: int) -> None:
-        self.engine, self.now, self.boot = engine, now, ""
+    def __init__(self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], total_bytes: int) -> None:
+        self.engine, self.blobs, self.now, self.boot = engine, blobs, now, ""
         self._report, self._total, self._done = report, max(total_bytes, 1), 0
         self._files: list[WalFile] = []
 
@@ -143,7 +150,8 @@ class _Replay:
     def _apply(self, header: FrameHeader, view: memoryview, offset: int) -> bool:
         kind, engine = header.kind, self.engine
         if kind == FrameKind.APPEND:
-            topic = engine.replay_append(header, header.position)
+            external = header.flags & RecordFlags.EXTERNAL and self._external(header)
+            topic = engine.replay_append(header, header.position, external)
             if topic is None:
                 return False
             if header.ext_len:
@@ -153,6 +161,7 @@ class _Replay:
             self._apply_topic(header, _body(header, view, offset))
             return True
         if kind == FrameKind.TOPIC_DELETED:
+            self.blobs.forget(header.topic_id)
             return engine.replay_deleted(header)
         if kind == FrameKind.SEQS_RESERVED:
             return engine.replay_reserved(header)
@@ -160,6 +169,13 @@ class _Replay:
             self.boot = _body(header, view, offset)["boot"]
             return True
         return False
+
+    def _external(self, header: FrameHeader) -> int:
+        """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
+        self.blobs.add(header.topic_id, header.first_seq)
+        path = self.blobs.path(header.topic_id, header.first_seq)
+        body_len = path.stat().st_size - BLOB_HEADER_BYTES if path.exists() else 0
+        return blob_bytes(body_len, header.ext_len, header.record_count, header.flags)
 
     def _apply_key(self, topic: Topic, header: FrameHeader, view: memoryview, offset: int) -> None:
         if self.now.ts - header.ts_ms < topic.config.idempotency_window_ms:

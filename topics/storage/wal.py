@@ -22,9 +22,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from topics.formats.records import RecordsView
+from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
+from topics.storage.blobs import BlobStore
 from topics.storage.disk import write_all
 from topics.storage.wal_file import WalFile
 
@@ -73,8 +74,10 @@ class WalCounters:
 class Wal:
     """The log from ``position`` on; ``files`` hold everything before it."""
 
-    def __init__(self, folder: Path, shard: int, files: list[WalFile], position: int, *, file_bytes: int, sync_ms: int) -> None:
-        self.folder, self.shard = folder, shard
+    def __init__(
+        self, folder: Path, shard: int, files: list[WalFile], blobs: BlobStore, position: int, *, file_bytes: int, sync_ms: int
+    ) -> None:
+        self.folder, self.shard, self.blobs = folder, shard, blobs
         self.file_bytes, self._sync_s = file_bytes, sync_ms / 1000
         self._files = files
         self._bases = [file.base for file in files]
@@ -150,9 +153,11 @@ class Wal:
         """Records of the APPEND frame at position ``place``; it must have been written."""
         file = self._files[bisect_right(self._bases, place) - 1]
         view, offset = file.view(), file.offset(place)
-        header = FRAME.unpack_from(view, offset)
+        _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(view, offset)
+        if flags & RecordFlags.EXTERNAL:
+            return RecordsView(flags, count, ext_len, self.blobs.body(topic_id, first_seq))
         start = offset + FRAME_HEADER_BYTES
-        return RecordsView(header[11], header[8], header[9], view[start : start + header[7]])
+        return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
     def stop(self) -> None:
         """Write and sync everything, end the thread."""

@@ -1,0 +1,220 @@
+"""Which pages belong to whom, against a set of pages; and when memory goes back to the system."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from topics.actors.arena import LARGE_PAGES, PAGE_BYTES, ArenaMemory, ArenaReader, ArenaWriter, PageAllocator
+
+PAGES = 24
+
+
+class AllocatorAgainstASet(RuleBasedStateMachine):
+    """The obvious model: the set of free pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator = PageAllocator(PAGES)
+        self.free = set(range(PAGES))
+        self.rows: dict[int, int] = {}
+
+    @rule(pages=st.integers(1, PAGES + 1))
+    def allocate(self, pages: int) -> None:
+        start = self.allocator.allocate(pages)
+        fits = [at for at in range(PAGES) if self.free.issuperset(range(at, at + pages))]
+        assert start == (min(fits) if fits else None)
+        if start is not None:
+            self.free -= set(range(start, start + pages))
+            self.rows[start] = pages
+
+    @rule(data=st.data())
+    def free_one(self, data: st.DataObject) -> None:
+        if self.rows:
+            start = data.draw(st.sampled_from(sorted(self.rows)))
+            pages = self.rows.pop(start)
+            assert self.allocator.free(start) == pages
+            self.free |= set(range(start, start + pages))
+
+    @rule(data=st.data())
+    def shrink_one(self, data: st.DataObject) -> None:
+        if self.rows:
+            start = data.draw(st.sampled_from(sorted(self.rows)))
+            pages = data.draw(st.integers(1, self.rows[start]))
+            self.allocator.shrink(start, pages)
+            self.free |= set(range(start + pages, start + self.rows[start]))
+            self.rows[start] = pages
+
+    @invariant()
+    def holes_are_the_free_pages_and_never_touch(self) -> None:
+        holes = self.allocator._holes
+        assert {page for start, pages in holes for page in range(start, start + pages)} == self.free
+        assert all(sum(left) < right[0] for left, right in pairwise(holes))
+        assert self.allocator.used == PAGES - len(self.free)
+
+
+AllocatorAgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAllocator = AllocatorAgainstASet.TestCase
+
+
+def pair(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
+    memory = ArenaMemory(pages * PAGE_BYTES)
+    writer, reader = ArenaWriter(memory), ArenaReader(memory)
+    writer.begin(1)
+    reader.begin(1)
+    return memory, writer, reader
+
+
+def resident_kib(memory: ArenaMemory) -> int:
+    """What of the mapping is in memory, by its address in the kernel's own list."""
+    import ctypes
+    from pathlib import Path
+
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory.view))
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        start, dash, end = line.split(" ")[0].partition("-")
+        if dash and int(start, 16) <= address < int(end, 16):
+            return next(int(field.split()[1]) for field in lines if field.startswith("Rss:"))
+    raise AssertionError("the mapping is in the list")
+
+
+def test_a_freed_page_is_allocated_once() -> None:
+    allocator = PageAllocator(4)
+    start = allocator.allocate(4)
+    assert start == 0
+    allocator.free(start)
+    with pytest.raises(KeyError):
+        allocator.free(start)
+
+
+def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
+    _, writer, reader = pair()
+    block = writer.reserve(5)
+    assert block is not None
+    block.view[:] = b"hello"
+    writer.take_over(block)
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    assert bytes(view) == b"hello"
+    assert view.readonly
+    block.view[:1] = b"j"
+    assert bytes(view) == b"jello", "the same memory"
+
+
+def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
+    _, writer, reader = pair(pages=4)
+    block = writer.reserve(4 * PAGE_BYTES)
+    assert block is not None
+    writer.take_over(block)
+    block.free()  # the holder has nothing left to free
+    assert writer.reserve(1) is None
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    assert reader.done(view) == (block.offset, block.length)
+    assert reader.done(view) is None, "only the first time counts"
+    assert writer.release(block.offset)
+    assert not writer.release(block.offset)
+    assert writer.used_bytes == 0
+    assert writer.reserve(4 * PAGE_BYTES) is not None
+
+
+def test_a_shrunk_block_gives_its_last_pages_back() -> None:
+    _, writer, _ = pair(pages=4)
+    block = writer.reserve(4 * PAGE_BYTES)
+    assert block is not None
+    block.shrink(PAGE_BYTES + 1)
+    assert (block.length, len(block.view), writer.used_bytes) == (PAGE_BYTES + 1, PAGE_BYTES + 1, 2 * PAGE_BYTES)
+    block.shrink(0)
+    assert (len(block.view), writer.used_bytes) == (0, PAGE_BYTES)
+    block.free()
+    block.free()
+    assert writer.used_bytes == 0
+
+
+def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
+    (_, writer, _), (_, other, _) = pair(), pair()
+    block = writer.reserve(1)
+    assert block is not None
+    with pytest.raises(ValueError, match="another link's"):
+        other.take_over(block)
+    writer.take_over(block)
+    with pytest.raises(ValueError, match="sent or freed before"):
+        writer.take_over(block)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)])
+def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, length: int) -> None:
+    memory, _, reader = pair(pages=16)
+    assert reader.session == 1
+    assert reader.open(offset, length) is None
+    assert reader.open(memory.half_bytes, 1) is not None
+
+
+def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
+    _, writer, reader = pair(pages=2)
+    block = writer.reserve(2 * PAGE_BYTES)
+    assert block is not None
+    block.view[:4] = b"slow"
+    writer.take_over(block)
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    writer.begin(2)
+    reader.begin(2)
+    fresh = writer.reserve(2 * PAGE_BYTES)
+    assert fresh is not None
+    fresh.view[:] = b"x" * len(fresh.view)
+    assert bytes(view[:4]) == b"slow"
+    assert reader.busy(3)
+    assert reader.done(view) is None, "the session of that block is over: nobody waits for a RELEASE"
+    assert not reader.busy(3)
+    assert bytes(view[:4]) == bytes(4), "its pages went back"
+
+
+def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled() -> None:
+    _, writer, _ = pair(pages=2)
+    block = writer.reserve(PAGE_BYTES)
+    assert block is not None
+    writer.begin(2)
+    assert writer.busy(3)
+    block.shrink(1)
+    block.free()
+    assert not writer.busy(3)
+    assert writer.used_bytes == 0
+
+
+def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
+    memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
+    assert large is not None
+    small = [writer.reserve(LARGE_PAGES * PAGE_BYTES // 2) for _ in range(3)]
+    for block in (large, *small):
+        assert block is not None
+        block.view[:] = b"x" * block.length
+    before = resident_kib(memory)
+    assert before >= 10 * 1024
+    large.free()
+    assert resident_kib(memory) <= before - 4 * 1024
+    for block in small:
+        assert block is not None
+        block.free()
+    assert resident_kib(memory) > 4 * 1024
+    writer.trim()
+    assert resident_kib(memory) == 0
+
+
+def test_an_arena_in_use_is_not_trimmed() -> None:
+    _, writer, _ = pair(pages=4 * LARGE_PAGES)
+    blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
+    for block in blocks:
+        assert block is not None
+        block.view[:] = b"x" * block.length
+    assert blocks[0] is not None
+    blocks[0].free()
+    writer.trim()
+    assert blocks[1] is not None
+    assert bytes(blocks[1].view[-2:]) == b"xx"

@@ -1,0 +1,81 @@
+"""The words that processes share about one another."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from topics.actors.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
+
+
+def test_a_new_board_is_all_down_and_in_session_1() -> None:
+    board = Board.create(shards=3, fronts=2)
+    assert [board.session(front, shard) for front in range(2) for shard in range(3)] == [1] * 6
+    assert {board.shard(index).state for index in range(3)} == {ShardState.DOWN}
+    assert {board.front(index).state for index in range(2)} == {FrontState.DOWN}
+    assert not board.draining
+
+
+def test_no_two_words_are_the_same_word() -> None:
+    board = Board.create(shards=2, fronts=2)
+    value = 10
+    expected: list[tuple[FrontWords | ShardWords, str, int]] = []
+    for index in range(2):
+        both: tuple[FrontWords | ShardWords, ...] = (board.front(index), board.shard(index))
+        for words in both:
+            for name in ("pid", "spawns", "heartbeat_ms", "progress_ppm", "topics"):
+                if hasattr(words, name):
+                    value += 1
+                    setattr(words, name, value)
+                    expected.append((words, name, value))
+        for number in range(COUNTERS):
+            board.shard(index).counters[number] = 1000 * (index + 1) + number
+    assert len(expected) == 2 * (3 + 5)
+    assert all(getattr(words, name) == stored for words, name, stored in expected)
+    assert [list(board.shard(index).counters) for index in range(2)] == [
+        [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
+    ]
+    assert [board.session(front, shard) for front in range(2) for shard in range(2)] == [1] * 4
+    assert board.started_ms == 0
+
+
+def test_states_and_global_words_read_back() -> None:
+    board = Board.create(shards=1, fronts=1)
+    board.draining, board.started_ms = True, 1_700_000_000_000
+    board.shard(0).state, board.front(0).state = ShardState.READ_ONLY, FrontState.DRAINING
+    assert (board.draining, board.started_ms) == (True, 1_700_000_000_000)
+    assert board.shard(0).state is ShardState.READ_ONLY
+    assert board.front(0).state is FrontState.DRAINING
+
+
+def test_bumping_one_pair_leaves_the_others() -> None:
+    board = Board.create(shards=2, fronts=2)
+    cell = board.session_cell(1, 0)
+    board.bump_session(1, 0)
+    assert [board.session(front, shard) for front in range(2) for shard in range(2)] == [1, 1, 2, 1]
+    assert cell[0] == 2
+
+
+@pytest.mark.parametrize(("front", "shard"), [(2, 0), (0, 3), (-1, 0)])
+def test_a_pair_that_is_not_on_the_board_is_a_bug(front: int, shard: int) -> None:
+    with pytest.raises(AssertionError):
+        Board.create(shards=3, fronts=2).session(front, shard)
+
+
+def test_states_keep_their_numbers() -> None:
+    assert [state.name for state in sorted(ShardState)] == ["DOWN", "STARTING", "RECOVERING", "READY", "READ_ONLY", "STOPPED"]
+    assert [state.name for state in sorted(FrontState)] == ["DOWN", "STARTING", "SERVING", "DRAINING"]
+
+
+def test_a_child_and_its_parent_see_the_same_words() -> None:
+    assert threading.active_count() == 1
+    board = Board.create(shards=1, fronts=1)
+    pid = os.fork()
+    if pid == 0:
+        board.shard(0).heartbeat_ms = 42
+        board.shard(0).state = ShardState.READY
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (board.shard(0).heartbeat_ms, board.shard(0).state) == (42, ShardState.READY)

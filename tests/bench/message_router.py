@@ -1,0 +1,165 @@
+"""What one message costs in the router. Run from the top: ``python -m tests.bench.message_router``.
+
+Microseconds of processor time a message, the best of many rounds. The transport does nothing but count, so every figure is
+the router's own: what a ring adds is measured beside the ring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import cbor2
+import trio
+import trio.testing
+
+from topics.actors.message_router import InboundMessage, MessageRouter, RpcContext, Session
+from topics.formats.envelope import decode, encode_notification, encode_request, encode_success
+from topics.formats.message import MessageFrame
+
+ROUND = 1_000
+ROUNDS = 20
+PARAMS = {"topic": "orders.eu", "key": None, "seqs": True, "at": 123_456_789_012_345, "prefixes": None}
+BODY = b'{"records":[{"data":{"n":1}}]}'
+
+
+class Counter:
+    """A transport that throws everything away."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send(self, subject: str, payload: bytes, attachment: object = b"", *, frame_id: int | None = None) -> int:
+        if frame_id is None:
+            self.sent = frame_id = self.sent + 1
+        return frame_id
+
+    def next_frame_id(self) -> int:
+        self.sent += 1
+        return self.sent
+
+    def send_error(self, code: int, message: str, about: int) -> None:
+        raise AssertionError(f"refused: {code} {message}")
+
+    def release(self, frame: MessageFrame) -> None:
+        raise AssertionError("nothing here lies in an arena")
+
+
+def measure(name: str, work: Callable[[], object]) -> None:
+    """``work`` handles ROUND messages."""
+    report(name, min(timed(work) for _ in range(ROUNDS)))
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def report(name: str, seconds: float) -> None:
+    print(f"{name:<58}{seconds / ROUND * 1e6:6.2f} us")
+
+
+def again(work: Callable[[], object]) -> Callable[[], None]:
+    def repeat() -> None:
+        for _ in range(ROUND):
+            work()
+
+    return repeat
+
+
+def encoding() -> None:
+    request = encode_request(123_456, "append", PARAMS)
+    result = {"status": 201}
+    measure("envelope: encode a request", again(lambda: encode_request(123_456, "append", PARAMS)))
+    measure("envelope: decode a request", again(lambda: decode(request)))
+    measure("  of which cbor2.loads", again(lambda: cbor2.loads(request)))
+    measure("envelope: encode a success", again(lambda: encode_success(123_456, result)))
+    measure("  of which cbor2.dumps of the result", again(lambda: cbor2.dumps(result)))
+
+
+def requests(router: MessageRouter, session: Session) -> None:
+    frames = [MessageFrame(n, 0, "rpc/append", encode_request(n, "append", PARAMS), BODY) for n in range(ROUND)]
+
+    def dispatch_all() -> None:
+        for frame in frames:
+            router.dispatch(session, frame)
+
+    at_once = router.route("rpc/append", lambda message: message.rpc.reply({"status": 201}) if message.rpc else None)
+    measure("request: dispatched, answered in the handler", dispatch_all)
+    at_once()
+
+    waiting: list[RpcContext] = []
+
+    def answer_later(message: InboundMessage) -> None:
+        if message.rpc is not None:
+            waiting.append(message.rpc)
+
+    def dispatch_and_answer() -> None:
+        dispatch_all()
+        for rpc in waiting:
+            rpc.reply({"status": 201})
+        waiting.clear()
+
+    later = router.route("rpc/append", answer_later)
+    measure("request: dispatched, answered after the handler", dispatch_and_answer)
+    later()
+
+    def dispatch_only() -> None:
+        dispatch_all()
+        session.unanswered.clear()
+
+    router.route("rpc/append", lambda message: None)
+    measure("request: dispatched, clock started, not answered", dispatch_only)
+
+
+def events(router: MessageRouter, session: Session) -> None:
+    frame = MessageFrame(1, 0, "event/topic.appended", encode_notification("topic.appended", {"topic": "orders.eu"}), b"")
+    router.route("event/topic.appended", lambda message: None)
+    router.route_prefix("event/", lambda message: None)
+    measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, frame)))
+
+
+async def calls(router: MessageRouter, session: Session) -> None:
+    def ask_and_answer() -> None:
+        started = [session.call_soon("append", PARAMS, BODY) for _ in range(ROUND)]
+        for call in started:
+            router.dispatch(session, MessageFrame(1, 0, "rpc/append", encode_success(call.cid, {"status": 201}), BODY))
+
+    measure("call: started, answered, nobody parked", ask_and_answer)
+
+    async def ask(done: list[int]) -> None:
+        reply = await session.call("append", PARAMS, BODY)
+        done.append(reply.result["status"])
+
+    report(
+        f"call: {ROUND} parked tasks woken by one batch, each", min([await wake_all(router, session, ask) for _ in range(ROUNDS)])
+    )
+
+
+async def wake_all(router: MessageRouter, session: Session, ask: Callable[[list[int]], Awaitable[None]]) -> float:
+    done: list[int] = []
+    async with trio.open_nursery() as nursery:
+        first = session.transport.next_frame_id() + 1
+        for _ in range(ROUND):
+            nursery.start_soon(ask, done)
+        await trio.testing.wait_all_tasks_blocked()
+        start = time.process_time()
+        for cid in range(first, first + ROUND):
+            router.dispatch(session, MessageFrame(1, 0, "rpc/append", encode_success(cid, {"status": 201}), BODY))
+        while len(done) < ROUND:
+            await trio.lowlevel.checkpoint()
+        return time.process_time() - start
+
+
+async def main() -> None:
+    router = MessageRouter()
+    session = router.open_session("shard-0", Counter())
+    encoding()
+    requests(router, session)
+    events(router, session)
+    await calls(router, session)
+
+
+if __name__ == "__main__":
+    trio.run(main)

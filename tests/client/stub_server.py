@@ -1,0 +1,191 @@
+"""A topics server of a hundred lines for producers' tests: PUT, GET and POST of a topic, keys, and faults on demand.
+
+It keeps the contract's rules that a batch writer leans on (§1, §2, §0.8): strict JSON, atomic batches, contiguous seqs, the first
+answer again for a known key, ``create:false``. ``faults`` holds what the next appends meet, one each, in order; None is no fault.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``status`` refuses, ``cut`` resets the connection within the answer, ``drop`` before it; ``commit`` appends first."""
+
+    status: int = 0
+    code: str = ""
+    retry_after: str | None = None
+    cut: bool = False
+    drop: bool = False
+    commit: bool = False
+
+
+@dataclass
+class StubTopic:
+    """A topic's records in order, and the answer that each key got."""
+
+    config: dict[str, Any]
+    epoch: int
+    records: list[dict[str, Any]] = field(default_factory=list)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """The part of a topic's state that a producer reads."""
+        return {"topic": name, "head_seq": len(self.records), "epoch": self.epoch, "config": self.config}
+
+    def append(self, name: str, records: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
+        """Append once for each key."""
+        if key is not None and key in self.answers:
+            return {**self.answers[key], "deduped": True}
+        first = len(self.records) + 1
+        self.records.extend(records)
+        head = len(self.records)
+        answer = {"topic": name, "first_seq": first, "last_seq": head, "head_seq": head, "count": len(records)}
+        answer |= {"created": False, "deduped": False, "performance": {"server_total_ms": 0.1}}
+        if key is not None:
+            self.answers[key] = answer
+        return answer
+
+
+class StubServer:
+    """Serves in a thread while the block runs. ``seen`` lists (method, path with query, status; 0 for a broken connection).
+
+    ``peers`` are the client's ends of the connections that sent them.
+    """
+
+    def __init__(self) -> None:
+        self.topics: dict[str, StubTopic] = {}
+        self.faults: deque[Fault | None] = deque()
+        self.seen: list[tuple[str, str, int]] = []
+        self.peers: list[tuple[str, int]] = []
+        self.headers: list[dict[str, str]] = []
+        self.epoch = 0
+        self.lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"stub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> StubServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def make(self, name: str, **config: Any) -> StubTopic:
+        """A topic with the contract's defaults, for a test's start."""
+        self.epoch += 1
+        topic = StubTopic({"idempotency_window_ms": 120_000, "durability": "disk", **config}, self.epoch)
+        self.topics[name] = topic
+        return topic
+
+    def statuses(self, method: str) -> list[int]:
+        """The answers to all requests of ``method``."""
+        return [status for seen, _, status in self.seen if seen == method]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stub: ClassVar[StubServer]
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        if self.path == "/v0/ready":
+            self._answer(200, {"ready": True})
+            return
+        with self.stub.lock:
+            topic = self.stub.topics.get(self._name())
+            state = topic.state(self._name()) if topic else None
+        if state is None:
+            self._refuse(404, "topic_not_found")
+        else:
+            self._answer(200, state)
+
+    def do_PUT(self) -> None:
+        config = self._body()
+        with self.stub.lock:
+            created = self._name() not in self.stub.topics
+            topic = self.stub.make(self._name()) if created else self.stub.topics[self._name()]
+            topic.config |= config
+        self._answer(201 if created else 200, {"topic": self._name(), "created": created, "config": topic.config})
+
+    def do_POST(self) -> None:
+        body = self._body()
+        with self.stub.lock:
+            fault = self.stub.faults.popleft() if self.stub.faults else None
+            topic = self.stub.topics.get(self._name())
+            answer = None
+            if topic is not None and (fault is None or fault.commit):
+                answer = topic.append(self._name(), body["records"], self.headers.get("Idempotency-Key"))
+        if fault is not None and (fault.cut or fault.drop):
+            self._break(answer or {}, send_half=fault.cut)
+        elif fault is not None and fault.status:
+            self._refuse(fault.status, fault.code, fault.retry_after)
+        elif answer is None:
+            self._refuse(404, "topic_not_found")
+        else:
+            self._answer(200, answer)
+
+    def _name(self) -> str:
+        return unquote(urlsplit(self.path).path.removeprefix("/v0/topics/"))
+
+    def _body(self) -> Any:
+        assert self.headers["Content-Type"] == "application/json", "§0.3: required on every POST and PUT"
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+
+        def refuse(constant: str) -> Any:
+            raise ValueError(f"{constant} is not JSON")
+
+        return json.loads(raw.decode("utf-8"), parse_constant=refuse)
+
+    def _refuse(self, status: int, code: str, retry_after: str | None = None) -> None:
+        self._answer(status, {"error": {"code": code, "message": f"refused with\n{code}"}}, retry_after)
+
+    def _answer(self, status: int, value: dict[str, Any], retry_after: str | None = None) -> None:
+        body = json.dumps(value).encode()
+        self._note(status)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if retry_after is not None:
+            self.send_header("Retry-After", retry_after)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _break(self, value: dict[str, Any], *, send_half: bool) -> None:
+        body = json.dumps(value).encode()
+        self._note(0)
+        if send_half:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (len(body) + 10))
+            self.wfile.write(body)
+        self.wfile.flush()
+        # Linger 0: what the client has not read yet is lost, as when a process or a firewall dies.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+
+    def _note(self, status: int) -> None:
+        with self.stub.lock:
+            self.stub.seen.append((self.command, self.path, status))
+            self.stub.peers.append(self.client_address)
+            self.stub.headers.append(dict(self.headers.items()))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.client.chunks import Chunk, Chunker
+
+
+def block(records: list[bytes]) -> tuple[list[int], memoryview]:
+    """Records as Arrow would lay them out, behind some bytes that belong to nobody."""
+    return list(accumulate(map(len, records), initial=7)), memoryview(b"garbage" + b"".join(records) + b"garbage")
+
+
+def cut(blocks: list[list[bytes]], max_records: int, max_bytes: int, node: str | None = None) -> list[Chunk]:
+    chunker = Chunker(max_records, max_bytes, node)
+    return [chunk for records in blocks for chunk in chunker.add(*block(records))] + list(chunker.rest())
+
+
+def record(value: object) -> bytes:
+    return b'{"data":' + json.dumps(value).encode() + b"},"
+
+
+def values(chunk: Chunk) -> list[object]:
+    return [entry["data"] for entry in json.loads(chunk.body)["records"]]
+
+
+def test_a_body_is_the_append_request_of_the_contract() -> None:
+    (chunk,) = cut([[record({"a": 1}), record(None)]], 10, 1000, node='w"1')
+    assert json.loads(chunk.body) == {"create": False, "node": 'w"1', "records": [{"data": {"a": 1}}, {"data": None}]}
+    assert (chunk.number, chunk.count) == (0, 2)
+
+
+def test_a_chunk_ends_at_the_record_limit() -> None:
+    chunks = cut([[record(i) for i in range(10)]], 4, 10**6)
+    assert [values(chunk) for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [chunk.number for chunk in chunks] == [0, 1, 2]
+
+
+def test_a_chunk_ends_before_the_byte_limit_would_be_passed() -> None:
+    size = len(record(0))
+    assert [chunk.count for chunk in cut([[record(0)] * 5], 100, 2 * size)] == [2, 2, 1]
+    assert [chunk.count for chunk in cut([[record(0)] * 5], 100, 3 * size - 1)] == [2, 2, 1]
+
+
+def test_a_record_above_the_byte_limit_goes_alone() -> None:
+    chunks = cut([[record(1), record("x" * 500), record(2)]], 100, 40)
+    assert [values(chunk) for chunk in chunks] == [[1], ["x" * 500], [2]]
+
+
+def test_no_records_make_no_chunk() -> None:
+    assert cut([], 5, 5) == []
+    assert cut([[], []], 5, 5) == []
+
+
+@pytest.mark.parametrize("limits", [(0, 1), (1, 0), (-1, 5)])
+def test_limits_below_one_are_refused(limits: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Chunker(*limits)
+
+
+@given(
+    texts=st.lists(st.text(max_size=30), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    max_records=st.integers(1, 20),
+    max_bytes=st.integers(1, 200),
+)
+def test_chunks_do_not_depend_on_how_records_arrive(texts: list[str], cuts: list[int], max_records: int, max_bytes: int) -> None:
+    records = [record(text) for text in texts]
+    places = sorted({0, len(records), *(place for place in cuts if place < len(records))})
+    blocks = [records[start:end] for start, end in pairwise(places)]
+    whole = cut([records], max_records, max_bytes)
+    assert cut(blocks, max_records, max_bytes) == whole
+    assert [value for chunk in whole for value in values(chunk)] == texts
+    assert all(chunk.count <= max_records for chunk in whole)
+    assert all(chunk.count == 1 or len(chunk.body) <= max_bytes + 40 for chunk in whole)

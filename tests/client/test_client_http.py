@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from tests.client.stub_server import Fault, StubServer
+from topics.client.__main__ import main
+from topics.client.errors import ADVICE, RequestError
+from topics.client.http import Target, TopicsClient
+
+BODY = b'{"create":false,"records":[{"data":1},{"data":2}]}'
+THROTTLED = Fault(status=429, code="throttled", retry_after="3")
+NOT_READY = Fault(status=503, code="not_ready")
+
+
+def target(stub: StubServer) -> Target:
+    return Target(url=stub.url, retries=5, backoff_s=0.5, backoff_max_s=2.0, connect_s=2, read_s=5)
+
+
+def test_an_append_sends_key_and_type_and_asks_for_no_seqs(stub: StubServer) -> None:
+    topic = stub.make("a:b.c")
+    with TopicsClient(replace(target(stub), api_key="secret")) as client:
+        receipt = client.append("a:b.c", BODY, 2, "k1")
+    assert (receipt.first_seq, receipt.last_seq, receipt.head_seq, receipt.count, receipt.deduped) == (1, 2, 2, 2, False)
+    assert stub.seen == [("POST", "/v0/topics/a:b.c?return_seqs=false", 200)]
+    sent = stub.headers[0]
+    assert (sent["Idempotency-Key"], sent["Content-Type"], sent["Authorization"]) == ("k1", "application/json", "Bearer secret")
+    assert "Content-Encoding" not in sent
+    assert topic.records == [{"data": 1}, {"data": 2}]
+    assert "secret" not in repr(replace(target(stub), api_key="secret"))
+
+
+def test_requests_share_one_connection(stub: StubServer) -> None:
+    stub.make("t")
+    with TopicsClient(target(stub)) as client:
+        for number in range(3):
+            client.append("t", BODY, 2, f"k{number}")
+    assert len(stub.peers) == 3
+    assert len(set(stub.peers)) == 1
+
+
+def test_retry_after_is_obeyed(stub: StubServer, pauses: list[float]) -> None:
+    stub.make("t")
+    stub.faults.extend([THROTTLED, replace(THROTTLED, retry_after="7")])
+    with TopicsClient(target(stub)) as client:
+        assert client.append("t", BODY, 2, "k").head_seq == 2
+        assert (client.requests, client.retries) == (1, 2)
+    assert pauses == [3, 7]
+    assert stub.statuses("POST") == [429, 429, 200]
+
+
+def test_an_endless_retry_after_is_cut(stub: StubServer, pauses: list[float]) -> None:
+    stub.make("t")
+    stub.faults.append(replace(THROTTLED, retry_after="86400"))
+    with TopicsClient(target(stub)) as client:
+        client.append("t", BODY, 2, "k")
+    assert pauses == [60]
+
+
+def test_without_retry_after_the_pause_doubles_up_to_a_cap(stub: StubServer, pauses: list[float]) -> None:
+    stub.make("t")
+    stub.faults.extend([NOT_READY] * 5)
+    with TopicsClient(target(stub)) as client:
+        client.append("t", BODY, 2, "k")
+    # The first repetition is at once; then 2, 4, 8 times 0.5 s and up to 0.5 s of jitter, never above 2 s.
+    assert len(pauses) == 4
+    assert 1.0 <= pauses[0] <= 1.5
+    assert pauses[1:] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("fault", [THROTTLED, NOT_READY], ids=["429", "503"])
+def test_a_server_that_stays_busy_fails_with_its_code_and_advice(stub: StubServer, pauses: list[float], fault: Fault) -> None:
+    topic = stub.make("t")
+    stub.faults.extend([fault] * 100)
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
+        client.append("t", BODY, 2, "k")
+    assert (failure.value.status, failure.value.code) == (fault.status, fault.code)
+    assert ADVICE[fault.code] in str(failure.value)
+    assert len(stub.statuses("POST")) == 6
+    assert topic.records == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(drop=True),
+        Fault(drop=True, commit=True),
+        Fault(cut=True, commit=True),
+        replace(NOT_READY, commit=True),
+    ],
+    ids=["reset before", "reset after the write", "reset within the answer", "refused after the write"],
+)
+def test_a_broken_answer_is_asked_for_again_and_written_once(stub: StubServer, pauses: list[float], fault: Fault) -> None:
+    topic = stub.make("t")
+    stub.faults.append(fault)
+    with TopicsClient(target(stub)) as client:
+        receipt = client.append("t", BODY, 2, "k")
+        assert client.retries == 1
+    assert receipt.deduped is fault.commit
+    assert (receipt.first_seq, receipt.last_seq) == (1, 2)
+    assert topic.records == [{"data": 1}, {"data": 2}]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "record_too_large"), (403, "forbidden"), (413, "payload_too_large"), (422, "topic_full")]
+)
+def test_other_refusals_fail_at_once_in_one_line(stub: StubServer, pauses: list[float], status: int, code: str) -> None:
+    stub.make("t")
+    stub.faults.append(Fault(status=status, code=code))
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
+        client.append("t", BODY, 2, "k")
+    assert str(failure.value) == f'topic "t": {status} {code}: refused with {code} ({ADVICE[code]})'
+    assert stub.statuses("POST") == [status]
+    assert pauses == []
+
+
+def test_a_topic_that_is_gone_is_not_made_again(stub: StubServer) -> None:
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="404 topic_not_found"):
+        client.append("t", BODY, 2, "k")
+    assert stub.topics == {}
+
+
+def test_an_answer_for_other_records_is_refused(stub: StubServer) -> None:
+    stub.make("t").append("t", [{"data": 0}], "k")
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="2 records sent under key k"):
+        client.append("t", BODY, 2, "k")
+
+
+def test_state_is_none_for_an_absent_topic_and_put_makes_it(stub: StubServer) -> None:
+    with TopicsClient(target(stub)) as client:
+        assert client.state("t") is None
+        assert client.put_topic("t", {"idempotency_window_ms": 5})["created"] is True
+        state = client.state("t")
+    assert state is not None
+    assert state["config"]["idempotency_window_ms"] == 5
+    assert stub.seen[0] == ("GET", "/v0/topics/t?touch=false", 404)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_nobody_there_names_the_address(pauses: list[float]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with TopicsClient(Target(url=url, connect_retries=2)) as client, pytest.raises(RequestError) as failure:
+        client.state("t")
+    assert (failure.value.status, failure.value.code) == (0, "unreachable")
+    assert url in str(failure.value)
+    assert len(pauses) == 1
+
+
+def test_the_ready_command_tells_by_its_exit_status(stub: StubServer) -> None:
+    assert main(["ready", "--url", stub.url]) == 0
+    assert main(["ready", "--url", f"http://127.0.0.1:{free_port()}"]) == 1

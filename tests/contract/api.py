@@ -1,0 +1,262 @@
+"""What the tests speak to the server with: a plain client, a raw connection, and the assertions about answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import msgspec
+
+TIMEOUT_S = 20.0
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.body[:600]!r}"
+
+
+class Api:
+    """A client on one kept-alive connection, for one thread. It reconnects when the server has closed in between."""
+
+    def __init__(self, address: tuple[str, int], *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        self._connection = http.client.HTTPConnection(*address, timeout=timeout_s)
+        self._token = token
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """``body``: None sends none, bytes go as they are, the rest as JSON. A header of "" is not sent at all."""
+        raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = dict(headers or {})
+        if raw is not None and not any(name.lower() == "content-type" for name in sent):
+            sent |= JSON
+        if self._token is not None:
+            sent["Authorization"] = f"Bearer {self._token}"
+        self._drop_stale()
+        try:
+            self._connection.request(method, path, body=raw, headers={name: value for name, value in sent.items() if value})
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except BaseException:
+            self._connection.close()
+            raise
+        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+
+    def _drop_stale(self) -> None:
+        idle = self._connection.sock
+        if idle is not None and select.select([idle], [], [], 0)[0]:
+            self._connection.close()
+
+    def put(self, topic: str, config: Any = None) -> Answer:
+        return self.call("PUT", f"/v0/topics/{topic}", {} if config is None else config)
+
+    def get(self, topic: str, **query: object) -> Answer:
+        return self.call("GET", f"/v0/topics/{topic}{_query(query)}")
+
+    def delete(self, topic: str, **query: object) -> Answer:
+        return self.call("DELETE", f"/v0/topics/{topic}{_query(query)}")
+
+    def listing(self, **query: object) -> Answer:
+        return self.call("GET", f"/v0/topics{_query(query)}")
+
+    def append(self, topic: str, *data: Any, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        """One record for each of ``data``; ``fields`` are the other fields of the body (``records`` replaces ``data``)."""
+        body = {"records": [{"data": value} for value in data], **fields}
+        return self.call("POST", f"/v0/topics/{topic}", body, headers)
+
+    def diff(self, topic: str, **fields: Any) -> Answer:
+        return self.call("POST", f"/v0/topics/{topic}/diff", fields)
+
+    def state(self, topic: str) -> Any:
+        """The state of a topic that exists, without touching it."""
+        return ok(self.get(topic, touch="false"))
+
+    def read(self, topic: str, **fields: Any) -> list[Any]:
+        """All records from ``from_seq`` on, read in pages."""
+        records: list[Any] = []
+        cursor = fields.pop("from_seq", 0)
+        while True:
+            page = ok(self.diff(topic, from_seq=cursor, limit=1000, **fields))
+            records += page["records"]
+            assert page["caught_up"] or page["next_from_seq"] > cursor, f"the cursor stands still: {page}"
+            cursor = page["next_from_seq"]
+            if page["caught_up"]:
+                return records
+
+
+def _query(query: dict[str, object]) -> str:
+    return f"?{urlencode(query)}" if query else ""
+
+
+def listed(api: Api, **query: object) -> list[str]:
+    """The names of all topics, through every page."""
+    names: list[str] = []
+    page = ok(api.listing(**query))
+    while True:
+        names += [item["topic"] for item in page["topics"]]
+        if "next_cursor" not in page:
+            return names
+        assert page["topics"], "an empty page that says that there is more"
+        page = ok(api.listing(**query | {"cursor": page["next_cursor"]}))
+
+
+class RawRecord(msgspec.Struct):
+    """A record whose values keep the bytes that the server sent."""
+
+    seq: int = msgspec.field(name="$seq")
+    data: msgspec.Raw
+    meta: msgspec.Raw = msgspec.Raw()
+
+
+class RawDiff(msgspec.Struct):
+    records: list[RawRecord]
+
+
+def raw_records(answer: Answer) -> list[RawRecord]:
+    """The records of a diff with ``data`` and ``meta`` as bytes."""
+    ok(answer)
+    return msgspec.json.decode(answer.body, type=RawDiff).records
+
+
+def ok(answer: Answer, status: int = 200) -> Any:
+    """The body of a success: JSON, without an ``error``, with a ``performance`` object (§0.5, §0.9)."""
+    assert answer.status == status, f"{status} expected, got {answer}"
+    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", answer.headers
+    body = answer.json()
+    assert isinstance(body, dict)
+    assert "error" not in body
+    assert isinstance(body["performance"], dict)
+    assert 0 <= body["performance"]["server_total_ms"] < 120_000
+    return body
+
+
+def refused(answer: Answer, status: int, *codes: str) -> Any:
+    """The ``error`` object of a refusal in the exact envelope of §0.5; ``codes`` are the codes that may stand in it."""
+    assert answer.status == status, f"{status} {'/'.join(codes)} expected, got {answer}"
+    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", answer.headers
+    body = answer.json()
+    assert set(body) - {"performance"} == {"error"}, body
+    error = body["error"]
+    assert {"code", "message"} <= set(error) <= {"code", "message", "detail"}, error
+    assert error["code"] in codes, f"{codes} expected, got {error}"
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error.get("detail", {}), dict)
+    return error
+
+
+def request(method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1") -> bytes:
+    """The bytes of one request; Host, Content-Type and Content-Length are added."""
+    lines = [f"{method} {path} HTTP/{version}", "Host: topics", *headers]
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+
+
+class Wire:
+    """One raw connection: bytes go out as given, answers come back one by one."""
+
+    def __init__(self, address: tuple[str, int], timeout_s: float = TIMEOUT_S) -> None:
+        self.socket = socket.create_connection(address, timeout=timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.socket.close()
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.socket.sendall(part)
+
+    def half_close(self) -> None:
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def answer(self, method: str = "GET") -> Answer:
+        """The next whole answer; ``method`` HEAD has no body. EOFError when the server closes before it is whole."""
+        status, headers = self.head()
+        if method == "HEAD" or status < 200 or status in (204, 304):
+            return Answer(status, headers, b"")
+        if "chunked" in headers.get("transfer-encoding", ""):
+            return Answer(status, headers, self._chunks())
+        if "content-length" in headers:
+            return Answer(status, headers, self._take(int(headers["content-length"])))
+        return Answer(status, headers, self.rest())
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers of the next answer, interim ones (100) included."""
+        first, *lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        version, status = first.split(" ", 2)[:2]
+        assert version == "HTTP/1.1", first
+        pairs = (line.partition(":") for line in lines if line)
+        return int(status), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def rest(self) -> bytes:
+        """Everything up to the end of the connection; a reset counts as an end."""
+        while self._receive():
+            pass
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        return rest
+
+    def assert_closed(self) -> None:
+        """The server closes and says nothing more."""
+        assert self.rest() == b"", "more bytes after the last answer"
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self._until(b"\r\n").split(b";")[0], 16):
+            body += self._take(size)
+            self._take(2)
+        self._until(b"\r\n")
+        return body
+
+    def _until(self, end: bytes) -> bytes:
+        while (at := self._buffer.find(end)) < 0:
+            self._need()
+        return self._take(at + len(end))[:at]
+
+    def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            self._need()
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    def _need(self) -> None:
+        if not self._receive():
+            raise EOFError(f"the server closed in the middle of an answer: {bytes(self._buffer)!r}")
+
+    def _receive(self) -> bool:
+        try:
+            piece = self.socket.recv(1 << 16)
+        except (ConnectionResetError, BrokenPipeError):
+            return False
+        self._buffer += piece
+        return bool(piece)

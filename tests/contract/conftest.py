@@ -1,0 +1,46 @@
+"""One real server for all contract tests; every test works on topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.contract.api import Api, Wire
+from tests.server import Server
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two shards and a front. At the end it must stop cleanly, and no child may have died behind the tests' back."""
+    with Server(tmp_path_factory.mktemp("contract") / "data", shards=2) as server:
+        before = server.wait_roles(3)
+        yield server
+        assert server.roles() == before, f"a child died and was replaced:\n{server.log_tail}"
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[Api]:
+    with Api(server.address) as api:
+        yield api
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    with Wire(server.address) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="session")
+def new_name() -> Callable[[], str]:
+    """Names that no other test uses."""
+    return lambda: f"topic-{next(_numbers):05d}"
+
+
+@pytest.fixture
+def topic(new_name: Callable[[], str]) -> str:
+    """The name of a topic that does not exist yet."""
+    return new_name()

@@ -1,0 +1,281 @@
+"""What the environment changes: limits, keys (§0.2), and settings that no server should start with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, Wire, ok, refused, request
+from tests.server import Server
+
+SMALL = {
+    "max_batch_records": 5,
+    "max_record_bytes": 100,
+    "max_body_bytes": 1000,
+    "max_meta_bytes": 20,
+    "max_tag_bytes": 4,
+    "max_node_bytes": 3,
+    "max_limit": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("small") / "data", **SMALL) as server:
+        yield server
+
+
+@pytest.fixture
+def small_api(small: Server) -> Iterator[Api]:
+    with Api(small.address) as api:
+        yield api
+
+
+def padded(size: int) -> bytes:
+    body = b'{"records":[{"data":1}]}'
+    return body + b" " * (size - len(body))
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1000, True), (1001, False), (5000, False)], ids=lambda value: f"2 {value}")
+@pytest.mark.parametrize("framing", ["length", "chunked", "gzip"])
+def test_the_body_limit_holds_on_the_wire_and_after_it(
+    small: Server, small_api: Api, topic: str, framing: str, size: int, fits: bool
+) -> None:
+    path = f"/v0/topics/{topic}"
+    body = padded(size)
+    if framing == "chunked":
+        with Wire(small.address) as wire:
+            head = request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked")
+            wire.send(head + b"%x\r\n%s\r\n0\r\n\r\n" % (size, body))
+            answer = wire.answer()
+    elif framing == "gzip":
+        answer = small_api.call("POST", path, gzip.compress(body), {"Content-Encoding": "gzip"})
+    else:
+        answer = small_api.call("POST", path, body)
+    if fits:
+        ok(answer, 201)
+    else:
+        refused(answer, 413, "payload_too_large")
+        refused(small_api.get(topic), 404, "topic_not_found")
+
+
+@pytest.mark.parametrize("tail", ["", "/diff"], ids=["1.1 put", "3 diff"])
+def test_the_body_limit_holds_on_every_route(small_api: Api, topic: str, tail: str) -> None:
+    method = "POST" if tail else "PUT"
+    ok(small_api.put(topic), 201)
+    ok(small_api.call(method, f"/v0/topics/{topic}{tail}", b"{}" + b" " * 998))
+    refused(small_api.call(method, f"/v0/topics/{topic}{tail}", b"{}" + b" " * 999), 413, "payload_too_large")
+
+
+EDGES: list[tuple[str, list[dict[str, Any]], str | None]] = [
+    ("5 records", [{"data": 1}] * 5, None),
+    ("6 records", [{"data": 1}] * 6, "batch_too_large"),
+    ("100 bytes", [{"data": "x" * 98}], None),
+    ("101 bytes", [{"data": "x" * 99}], "record_too_large"),
+    ("meta 20 bytes", [{"data": 1, "meta": {"k": "x" * 12}}], None),
+    ("meta 21 bytes", [{"data": 1, "meta": {"k": "x" * 13}}], "record_too_large"),
+    ("tag 4 bytes", [{"data": 1, "tag": "éé"}], None),
+    ("tag 5 bytes", [{"data": 1, "tag": "ééx"}], "invalid_request"),
+    ("node 3 bytes", [{"data": 1, "node": "éx"}], None),
+    ("node 4 bytes", [{"data": 1, "node": "éé"}], "invalid_request"),
+]
+
+
+@pytest.mark.parametrize(("records", "code"), [row[1:] for row in EDGES], ids=[f"2 {row[0]}" for row in EDGES])
+def test_every_limit_may_be_changed(small_api: Api, topic: str, records: list[dict[str, Any]], code: str | None) -> None:
+    body = json.dumps({"records": records}, separators=(",", ":"), ensure_ascii=False).encode()
+    answer = small_api.call("POST", f"/v0/topics/{topic}", body)
+    if code is None:
+        ok(answer, 201)
+    else:
+        refused(answer, 400, code)
+
+
+def test_the_read_limit_may_be_changed(small_api: Api, topic: str) -> None:
+    for _ in range(2):
+        small_api.append(topic, *range(5))
+    for fields in ({}, {"limit": 0}, {"limit": 8}, {"limit": 1000}):
+        assert len(ok(small_api.diff(topic, **fields))["records"]) == 7
+
+
+BAD_SETTINGS = [
+    {"max_limit": "abc"},
+    {"max_body_bytes": "-1"},
+    {"max_batch_records": "1.5"},
+    {"port": "99999"},
+    {"port": "abc"},
+    {"shards": "0"},
+    {"api_keys": "secret:nonsense"},
+    {"host": "0.0.0.0"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", BAD_SETTINGS, ids=lambda env: f"0.2 {env}")
+def test_a_setting_that_makes_no_sense_refuses_the_start(tmp_path: Path, env: dict[str, str]) -> None:
+    server = Server(tmp_path / "data", **env)
+    server.spawn()
+    try:
+        assert server.wait_exit(20) not in (0, -9)
+    finally:
+        server.kill()
+    (name, value) = next(iter(env.items()))
+    assert ("TOPICS_" if name == "host" else f"TOPICS_{name.upper()}") in server.logged
+    assert "Traceback" not in server.logged
+    if name == "api_keys":
+        assert value.partition(":")[0] not in server.logged
+
+
+@pytest.mark.slow
+def test_every_bad_setting_is_named_at_once(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", max_limit="abc", max_tag_bytes="x", max_body_bytes="-")
+    server.spawn()
+    try:
+        assert server.wait_exit(20) != 0
+    finally:
+        server.kill()
+    for name in ("TOPICS_MAX_LIMIT", "TOPICS_MAX_TAG_BYTES", "TOPICS_MAX_BODY_BYTES"):
+        assert name in server.logged
+
+
+# --- keys (§0.2)
+
+KEYS = ",".join(
+    [
+        "full-key",
+        "read-key:read",
+        "write-key:w",
+        "delete-key:delete",
+        "admin-key:a",
+        "rw-key:rw",
+        "tenant-key::t42:|shared.",
+        "tenant-reader:read:t42:",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("guarded") / "data", api_keys=KEYS, shards=2) as server:
+        with Api(server.address, token="full-key") as api:
+            for name in ("t42:a", "t42:b", "t43:a", "shared.x", "other"):
+                ok(api.append(name, 1), 201)
+        yield server
+
+
+ACTIONS: dict[str, tuple[str, str, bytes | None]] = {
+    "list": ("GET", "/v0/topics", None),
+    "state": ("GET", "/v0/topics/{topic}", None),
+    "diff": ("POST", "/v0/topics/{topic}/diff", b"{}"),
+    "append": ("POST", "/v0/topics/{topic}", b'{"records":[{"data":1}]}'),
+    "put": ("PUT", "/v0/topics/{topic}", b"{}"),
+    "delete": ("DELETE", "/v0/topics/{topic}?if_empty=true", None),
+}
+READ = {"list", "state", "diff"}
+SCOPES = [
+    ("full-key", "other", set(ACTIONS)),
+    ("read-key", "other", READ),
+    ("write-key", "other", {"append"}),
+    ("delete-key", "other", {"delete"}),
+    ("admin-key", "other", {"put"}),
+    ("rw-key", "other", READ | {"append"}),
+    ("tenant-key", "t42:a", set(ACTIONS)),
+    ("tenant-key", "shared.x", set(ACTIONS)),
+    ("tenant-key", "t43:a", {"list"}),
+    ("tenant-key", "t4", {"list"}),
+    ("tenant-reader", "t42:b", READ),
+    ("tenant-reader", "shared.x", {"list"}),
+]
+
+
+@pytest.mark.parametrize(("token", "topic", "allowed"), SCOPES, ids=[f"0.2 {row[0]} {row[1]}" for row in SCOPES])
+def test_scopes_and_prefixes(guarded: Server, token: str, topic: str, allowed: set[str]) -> None:
+    with Api(guarded.address, token=token) as api:
+        for action, (method, path, body) in ACTIONS.items():
+            answer = api.call(method, path.format(topic=topic), body)
+            if action in allowed:
+                assert answer.status in (200, 201, 409), f"{action}: {answer}"
+            else:
+                refused(answer, 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer nope",
+        "Bearer ",
+        "Basic full-key",
+        "full-key",
+        "Bearer full-key2",
+        "Bearer full-ke",
+        "Bearer full-key,read-key",
+    ],
+)
+def test_without_a_known_key_everything_but_the_probes_is_a_401(guarded: Server, header: str) -> None:
+    with Api(guarded.address) as api:
+        sent = {"Authorization": header}
+        for method, path, body in [*ACTIONS.values(), ("GET", "/v0/nope", None), ("PATCH", "/v0/topics/other", None)]:
+            refused(api.call(method, path.format(topic="other"), body, sent), 401, "unauthorized")
+        refused(api.call("POST", "/v0/topics/other", b"x", sent | {"Content-Type": "text/plain"}), 401, "unauthorized")
+        for path in ("/v0/health", "/healthz", "/v0/ready", "/readyz"):
+            assert api.call("GET", path, None, sent).status == 200
+
+
+def test_a_list_shows_only_the_prefixes_of_the_key(guarded: Server) -> None:
+    with Api(guarded.address, token="tenant-key") as api:
+        assert [item["topic"] for item in ok(api.listing())["topics"]] == ["shared.x", "t42:a", "t42:b"]
+        assert [item["topic"] for item in ok(api.listing(prefix="t4"))["topics"]] == ["t42:a", "t42:b"]
+        assert ok(api.listing(prefix="other"))["topics"] == []
+        first = ok(api.listing(page_size=2))
+        rest = ok(api.listing(page_size=2, cursor=first["next_cursor"]))
+        assert [item["topic"] for item in rest["topics"]] == ["t42:b"]
+        assert "next_cursor" not in rest
+        last = ok(api.listing(page_size=3))
+        assert "next_cursor" not in last
+
+
+def test_a_dead_letter_topic_lies_inside_the_prefixes_too(guarded: Server) -> None:
+    with Api(guarded.address, token="tenant-key") as api:
+        refused(api.put("t42:q", {"dead_letter": "other"}), 403, "forbidden")
+        refused(api.append("t42:q", 1, config={"dead_letter": "other"}), 403, "forbidden")
+        refused(api.get("t42:q"), 404, "topic_not_found")
+        ok(api.put("t42:q", {"dead_letter": "t42:dlq"}), 201)
+        ok(api.delete("t42:q"))
+
+
+def test_checks_come_in_their_order(guarded: Server) -> None:
+    with Api(guarded.address, token="read-key") as api:
+        refused(api.call("PATCH", "/v0/topics/other", b"{}"), 405, "method_not_allowed")
+        refused(api.call("GET", "/v0/nope"), 404, "not_found")
+        refused(api.call("POST", "/v0/topics/other", b"{", {"Content-Type": "text/plain"}), 403, "forbidden")
+        refused(api.call("POST", "/v0/topics/absent", b"{"), 403, "forbidden")
+
+
+def test_a_key_is_never_logged(guarded: Server) -> None:
+    for key in ("full-key", "tenant-key", "read-key", "tenant-reader"):
+        assert key not in guarded.logged
+
+
+@pytest.mark.slow
+def test_probes_may_ask_for_a_key(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", api_keys="probe-key:delete")
+    with server:
+        server.stop()
+    server.env["TOPICS_PROBE_AUTH"] = "true"
+    server.spawn()
+    try:
+        assert server.log is not None
+        url = server.log.event("listening", 20)["url"]
+        host, _, port = url.rpartition("//")[2].partition(":")
+        with Api((host, int(port.strip("/")))) as api:
+            refused(api.call("GET", "/v0/health"), 401, "unauthorized")
+            assert api.call("GET", "/v0/health", None, {"Authorization": "Bearer probe-key"}).status == 200
+        server.stop()
+    finally:
+        server.kill()

@@ -1,0 +1,247 @@
+"""PUT /v0/topics/:topic (§1.1) and the topic config (§0.10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, ok, refused
+
+DEFAULTS: dict[str, Any] = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+U64_FIELDS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries"]
+BOOL_FIELDS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
+ENUM_FIELDS = ["type", "discard", "durability"]
+U64_MAX = 2**64 - 1
+
+
+def test_put_creates_with_every_default(api: Api, topic: str) -> None:
+    body = ok(api.put(topic), 201)
+    assert (body["topic"], body["created"]) == (topic, True)
+    assert body["config"] == DEFAULTS
+
+
+def test_an_empty_body_needs_no_content_type_and_creates_with_defaults(api: Api, topic: str) -> None:
+    body = ok(api.call("PUT", f"/v0/topics/{topic}"), 201)
+    assert body["config"] == DEFAULTS
+
+
+def test_put_again_is_a_no_op(api: Api, topic: str) -> None:
+    config = {"ttl_ms": 60_000, "cap_records": 10, "durable": True, "priority": 10}
+    first = ok(api.put(topic, config), 201)
+    again = ok(api.put(topic, config))
+    assert again["created"] is False
+    assert again["config"] == first["config"] == DEFAULTS | config | {"durability": "fsync"}
+    assert ok(api.put(topic, {}))["config"] == first["config"]
+
+
+def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"cap_records": 5, "discard": "reject", "auto_create": False}), 201)
+    body = ok(api.put(topic, {"ttl_ms": 7}))
+    assert body["created"] is False
+    assert body["config"] == DEFAULTS | {"cap_records": 5, "discard": "reject", "auto_create": False, "ttl_ms": 7}
+    assert api.state(topic)["config"] == body["config"]
+
+
+EVERY_FIELD: dict[str, Any] = {
+    "ttl_ms": 1,
+    "cap_records": 2,
+    "cap_bytes": 3,
+    "discard": "reject",
+    "priority": -7,
+    "auto_priority": False,
+    "auto_create": False,
+    "idempotency_window_ms": 4,
+    "dedupe_node": False,
+    "lease_ms": 101,
+    "claim_jitter_ms": 5,
+    "max_deliveries": 6,
+    "dead_letter": "jobs.dlq",
+    "leases_durable": True,
+}
+
+
+@pytest.mark.parametrize("kind", ["log", "queue"], ids=["0.10 log", "0.10 queue"])
+def test_every_field_is_stored_and_echoed(api: Api, topic: str, kind: str) -> None:
+    body = ok(api.put(topic, {"type": kind, **EVERY_FIELD}), 201)
+    assert body["config"] == DEFAULTS | EVERY_FIELD | {"type": kind}
+    assert api.state(topic)["config"] == body["config"]
+
+
+@pytest.mark.parametrize("field", EVERY_FIELD, ids=lambda field: f"1.1 {field}")
+def test_every_field_can_be_changed_and_set_back(api: Api, topic: str, field: str) -> None:
+    ok(api.put(topic), 201)
+    assert ok(api.put(topic, {field: EVERY_FIELD[field]}))["config"] == DEFAULTS | {field: EVERY_FIELD[field]}
+    assert ok(api.put(topic, {field: DEFAULTS[field]}))["config"] == DEFAULTS
+
+
+RESOLUTION = [
+    ({}, "disk"),
+    ({"durable": True}, "fsync"),
+    ({"durable": False}, "disk"),
+    ({"durability": "ephemeral"}, "ephemeral"),
+    ({"durability": "memory"}, "memory"),
+    ({"durability": "disk"}, "disk"),
+    ({"durability": "fsync"}, "fsync"),
+    ({"durable": True, "durability": "memory"}, "memory"),
+    ({"durable": True, "durability": "disk"}, "disk"),
+    ({"durable": False, "durability": "fsync"}, "fsync"),
+    ({"durability": "ephemeral", "durable": True}, "ephemeral"),
+]
+
+
+@pytest.mark.parametrize(("config", "resolved"), RESOLUTION, ids=lambda value: f"0.10 {value}")
+def test_durability_is_resolved_on_create(api: Api, topic: str, config: dict[str, Any], resolved: str) -> None:
+    stored = ok(api.put(topic, config), 201)["config"]
+    assert (stored["durability"], stored["durable"]) == (resolved, resolved == "fsync")
+
+
+CHANGES = [
+    ("memory", {"durable": True}, "fsync"),
+    ("fsync", {"durable": False}, "disk"),
+    ("ephemeral", {"durable": False}, "disk"),
+    ("fsync", {"durability": "memory"}, "memory"),
+    ("fsync", {"durable": True, "durability": "disk"}, "disk"),
+    ("ephemeral", {"ttl_ms": 1}, "ephemeral"),
+    ("memory", {}, "memory"),
+    ("disk", {"durability": "ephemeral"}, "ephemeral"),
+]
+
+
+@pytest.mark.parametrize(("before", "change", "after"), CHANGES, ids=lambda value: f"0.10 {value}")
+def test_the_latest_body_speaks_for_durability(api: Api, topic: str, before: str, change: dict[str, Any], after: str) -> None:
+    ok(api.put(topic, {"durability": before}), 201)
+    stored = ok(api.put(topic, change))["config"]
+    assert (stored["durability"], stored["durable"]) == (after, after == "fsync")
+    assert api.state(topic)["config"] == stored
+
+
+CLAMPS = [
+    ("priority", 1001, 1000),
+    ("priority", 1000, 1000),
+    ("priority", -1000, -1000),
+    ("priority", -1001, -1000),
+    ("priority", 2**31 - 1, 1000),
+    ("priority", -(2**31), -1000),
+    ("priority", 10**12, 1000),
+    ("priority", 0, 0),
+    ("priority", None, None),
+    ("lease_ms", 0, 100),
+    ("lease_ms", 99, 100),
+    ("lease_ms", 100, 100),
+    ("lease_ms", 86_400_000, 86_400_000),
+    ("lease_ms", 86_400_001, 86_400_000),
+    ("lease_ms", U64_MAX, 86_400_000),
+    ("claim_jitter_ms", 5000, 5000),
+    ("claim_jitter_ms", 5001, 5000),
+    ("claim_jitter_ms", U64_MAX, 5000),
+]
+
+
+@pytest.mark.parametrize(("field", "sent", "stored"), CLAMPS, ids=lambda value: f"0.10 {value}")
+def test_clamped_fields_are_stored_clamped(api: Api, topic: str, field: str, sent: int | None, stored: int | None) -> None:
+    assert ok(api.put(topic, {field: sent}), 201)["config"][field] == stored
+    assert api.state(topic)["config"][field] == stored
+    assert ok(api.put(topic, {field: sent}))["config"][field] == stored
+
+
+@pytest.mark.parametrize("field", ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"])
+def test_u64_fields_hold_the_largest_u64(api: Api, topic: str, field: str) -> None:
+    assert ok(api.put(topic, {field: U64_MAX}), 201)["config"][field] == U64_MAX
+
+
+NOT_U64 = ["true", "false", '"1"', "-1", "1.5", "1.0", "1e3", "null", "[]", "{}", str(2**64), "9" * 40]
+NOT_BOOL = ["1", "0", '"true"', "null", "[]", "1.0"]
+NOT_ENUM = ['"nope"', '""', "1", "null", "true", "[]"]
+WRONG = [
+    *((field, raw) for field in U64_FIELDS if field not in ("lease_ms", "claim_jitter_ms") for raw in NOT_U64),
+    *((field, raw) for field in ("lease_ms", "claim_jitter_ms") for raw in NOT_U64[:-2]),
+    *((field, raw) for field in BOOL_FIELDS for raw in NOT_BOOL),
+    *((field, raw) for field in ENUM_FIELDS for raw in NOT_ENUM),
+    *(("type", raw) for raw in ('"LOG"', '"stream"')),
+    *(("priority", raw) for raw in ("true", '"high"', "1.5", "1.0", "[]", "{}")),
+    *(("dead_letter", raw) for raw in ("5", "true", "{}", "[]", '""', '"bad name"', '"x\\n"')),
+]
+
+
+@pytest.mark.parametrize(("field", "raw"), WRONG, ids=lambda value: f"1.1 {value}")
+def test_a_wrong_value_is_a_400_and_creates_nothing(api: Api, topic: str, field: str, raw: str) -> None:
+    body = f'{{"cap_records":5,"{field}":{raw}}}'.encode()
+    refused(api.call("PUT", f"/v0/topics/{topic}", body), 400, "invalid_request")
+    refused(api.get(topic), 404, "topic_not_found")
+
+
+def test_a_refused_put_changes_nothing(api: Api, topic: str) -> None:
+    before = ok(api.put(topic, {"ttl_ms": 5}), 201)["config"]
+    refused(api.put(topic, {"ttl_ms": 6, "cap_records": -1}), 400, "invalid_request")
+    refused(api.put(topic, {"ttl_ms": 6, "type": "queue"}), 409, "topic_exists_incompatible")
+    assert api.state(topic)["config"] == before
+
+
+NOT_OBJECTS = [
+    b"[]",
+    b'"x"',
+    b"1",
+    b"null",
+    b"true",
+    b"{",
+    b'{"ttl_ms":}',
+    b"{'ttl_ms':1}",
+    b"{} {}",
+    b"{},",
+    b'{"ttl_ms":1,}',
+    b"{ttl_ms:1}",
+]
+
+
+@pytest.mark.parametrize("body", NOT_OBJECTS, ids=lambda body: f"1.1 {body.decode()}")
+def test_a_body_that_is_not_a_json_object_is_a_400(api: Api, topic: str, body: bytes) -> None:
+    refused(api.call("PUT", f"/v0/topics/{topic}", body), 400, "invalid_request")
+    refused(api.get(topic), 404, "topic_not_found")
+
+
+def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
+    body = ok(api.put(topic, {"ttl_ms": 3, "nope": {"a": [1]}, "TTL_MS": "x"}), 201)
+    assert body["config"] == DEFAULTS | {"ttl_ms": 3}
+
+
+@pytest.mark.parametrize(("first", "second"), [("log", "queue"), ("queue", "log")], ids=["1.1 log to queue", "1.1 queue to log"])
+def test_type_cannot_be_changed(api: Api, topic: str, first: str, second: str) -> None:
+    ok(api.put(topic, {"type": first}), 201)
+    refused(api.put(topic, {"type": second}), 409, "topic_exists_incompatible")
+    assert ok(api.put(topic, {"type": first}))["config"]["type"] == first
+    assert ok(api.put(topic, {"ttl_ms": 1}))["config"]["type"] == first
+
+
+def test_a_topic_is_not_its_own_dead_letter(api: Api, topic: str) -> None:
+    refused(api.put(topic, {"type": "queue", "dead_letter": topic}), 400, "invalid_request")
+    ok(api.put(topic, {"type": "queue", "dead_letter": f"{topic}.dlq"}), 201)
+    refused(api.put(topic, {"dead_letter": topic}), 400, "invalid_request")
+    assert ok(api.put(topic, {"dead_letter": None}))["config"]["dead_letter"] is None
+
+
+def test_put_keeps_the_records(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1, 2, 3), 201)
+    before = api.state(topic)
+    ok(api.put(topic, {"priority": 5, "durability": "fsync"}))
+    after = api.state(topic)
+    assert [after[name] for name in ("head_seq", "count", "bytes", "epoch")] == [3, 3, before["bytes"], before["epoch"]]
+    assert [record["data"] for record in api.read(topic)] == [1, 2, 3]

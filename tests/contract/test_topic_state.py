@@ -1,0 +1,278 @@
+"""GET /v0/topics/:topic (§1.2), GET /v0/topics (§1.3), DELETE /v0/topics/:topic (§1.4)."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, listed, ok, refused
+
+URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
+CLOCK_SLACK_MS = 1000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_a_fresh_topic_is_empty(api: Api, topic: str) -> None:
+    config = ok(api.put(topic), 201)["config"]
+    state = api.state(topic)
+    assert {name: state[name] for name in ("topic", "head_seq", "earliest_seq", "next_seq", "count", "bytes")} == {
+        "topic": topic,
+        "head_seq": 0,
+        "earliest_seq": 1,
+        "next_seq": 1,
+        "count": 0,
+        "bytes": 0,
+    }
+    assert state.get("type", "log") == "log"
+    assert state["config"] == config
+    assert state["last_write_ts"] is None
+    assert state["last_read_ts"] is None
+    assert isinstance(state["effective_priority"], int)
+    assert state["epoch"] is not None
+
+
+def test_state_follows_the_appends(api: Api, topic: str) -> None:
+    before = now_ms()
+    ok(api.append(topic, *["x" * 100] * 5), 201)
+    after = now_ms()
+    state = api.state(topic)
+    assert [state[name] for name in ("head_seq", "earliest_seq", "next_seq", "count")] == [5, 1, 6, 5]
+    assert 5 * 102 <= state["bytes"] <= 5 * 102 + 5 * 256
+    assert before - CLOCK_SLACK_MS <= state["last_write_ts"] <= after + CLOCK_SLACK_MS
+    assert state["last_write_ts"] == api.read(topic)[-1]["$ts"]
+
+
+def test_meta_counts_as_bytes(api: Api, topic: str) -> None:
+    ok(api.append(topic, records=[{"data": 1}]), 201)
+    one = api.state(topic)["bytes"]
+    ok(api.append(topic, records=[{"data": 1, "meta": {"k": "x" * 1000}}]))
+    assert api.state(topic)["bytes"] - one >= one + 1000
+
+
+def test_only_a_touch_moves_last_read_ts(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    assert api.state(topic)["last_read_ts"] is None
+    before = now_ms()
+    ok(api.get(topic))
+    first = api.state(topic)["last_read_ts"]
+    assert before - CLOCK_SLACK_MS <= first <= now_ms() + CLOCK_SLACK_MS
+    ok(api.get(topic, touch="false"))
+    ok(api.listing(prefix=topic))
+    ok(api.listing(prefix=topic, touch="false"))
+    assert api.state(topic)["last_read_ts"] == first
+
+
+READS: list[tuple[str, Callable[[Api, str], Any]]] = [
+    ("1.2 state", lambda api, topic: api.get(topic)),
+    ("1.2 touch=true", lambda api, topic: api.get(topic, touch="true")),
+    ("3 diff", lambda api, topic: api.diff(topic)),
+    ("1.3 list touch=true", lambda api, topic: api.listing(prefix=topic, touch="true")),
+]
+
+
+@pytest.mark.parametrize("read", [read for _, read in READS], ids=[name for name, _ in READS])
+def test_reads_bump_the_recency_clock(api: Api, topic: str, read: Callable[[Api, str], Any]) -> None:
+    ok(api.put(topic), 201)
+    ok(read(api, topic))
+    assert isinstance(api.state(topic)["last_read_ts"], int)
+
+
+@pytest.mark.parametrize("priority", [-1000, -1, 0, 500, 1000], ids=lambda value: f"1.2 {value}")
+def test_a_manual_priority_is_the_effective_one(api: Api, topic: str, priority: int) -> None:
+    ok(api.put(topic, {"priority": priority}), 201)
+    assert api.state(topic)["effective_priority"] == priority
+    ok(api.get(topic))
+    assert api.state(topic)["effective_priority"] == priority
+
+
+@pytest.mark.parametrize("value", ["banana", "2", ""], ids=lambda value: f"1.2 touch={value}")
+def test_touch_is_a_bool(api: Api, topic: str, value: str) -> None:
+    ok(api.put(topic), 201)
+    refused(api.get(topic, touch=value), 400, "invalid_request")
+
+
+def test_the_state_of_an_absent_topic_is_a_404_that_names_it(api: Api, topic: str) -> None:
+    for _ in range(2):
+        error = refused(api.get(topic), 404, "topic_not_found")
+        assert error["detail"]["topic"] == topic
+
+
+def test_names_are_case_sensitive(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    refused(api.get(topic.upper()), 404, "topic_not_found")
+    ok(api.append(topic.upper(), 1), 201)
+    assert api.state(topic)["count"] == 1
+
+
+# --- list
+
+
+@pytest.fixture
+def family(api: Api, topic: str) -> list[str]:
+    """Six topics of one prefix, made in an order that is not the sorted one."""
+    names = [f"{topic}.{end}" for end in ("b", "a", "c:1", "B", "c-1", "a0")]
+    for name in names:
+        ok(api.put(name), 201)
+    return sorted(names)
+
+
+def test_a_list_is_sorted_and_limited_to_the_prefix(api: Api, topic: str, family: list[str]) -> None:
+    page = ok(api.listing(prefix=f"{topic}."))
+    assert [item["topic"] for item in page["topics"]] == family
+    assert "next_cursor" not in page
+
+
+def test_a_list_shows_summaries(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"durability": "fsync", "priority": 9}), 201)
+    ok(api.append(topic, 1, 2))
+    (item,) = ok(api.listing(prefix=topic))["topics"]
+    state = api.state(topic)
+    assert {
+        name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+    } == {
+        "topic": topic,
+        "head_seq": 2,
+        "earliest_seq": 1,
+        "count": 2,
+        "bytes": state["bytes"],
+        "durable": True,
+        "effective_priority": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "pages"), [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)], ids=lambda value: f"1.3 {value}"
+)
+def test_pages_end_without_a_cursor(api: Api, topic: str, family: list[str], size: int, pages: int) -> None:
+    found: list[str] = []
+    query: dict[str, object] = {"prefix": f"{topic}.", "page_size": size}
+    for number in range(pages):
+        page = ok(api.listing(**query))
+        assert ("next_cursor" in page) == (number < pages - 1)
+        assert len(page["topics"]) == min(size, len(family) - len(found))
+        found += [item["topic"] for item in page["topics"]]
+        query["cursor"] = page.get("next_cursor", "")
+    assert found == family
+
+
+def test_a_cursor_goes_into_a_url_as_it_is(api: Api, topic: str, family: list[str]) -> None:
+    cursor = ok(api.listing(prefix=f"{topic}.", page_size=2))["next_cursor"]
+    assert URL_SAFE.fullmatch(cursor), cursor
+    page = ok(api.call("GET", f"/v0/topics?prefix={topic}.&page_size=2&cursor={cursor}"))
+    assert [item["topic"] for item in page["topics"]] == family[2:4]
+
+
+def test_a_cursor_stands_though_topics_come_and_go(api: Api, topic: str, family: list[str]) -> None:
+    cursor = ok(api.listing(prefix=f"{topic}.", page_size=3))["next_cursor"]
+    ok(api.put(f"{topic}.0"), 201)
+    ok(api.put(f"{topic}.z"), 201)
+    ok(api.delete(family[2]))
+    ok(api.delete(family[4]))
+    assert listed(api, prefix=f"{topic}.", page_size=2, cursor=cursor) == [family[3], family[5], f"{topic}.z"]
+
+
+@pytest.mark.slow
+def test_a_default_page_holds_100_and_a_page_at_most_1000(api: Api, topic: str) -> None:
+    for number in range(1010):
+        ok(api.put(f"{topic}.{number:04d}"), 201)
+    prefix = f"{topic}."
+    assert len(ok(api.listing(prefix=prefix))["topics"]) == 100
+    assert len(ok(api.listing(prefix=prefix, page_size=1000))["topics"]) == 1000
+    assert len(ok(api.listing(prefix=prefix, page_size=5000))["topics"]) == 1000
+    assert listed(api, prefix=prefix) == [f"{prefix}{number:04d}" for number in range(1010)]
+
+
+BAD_CURSORS = [
+    "!!!!",
+    "a",
+    "%00",
+    "e30",
+    "bnVsbA",
+    base64.urlsafe_b64encode(b'{"after":5}').decode(),
+    base64.urlsafe_b64encode(bytes(40)).decode(),
+    "x" * 3000,
+]
+
+
+@pytest.mark.parametrize("cursor", BAD_CURSORS, ids=lambda cursor: f"1.3 {cursor[:24]}")
+def test_a_corrupt_cursor_is_a_400(api: Api, cursor: str) -> None:
+    refused(api.listing(cursor=cursor), 400, "invalid_request")
+
+
+@pytest.mark.parametrize("size", ["-1", "abc", "1.5", "true", "1e2", "9" * 40 + "x"], ids=lambda size: f"1.3 {size}")
+def test_a_page_size_is_a_whole_number(api: Api, size: str) -> None:
+    refused(api.listing(page_size=size), 400, "invalid_request")
+
+
+@pytest.mark.parametrize("prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}")
+def test_a_prefix_without_topics_lists_nothing(api: Api, prefix: str) -> None:
+    page = ok(api.listing(prefix=prefix))
+    assert page["topics"] == []
+    assert "next_cursor" not in page
+
+
+# --- delete
+
+
+def test_delete_takes_the_topic_away(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    body = ok(api.delete(topic))
+    assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, True, [])
+    refused(api.get(topic), 404, "topic_not_found")
+    refused(api.diff(topic), 404, "topic_not_found")
+    assert ok(api.listing(prefix=topic))["topics"] == []
+
+
+def test_delete_of_an_absent_topic_is_a_200(api: Api, topic: str) -> None:
+    for query in ({}, {"if_empty": "true"}):
+        body = ok(api.delete(topic, **query))
+        assert (body["topic"], body["deleted"], body["routers_removed"]) == (topic, False, [])
+
+
+def test_if_empty_spares_a_topic_with_records(api: Api, topic: str) -> None:
+    ok(api.append(topic, 1), 201)
+    refused(api.delete(topic, if_empty="true"), 409, "topic_not_empty")
+    assert api.state(topic)["count"] == 1
+    assert ok(api.delete(topic, if_empty="false"))["deleted"] is True
+
+
+def test_if_empty_deletes_an_empty_topic(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    assert ok(api.delete(topic, if_empty="true"))["deleted"] is True
+    refused(api.get(topic), 404, "topic_not_found")
+
+
+def test_if_empty_is_a_bool(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    refused(api.delete(topic, if_empty="banana"), 400, "invalid_request")
+    assert api.state(topic)["count"] == 0
+
+
+def test_a_topic_made_again_starts_afresh(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"ttl_ms": 10**9, "priority": 7}), 201)
+    ok(api.append(topic, 1, 2, 3, idempotency_key="k"))
+    old = api.state(topic)
+    ok(api.delete(topic))
+    again = ok(api.append(topic, 4, idempotency_key="k"), 201)
+    assert (again["created"], again["deduped"], again["seqs"]) == (True, False, [1])
+    new = api.state(topic)
+    assert new["epoch"] != old["epoch"]
+    assert (new["config"]["ttl_ms"], new["config"]["priority"]) == (0, None)
+    assert [record["data"] for record in api.read(topic)] == [4]
+
+
+def test_every_incarnation_has_an_epoch_of_its_own(api: Api, topic: str) -> None:
+    epochs = []
+    for _ in range(5):
+        ok(api.put(topic), 201)
+        epochs.append(api.state(topic)["epoch"])
+        ok(api.delete(topic))
+    assert len(set(epochs)) == 5

@@ -1,0 +1,130 @@
+"""A kill -9 campaign: writers go on while the front, a shard or everything is killed at random moments.
+
+Runs as a program: ``python -m tests.crash.campaign --kills 50 --seed 7``. The seed decides who is killed when; what the kill
+interrupts is up to the machine, so a seed repeats the schedule and not the instruction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.contract.api import Api
+from tests.crash.writers import Writer, finish, verify
+from tests.server import Server, kill_one
+
+SHARDS = 2
+WRITERS = 6
+TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
+EVERYTHING = "everything"
+BACK_S = 20.0  # for the campaign; how fast a single shard is back is measured in test_kill.py
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a campaign did and what it found."""
+
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+    outages_s: list[float] = field(default_factory=list)
+    writes: int = 0
+    retries: int = 0
+    deduped: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        killed = ", ".join(f"{role} {count}x" for role, count in sorted(self.kills.items()))
+        outage = f"longest {max(self.outages_s, default=0):.2f} s"
+        lines = [
+            f"seed {self.seed}: killed {killed}; outages: {outage}",
+            f"{self.writes} writes acknowledged, {self.retries} attempts repeated, {self.deduped} recognised as duplicates",
+            f"{len(self.problems)} problems",
+            *self.problems[:20],
+        ]
+        return "\n".join(lines)
+
+
+class Campaign:
+    """One server, a few writers, one killer."""
+
+    def __init__(self, data_dir: Path, *, seed: int, kills: int) -> None:
+        self.summary = Summary(seed)
+        self._server = Server(data_dir, shards=SHARDS)
+        self._kills = kills
+        self._random = random.Random(seed)
+
+    def run(self) -> Summary:
+        with self._server as server:
+            self._with_writers()
+            self._verify("while it runs")
+            server.stop()
+            server.start()
+            self._verify("after a clean restart")
+        return self.summary
+
+    def _with_writers(self) -> None:
+        writers = [Writer(number, lambda: self._server.address, TOPICS, self.summary.seed) for number in range(WRITERS)]
+        for writer in writers:
+            writer.start()
+        try:
+            for _ in range(self._kills):
+                time.sleep(self._random.uniform(0.05, 1.2))  # the moment is the point
+                self._kill()
+        finally:
+            self._ledgers = finish(writers)
+        self.summary.writes = sum(len(ledger.acked) for ledger in self._ledgers)
+        self.summary.retries = sum(ledger.retries for ledger in self._ledgers)
+        self.summary.deduped = sum(ledger.deduped for ledger in self._ledgers)
+
+    def _kill(self) -> None:
+        roles = self._server.wait_roles(SHARDS + 1, BACK_S)
+        role = self._random.choice([*sorted(roles), EVERYTHING])
+        self.summary.kills[role] += 1
+        killed_at = time.monotonic()
+        if role == EVERYTHING:
+            self._server.kill()
+            self._server.start(BACK_S)
+        else:
+            kill_one(roles[role])
+            self._wait_replaced(role, roles[role])
+        self.summary.outages_s.append(time.monotonic() - killed_at)
+
+    def _wait_replaced(self, role: str, old: int) -> None:
+        """Until another process has the role and the server is ready; sometimes the next kill comes before that."""
+        if self._random.random() < 0.2:
+            return
+        deadline = time.monotonic() + BACK_S
+        while self._server.roles().get(role, old) == old:
+            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
+            time.sleep(0.005)
+        self._server.wait_ready(BACK_S)
+
+    def _verify(self, when: str) -> None:
+        self._server.wait_ready(BACK_S)
+        with Api(self._server.address, timeout_s=60) as api:
+            self.summary.problems += [f"{when}: {problem}" for problem in verify(api, TOPICS, self._ledgers)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
+        try:
+            summary = Campaign(Path(directory) / "data", seed=arguments.seed, kills=arguments.kills).run()
+        except BaseException:
+            print(f"seed {arguments.seed}: the campaign did not end", file=sys.stderr)
+            raise
+    print(summary)
+    return 1 if summary.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Real processes and SIGKILL: nothing acknowledged is lost or doubled, the rest goes on, a stop is clean."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import pytest
+
+from tests.contract.api import Answer, Api, Wire, ok, refused, request
+from tests.crash.campaign import Campaign
+from tests.crash.writers import Writer, finish, verify
+from tests.server import Server, kill_one
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("TEST_KILLS", "12"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
+SHARD_BACK_S = 2.0
+CLASSES = ("memory", "disk", "fsync")
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_campaign_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    try:
+        summary = Campaign(tmp_path / "data", seed=SEED, kills=KILLS).run()
+    except BaseException:
+        print(f"repeat with: python -m tests.crash.campaign --kills {KILLS} --seed {SEED}")
+        raise
+    assert not summary.problems, str(summary)
+    assert summary.writes > 10 * KILLS, str(summary)
+
+
+def topics_of(shard: int, shards: int, count: int = 1) -> list[str]:
+    """Names that live on one shard: crc32c of the name, modulo the number of shards."""
+    names = (f"on-{shard}-{number}" for number in range(10_000))
+    return [name for name in names if crc32c.crc32c(name.encode()) % shards == shard][:count]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_shard_is_back_soon_and_the_others_go_on(tmp_path: Path, victim: int) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        (mine,), (other,) = topics_of(victim, 2), topics_of(1 - victim, 2)
+        with Api(server.address) as api:
+            for topic in (mine, other):
+                ok(api.put(topic, {"durability": "fsync"}), 201)
+            ok(api.append(mine, "before"))
+            roles = server.wait_roles(3)
+            back = threading.Event()
+            neighbour = Neighbour(server, other, back)
+            neighbour.start()
+            killed_at = time.monotonic()
+            kill_one(roles[f"shard {victim}"])
+            refusals = until_taken(api, mine)
+            took_s = time.monotonic() - killed_at
+            back.set()
+            neighbour.join(20)
+            assert [record["data"] for record in api.read(mine)] == ["before", "after"]
+            assert len(api.read(other)) == neighbour.taken
+        after = server.wait_roles(3)
+        assert {role for role in after if after[role] != roles[role]} == {f"shard {victim}"}
+    assert took_s < SHARD_BACK_S
+    assert neighbour.trouble == []
+    assert neighbour.taken > 0
+    for answer in refusals:
+        refused(answer, 503, "not_ready")
+        assert int(answer.headers["retry-after"]) >= 0
+
+
+def until_taken(api: Api, topic: str) -> list[Answer]:
+    """Repeat one keyed write until it is acknowledged; the refusals before that."""
+    refusals: list[Answer] = []
+    deadline = time.monotonic() + 20
+    while (answer := api.append(topic, "after", idempotency_key="after")).status != 200:
+        refusals.append(answer)
+        assert time.monotonic() < deadline, str(answer)
+        time.sleep(0.005)
+    return refusals
+
+
+class Neighbour(threading.Thread):
+    """Writes to a topic of a living shard without a pause, until told that the dead one is back."""
+
+    def __init__(self, server: Server, topic: str, back: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._server, self._topic, self._back = server, topic, back
+        self.taken = 0
+        self.trouble: list[str] = []
+
+    def run(self) -> None:
+        with Api(self._server.address) as api:
+            while not self._back.is_set():
+                answer = api.append(self._topic, self.taken)
+                if answer.status != 200:
+                    self.trouble.append(str(answer))
+                    return
+                self.taken += 1
+
+
+def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        roles = server.wait_roles(2)
+        with Api(server.address) as api:
+            ok(api.append("t", 1, idempotency_key="k"), 201)
+        kill_one(roles["front 0"])
+        server.wait_ready(10)
+        with Api(server.address) as api:
+            assert ok(api.append("t", 1, idempotency_key="k"))["deduped"] is True
+            assert ok(api.append("t", 2))["seqs"] == [2]
+        assert server.wait_roles(2)["shard 0"] == roles["shard 0"]
+
+
+def test_a_shard_that_dies_lets_its_long_polls_go(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        roles = server.wait_roles(2)
+        with Api(server.address) as api:
+            ok(api.put("t"), 201)
+        with Wire(server.address) as wire:
+            wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
+            time.sleep(0.2)  # nothing outside tells that a poll is parked
+            kill_one(roles["shard 0"])
+            sent = time.monotonic()
+            refused(wire.answer(), 503, "not_ready")
+            assert time.monotonic() - sent < 5
+
+
+def test_a_stop_under_load_loses_nothing_and_exits_0(tmp_path: Path) -> None:
+    topics = [f"{durability}-{number}" for durability in CLASSES for number in range(2)]
+    with Server(tmp_path / "data", shards=2) as server:
+        writers = [Writer(number, lambda: server.address, topics, SEED) for number in range(6)]
+        for writer in writers:
+            writer.start()
+        try:
+            while sum(len(writer.ledger.acked) for writer in writers) < 300:
+                time.sleep(0.01)
+            server.stop()
+        finally:
+            ledgers = finish(writers, abandon=True)
+        server.start()
+        with Api(server.address) as api:
+            assert verify(api, topics, ledgers) == []
+
+
+def test_a_stop_waits_for_no_long_poll_beyond_the_drain(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1, drain_ms=1000) as server:
+        with Api(server.address) as api:
+            ok(api.put("t"), 201)
+        with Wire(server.address) as wire, Wire(server.address) as idle:
+            wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
+            idle.send(b"POST /v0/topics/t HTTP/1.1\r\nContent-Le")
+            time.sleep(0.2)  # nothing outside tells that a poll is parked
+            asked = time.monotonic()
+            server.stop()
+            assert time.monotonic() - asked < 6
+
+
+def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
+    """State and records of every topic, without what a read may change."""
+    seen = {}
+    for topic in topics:
+        state = api.state(topic)
+        records = api.diff(topic, include_tags=True).body
+        seen[topic] = (
+            [state[name] for name in ("head_seq", "count", "bytes", "config", "epoch", "last_write_ts")],
+            records.partition(b'"performance"')[0],
+        )
+    return seen
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
+    topics = {durability: durability for durability in CLASSES}
+    record = b'{"records":[{"data":{ "b":1.10,"a":1E400 },"meta":{"k":"\\u0041"},"tag":"\xc3\xa9","node":"n"},{"data":null}]}'
+    with Server(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            for topic, durability in topics.items():
+                ok(api.put(topic, {"durability": durability, "priority": 5, "ttl_ms": 10**12}), 201)
+                for _ in range(20):
+                    ok(api.call("POST", f"/v0/topics/{topic}", record))
+            ok(api.put("gone"), 201)
+            ok(api.delete("gone"))
+            before = everything(api, topics)
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert everything(api, topics) == before
+            refused(api.get("gone"), 404, "topic_not_found")
+            for topic in topics:
+                assert ok(api.append(topic, 1))["seqs"] == [41]
+
+
+SIZES = {"one": [1], "batch": list(range(1000)), "a large record": ["x" * 1_000_000], "a large body": ["x" * 1_000_000] * 6}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        made: dict[str, list[Any]] = {}
+        with Api(server.address) as api:
+            for durability in CLASSES:
+                for size, data in SIZES.items():
+                    topic = f"{durability}.{size.replace(' ', '-')}"
+                    ok(api.append(topic, *data, config={"durability": durability, "priority": 3}, idempotency_key="first"), 201)
+                    made[topic] = data
+            ok(api.append("memory.one", 2))
+            made["memory.one"] = [1, 2]
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            for topic, data in made.items():
+                assert [record["data"] for record in api.read(topic)] == data
+                assert api.state(topic)["config"]["priority"] == 3
+                assert ok(api.append(topic, "other", idempotency_key="first"))["deduped"] is True
+                assert ok(api.append(topic, "next"))["first_seq"] == len(data) + 1
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        with Api(server.address) as api:
+            config = ok(api.put("e", {"durability": "ephemeral", "priority": 3}), 201)["config"]
+            ok(api.append("e", *range(50)))
+            assert len(api.read("e")) == 50
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            state = api.state("e")
+            assert (state["config"], state["count"]) == (config, 0)
+            assert state["earliest_seq"] == state["head_seq"] + 1
+            assert ok(api.append("e", "new"))["first_seq"] > 50
+            assert [record["data"] for record in ok(api.diff("e", epoch=state["epoch"]))["records"]] == ["new"]
+
+
+def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        with Api(server.address) as api:
+            ok(api.append("t", 1, 2, 3, idempotency_key="k"), 201)
+            old = api.state("t")["epoch"]
+            ok(api.delete("t"))
+            ok(api.append("t", 4), 201)
+            new = api.state("t")["epoch"]
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert api.state("t")["epoch"] == new
+            assert [record["data"] for record in api.read("t")] == [4]
+            assert ok(api.diff("t", from_seq=1, epoch=old))["tombstone"]["reason"] == "recreated"
+            assert ok(api.append("t", 5, idempotency_key="k"))["deduped"] is False
+
+
+def test_a_second_server_on_the_same_directory_refuses(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as first:
+        second = Server(first.data_dir)
+        second.spawn()
+        try:
+            assert second.wait_exit(15) not in (0, -9)
+        finally:
+            second.kill()
+        assert str(first.data_dir) in second.logged
+        assert "Traceback" not in second.logged
+        with Api(first.address) as api:
+            ok(api.append("t", 1), 201)
+        first.kill()
+        with second, Api(second.address) as api:
+            assert len(api.read("t")) == 1
+
+
+def test_the_number_of_shards_stays_what_the_directory_was_made_with(tmp_path: Path) -> None:
+    names = topics_of(0, 2, 3) + topics_of(1, 2, 3)
+    with Server(tmp_path / "data", shards=2) as server:
+        with Api(server.address) as api:
+            for name in names:
+                ok(api.append(name, name), 201)
+        server.stop()
+    with Server(tmp_path / "data", shards=1) as server:
+        server.wait_roles(3)
+        with Api(server.address) as api:
+            for name in names:
+                assert [record["data"] for record in api.read(name)] == [name]

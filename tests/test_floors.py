@@ -1,0 +1,140 @@
+"""Imports go down only, the lower floors are pure, and the top level shows what it should."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up. A module may import from its own line and from those above it here.
+FLOORS = [
+    ["topics", "topics.errors", "topics.config", "topics.formats"],
+    ["topics.client"],
+    ["topics.engine"],
+    ["topics.logs"],
+    ["topics.storage"],
+    ["topics.actors"],
+    ["topics.front"],
+    ["topics.notify", "topics.process", "topics.listeners", "topics.boot"],
+    ["workers", "supervisor", "topics.cli", "topics.__main__"],
+]
+PURE = ("topics.formats", "topics.engine")
+TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", "topics", "workers"}
+
+# Clocks, files, sockets, tasks, chance and the machine: a rule that needs one takes its value as an argument.
+IMPURE = {
+    *("datetime", "random", "sched", "secrets", "time", "uuid"),
+    *("fcntl", "fileinput", "glob", "mmap", "os", "pathlib", "pickle", "shutil", "sqlite3", "tempfile"),
+    *("ftplib", "http", "select", "selectors", "smtplib", "socket", "ssl", "urllib"),
+    *("asyncio", "concurrent", "multiprocessing", "queue", "signal", "subprocess", "threading", "trio"),
+    *("ctypes", "importlib", "logging", "platform", "structlog"),
+    *("h11", "httptools", "hypercorn", "quart", "quart_trio"),
+}
+IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of ours with its dotted name."""
+    for path in sorted([*ROOT.glob("topics/**/*.py"), *ROOT.glob("workers/**/*.py"), ROOT / "supervisor.py"]):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def floor_of(module: str) -> int:
+    """The floor of the longest name that covers the module; the bare package ``topics`` covers only itself."""
+    found = [
+        (len(name), height)
+        for height, names in enumerate(FLOORS)
+        for name in names
+        if module == name or (name != "topics" and module.startswith(f"{name}."))
+    ]
+    assert found, f"{module} has no floor; give it one in FLOORS"
+    return max(found)[1]
+
+
+def imports_of(module: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that is imported, wherever in the file it stands."""
+    is_package = path.name == "__init__.py"
+    for node in ast.walk(ast.parse(path.read_text(), path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def upward_imports(module: str, path: Path) -> list[str]:
+    return [
+        f"{path.name}:{line} {module} (floor {floor_of(module)}) imports {name} (floor {floor_of(name)})"
+        for line, name in imports_of(module, path)
+        if name.split(".")[0] in ("topics", "workers", "supervisor") and floor_of(name) > floor_of(module)
+    ]
+
+
+def impurities(module: str, path: Path) -> list[str]:
+    """What a pure module has no business with: impure imports, calls to the outside, and waiting."""
+    found = [
+        f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if name.split(".")[0] in IMPURE
+    ]
+    for node in ast.walk(ast.parse(path.read_text(), path)):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            found.append(f"{path.name}:{node.lineno} {module} waits")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            found.append(f"{path.name}:{node.lineno} {module} calls {node.func.id}()")
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), [*modules()], ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_go_down_only(module: str, path: Path) -> None:
+    assert upward_imports(module, path) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [(m, p) for m, p in modules() if m.startswith(PURE)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_formats_and_engine_know_no_clock_no_file_and_no_task(module: str, path: Path) -> None:
+    assert impurities(module, path) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "upward", "impure"),
+    [
+        ("from topics.storage import data_dir", 1, 0),
+        ("from topics import cli, errors", 1, 0),
+        ("from ..actors.board import Board", 1, 0),
+        ("from . import access", 0, 0),
+        ("def f():\n    import supervisor", 1, 0),
+        ("import topics.front.errors as e", 1, 0),
+        ("if True:\n    import time, os.path", 0, 2),
+        ("from random import choice", 0, 1),
+        ("async def f(): await g()", 0, 2),
+        ("open('x')", 0, 1),
+        ("import struct, topics.errors\nfrom topics.formats import message", 0, 0),
+    ],
+)
+def test_the_checks_themselves_bite(tmp_path: Path, source: str, upward: int, impure: int) -> None:
+    path = tmp_path / "probe.py"
+    path.write_text(source)
+    assert len(upward_imports("topics.engine.probe", path)) == upward
+    assert len(impurities("topics.engine.probe", path)) == impure
+
+
+def test_the_top_level_shows_exactly_these_names() -> None:
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    shown = {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)}
+    assert shown == TOP_LEVEL

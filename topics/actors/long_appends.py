@@ -1,0 +1,177 @@
+"""Appends with bodies of many megabytes: decoded, rendered and written run by run, so that no one else waits for them.
+
+While such a write is under way its topic is its own: other changes of that topic wait here, in order; reads go on. Its records are
+durable in a blob before the log gets the (small) frame that speaks of them. The seqs are given once the body is known to be good.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from topics.actors.commits import Commits
+from topics.actors.message_router import InboundMessage
+from topics.engine.dedupe import Remembered
+from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
+from topics.engine.topic import Topic
+from topics.formats.records import RecordsView, Rendering
+from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
+from topics.formats.sliced import slices
+from topics.storage.wal import Progress
+
+LONG_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
+RUN_BYTES = 2 << 20
+
+Handler = Callable[[InboundMessage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A long write that was committed."""
+
+    change: Append
+    progress: Progress
+    created: bool  # the topic, by a frame of its own before
+
+
+Outcome = Done | Remembered | OSError  # what it did, what its key stood for, or why it could not
+
+
+class Sink(Protocol):
+    """Takes a body piece by piece."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None: ...
+    def finish(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+class MemorySink:
+    """For a class that keeps its records in memory."""
+
+    def __init__(self, body_len: int) -> None:
+        self.body = memoryview(bytearray(body_len))
+        self._at = 0
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Append to the body."""
+        for piece in pieces:
+            self.body[self._at : self._at + len(piece)] = piece
+            self._at += len(piece)
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def abandon(self) -> None:
+        """Nothing is left to undo."""
+
+
+class LongAppends:
+    """The topics that belong to a long write right now, and who waits for them."""
+
+    def __init__(self, engine: ShardEngine, commits: Commits, limits: Limits, clock: Callable[[], Now]) -> None:
+        self.engine, self.commits, self.limits, self._clock = engine, commits, limits, clock
+        self._waiting: dict[str, list[tuple[Handler, InboundMessage]]] = {}
+
+    def holds(self, topic: str, handler: Handler, message: InboundMessage) -> bool:
+        """Whether ``topic`` is taken; the message then waits and is handled later."""
+        waiting = self._waiting.get(topic)
+        if waiting is None:
+            return False
+        waiting.append((handler, message))
+        return True
+
+    def take(self, topic: str) -> None:
+        """From now on the topic is one write's own."""
+        assert topic not in self._waiting, "one long write at a time"
+        self._waiting[topic] = []
+
+    def give_back(self, topic: str) -> list[tuple[Handler, InboundMessage]]:
+        """The write is done; the messages that waited, to be handled now."""
+        return self._waiting.pop(topic)
+
+    async def run(self, name: str, body: Buffer, key: str | None, prefixes: list[str] | None) -> Outcome:
+        """Do the write. The caller has taken the topic. Raises as a short append does."""
+        request = await self._decode(body)
+        check_append(request, len(body), key, self.limits)
+        check_inline_config(name, request)
+        created = name not in self.engine.topics
+        topic = await self._topic(name, request, prefixes)
+        if isinstance(topic, OSError):
+            return topic
+        if request.idempotency_key is not None:
+            known = self.engine.known(topic, request.idempotency_key, self._clock())
+            if known is not None:
+                assert isinstance(known, Remembered), "nothing else is under way on this topic"
+                return known
+        return await self._write(topic, request, created)
+
+    async def _decode(self, body: Buffer) -> AppendBody:
+        view = memoryview(body)
+        with refusing_bad_bodies():
+            utf8 = codecs.getincrementaldecoder("utf-8")()
+            for start in range(0, len(view), RUN_BYTES):
+                utf8.decode(view[start : start + RUN_BYTES], start + RUN_BYTES >= len(view))
+                await trio.lowlevel.checkpoint()
+            for request in slices(view):
+                if request is not None:
+                    return request
+                await trio.lowlevel.checkpoint()
+        raise AssertionError("slices end with the request")
+
+    async def _topic(self, name: str, request: AppendBody, prefixes: list[str] | None) -> Topic | OSError:
+        """The topic, made if need be, with nothing under way on it."""
+        topic = self.engine.topics.get(name)
+        if topic is not None:
+            await self.commits.idle(topic)
+            return topic
+        change = self.engine.create(name, request, self._clock(), prefixes)
+        result = await self.commits.settled(change)
+        return result if isinstance(result, OSError) else change.topic
+
+    async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
+        rendering = Rendering(request, keep_key=keeps_key(topic, request))
+        now = self._clock()
+        ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
+        head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
+        body_len = sum(map(len, head)) + ends[-1]
+        change = self.engine.append_long(topic, request, rendering, ends[-1], now)
+        resident: RecordsView | None = None
+        try:
+            if change.frames:
+                sink: Sink = self.commits.wal.blobs.begin(topic.id, change.first_seq, body_len)
+            else:
+                sink = memory = MemorySink(body_len)
+                resident = RecordsView(rendering.flags, change.count, len(rendering.ext), memory.body)
+            await self._pour(sink, head, self._runs(rendering, list(ends), change))
+        except OSError as error:
+            self.engine.undo(change)
+            return error
+        if change.frames:
+            self.commits.wal.blobs.add(topic.id, change.first_seq)
+        result = await self.commits.settled(change, resident)
+        return result if isinstance(result, OSError) else Done(change, result, created)
+
+    async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
+        try:
+            await trio.to_thread.run_sync(sink.write, head)
+            for run in runs:
+                await trio.to_thread.run_sync(sink.write, run)
+            await trio.to_thread.run_sync(sink.finish)
+        except BaseException:
+            sink.abandon()
+            raise
+
+    @staticmethod
+    def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[list[bytes]]:
+        start = 0
+        while start < len(ends):
+            begin = ends[start - 1] if start else 0
+            stop = start + 1
+            while stop < len(ends) and ends[stop] - begin <= RUN_BYTES:
+                stop += 1
+            yield rendering.render(start, stop, change.first_seq, change.ts)
+            start = stop

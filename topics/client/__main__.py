@@ -1,0 +1,32 @@
+"""``python -m topics.client ready [--url URL] [--wait-s S]``: exit 0 as soon as the server is ready, 1 when it is not in time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from topics.client.http import DEFAULT_URL, Target, TopicsClient
+
+POLL_S = 0.1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Ask ``/v0/ready`` until it answers 200 or the time is over."""
+    parser = argparse.ArgumentParser(prog="python -m topics.client")
+    parser.add_argument("command", choices=["ready"])
+    parser.add_argument("--url", default=os.environ.get("TOPICS_URL", DEFAULT_URL))
+    parser.add_argument("--wait-s", type=float, default=0.0, help="how long to keep asking (default: ask once)")
+    options = parser.parse_args(arguments)
+    key = os.environ.get("TOPICS_API_KEY")
+    deadline = time.monotonic() + options.wait_s
+    with TopicsClient(Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)) as client:
+        while not client.ready():
+            if time.monotonic() >= deadline:
+                return 1
+            time.sleep(POLL_S)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""What a batch writer may meet, as one exception whose text is one line: a job log shows the last line first."""
+
+from __future__ import annotations
+
+ADVICE = {
+    "unauthorized": "set TOPICS_API_KEY to one of the server's keys",
+    "forbidden": "the key needs read and write, admin to create the topic, and a prefix that covers its name",
+    "topic_not_found": "the topic was deleted while the job ran; run the job again",
+    "topic_full": 'the topic is full and its discard is "reject"; raise its cap or read it empty, then run the job again',
+    "batch_too_large": "lower --batch-records",
+    "payload_too_large": "lower --batch-bytes",
+    "record_too_large": "one row is larger than the server's TOPICS_MAX_RECORD_BYTES; leave columns out or raise it",
+    "throttled": "the server was still busy after every retry; run the job again, it goes on where it stopped",
+    "not_ready": "the server was still recovering after every retry; run the job again when /v0/ready answers 200",
+    "shutting_down": "the server is stopping; run the job again when it is back",
+    "unreachable": "is the server running at this address? Run the job again, it goes on where it stopped",
+    "bad_answer": "is this address a topics server?",
+}
+
+
+class RequestError(Exception):
+    """A request that will not succeed by being sent again now.
+
+    ``status`` is the HTTP status, 0 when no answer came; ``code`` is the contract's ``error.code`` (§0.5), or ``unreachable``
+    or ``bad_answer``. The text names topic, status, code and what to do, in one line.
+    """
+
+    def __init__(self, topic: str, status: int, code: str, message: str) -> None:
+        self.topic = topic
+        self.status = status
+        self.code = code
+        self.message = " ".join(message.split())
+        advice = ADVICE.get(code)
+        super().__init__(f'topic "{topic}": {status or "no answer"} {code}: {self.message}' + (f" ({advice})" if advice else ""))

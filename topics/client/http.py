@@ -1,0 +1,173 @@
+"""The requests that a batch writer needs: make a topic, ask its state, append a batch, ask whether the server is ready.
+
+Every append carries an idempotency key, so every request here may be sent again: 429, 502, 503, 504 and broken connections
+are retried, after ``Retry-After`` where the server gives one, else after a doubling, capped, jittered pause. Anything else
+that is not a success is a ``RequestError`` at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import urllib3
+from urllib3.util import Retry, Timeout
+
+from topics.client.errors import RequestError
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+RETRIED_STATUS = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where and how to write. Small and plain: it is sent to every executor."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)  # a secret: never in a log or a plan
+    retries: int = 12
+    connect_retries: int | None = None  # fewer, for a server that cannot be reached at all
+    backoff_s: float = 0.2
+    backoff_max_s: float = 10.0
+    retry_after_max_s: int = 60  # a server that asks for more is asked again after this
+    connect_s: float = 5.0
+    read_s: float = 120.0
+
+    def policy(self) -> Retry:
+        """urllib3's retry rule: no answer in the list is final before ``retries`` more tries."""
+        return Retry(
+            total=self.retries,
+            connect=self.connect_retries,
+            redirect=0,
+            status_forcelist=RETRIED_STATUS,
+            allowed_methods=None,
+            backoff_factor=self.backoff_s,
+            backoff_max=self.backoff_max_s,
+            backoff_jitter=self.backoff_s,
+            respect_retry_after_header=True,
+            retry_after_max=self.retry_after_max_s,
+            raise_on_status=False,
+            raise_on_redirect=False,
+        )
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The server's answer to an append (§2); unknown fields are ignored."""
+
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    deduped: bool
+
+
+class _Refusal(msgspec.Struct):
+    code: str
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Refusal
+
+
+_receipts = msgspec.json.Decoder(Receipt)
+_errors = msgspec.json.Decoder(_ErrorBody)
+
+
+class TopicsClient:
+    """One keep-alive connection to one server. Not for use by several threads; not picklable, send the ``Target``.
+
+    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
+    """
+
+    def __init__(self, target: Target) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "topics-client"}
+        if target.api_key:
+            headers["Authorization"] = f"Bearer {target.api_key}"
+        timeout = Timeout(connect=target.connect_s, read=target.read_s)
+        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, headers=headers, retries=target.policy(), timeout=timeout)
+        self._headers = headers
+        self._url = target.url.rstrip("/")
+        self.requests = 0
+        self.retries = 0
+
+    def __enter__(self) -> TopicsClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pool.clear()
+
+    def state(self, topic: str) -> dict[str, Any] | None:
+        """The topic's state (§1), or None when there is no such topic. Does not make it look read."""
+        status, body = self._send("GET", topic, "?touch=false")
+        if status == 404 and _error_of(body).code == "topic_not_found":
+            return None
+        return _json_object(topic, _success(topic, status, body))
+
+    def put_topic(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Create the topic, or change the named fields of its config (§1)."""
+        status, body = self._send("PUT", topic, "", msgspec.json.encode(config))
+        return _json_object(topic, _success(topic, status, body))
+
+    def append(self, topic: str, body: bytes, count: int, key: str) -> Receipt:
+        """Append the ``count`` records of a finished JSON body, once for each ``key`` within the topic's window (§2)."""
+        status, answer = self._send("POST", topic, "?return_seqs=false", body, {"Idempotency-Key": key})
+        try:
+            receipt = _receipts.decode(_success(topic, status, answer))
+        except msgspec.DecodeError as error:
+            raise RequestError(topic, status, "bad_answer", str(error)) from error
+        if receipt.count != count or receipt.last_seq - receipt.first_seq + 1 != count:
+            raise RequestError(topic, status, "bad_answer", f"{count} records sent under key {key}, answered with {receipt}")
+        return receipt
+
+    def ready(self) -> bool:
+        """Whether the server takes requests now. One try, no retry: the caller has its own patience."""
+        try:
+            response = self._pool.request("GET", f"{self._url}/v0/ready", retries=False)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return response.status == 200
+
+    def _send(
+        self, method: str, topic: str, query: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        url = f"{self._url}/v0/topics/{quote(topic, safe=':')}{query}"
+        try:
+            response = self._pool.request(method, url, body=body, headers={**self._headers, **(headers or {})})
+        except urllib3.exceptions.HTTPError as error:
+            raise RequestError(topic, 0, "unreachable", f"{self._url}: {_reason(error)}") from error
+        self.requests += 1
+        self.retries += len(response.retries.history) if response.retries else 0
+        return response.status, response.data
+
+
+def _reason(error: urllib3.exceptions.HTTPError) -> str:
+    return str(error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error)
+
+
+def _success(topic: str, status: int, body: bytes) -> bytes:
+    if status in (200, 201):
+        return body
+    error = _error_of(body)
+    raise RequestError(topic, status, error.code, error.message)
+
+
+def _error_of(body: bytes) -> _Refusal:
+    try:
+        return _errors.decode(body).error
+    except msgspec.DecodeError:
+        return _Refusal("bad_answer", body[:200].decode("utf-8", "replace"))
+
+
+def _json_object(topic: str, body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise RequestError(topic, 200, "bad_answer", str(error)) from error

@@ -1,0 +1,57 @@
+"""Rows as append records, rows as a name for the job, and the way to the executors: no Python for a single row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+
+def record_column(df: DataFrame, tag_column: str | None) -> Column:
+    """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as topics/client/chunks.py takes it."""
+    from pyspark.sql import functions as f
+
+    data = f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), {"ignoreNullFields": "false"})
+    plain = f.concat(f.lit('{"data":'), data, f.lit("},"))
+    if tag_column is None:
+        return plain
+    tag = f.col(quoted(tag_column)).cast("string")
+    # {"tag":"..."} without its first brace: to_json does the escaping.
+    tail = f.substring(f.to_json(f.struct(tag.alias("tag"))), 2, 2**31 - 1)
+    return f.when(tag.isNull(), plain).otherwise(f.concat(f.lit('{"data":'), data, f.lit(","), tail, f.lit(",")))
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark SQL reads it literally, dots included."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def fingerprint(encoded: DataFrame, source: str, schema: str) -> tuple[int, str]:
+    """How many rows there are, and a job id of source, schema and rows, whatever their order. One pass over the rows."""
+    from pyspark.sql import functions as f
+
+    digest = f.xxhash64("record")
+    # Two sums of independent halves: a plain sum of 64 bit hashes would overflow, which Spark's ANSI mode refuses.
+    low, high = f.sum(digest.bitwiseAND(0xFFFFFFFF)), f.sum(f.shiftrightunsigned(digest, 32))
+    count, *sums = encoded.agg(f.count("*"), low, high).collect()[0]
+    job = blake2b(repr((source, schema, count, sums)).encode(), digest_size=8).hexdigest()
+    return count, job
+
+
+def map_arrow(df: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> DataFrame:
+    """``df.mapInArrow(function, schema)`` without its demand for pandas.
+
+    PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is not installed, though nothing
+    on this path uses it: 100 MB for an import check. These are the same two steps without the check.
+    """
+    from pyspark.sql import DataFrame
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    udf = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = udf(*(df[quoted(name)] for name in df.columns))
+    return DataFrame(df._jdf.mapInArrow(column._jc, False, None), df.sparkSession)  # noqa: SLF001
