@@ -208,7 +208,7 @@ def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
 
 
 def test_an_arena_in_use_is_not_trimmed() -> None:
-    memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    _, writer, _ = pair(pages=4 * LARGE_PAGES)
     blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
     for block in blocks:
         assert block is not None
