@@ -50,6 +50,7 @@ SILENCE_MAX_S = 10.0  # a child whose words on the board stand still for so long
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
 REPLAY_EXTENSION_MS = 30_000
+STOP_EXTENSION_MS = 5_000  # what a stop may take beyond drain_ms, for the kernel to clear away what was killed
 
 log = structlog.get_logger()
 
@@ -189,16 +190,16 @@ class Supervisor:
     def _on_death(self, child: Child, wait_status: int) -> None:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": child.pid, **describe_exit(wait_status)}
-        child.pid = child.words.pid = 0
-        child.words.state = type(child.words.state)(0)  # DOWN
+        child.pid = 0
+        _clear(child.words)
         for front, shard in self._pairs(child):
             self._board.bump_session(front, shard)
             self._links[front][shard].ring_doorbells()
-        if self._phase is not Phase.RUNNING:
-            log.info("process ended", **details)
-        elif os.waitstatus_to_exitcode(wait_status) == DAMAGED:
+        if os.waitstatus_to_exitcode(wait_status) == DAMAGED:
             log.critical("data cannot be trusted; stopping, because a restart would not help", **details)
             self._stop(DAMAGED)
+        elif self._phase is not Phase.RUNNING:
+            log.info("process ended", **details)
         else:
             lived_s = round(now - child.spawned_at, 3)
             log.error("process died", **details, lived_s=lived_s, again_in_s=child.schedule(now))
@@ -219,15 +220,19 @@ class Supervisor:
         if self._interrupts > 1:
             self._status, self._phase = KILLED, Phase.KILL
             self._kill_all()
-        elif self._phase is Phase.RUNNING:
+        else:
             self._stop(OK)
 
     def _stop(self, status: int) -> None:
+        """Begin the stop; one that has begun goes on, at most with a worse exit status."""
+        self._status = max(self._status, status)
+        if self._phase is not Phase.RUNNING:
+            return
         self._phase = Phase.FRONTS
-        self._status = status
         self._stop_at = time.monotonic()
         self._board.draining = True
         self._notifier.stopping()
+        self._notifier.extend_timeout(self._settings.drain_ms + STOP_EXTENSION_MS)
         self._notifier.status("draining")
         self._send(signal.SIGTERM, self._fronts)
 
@@ -311,6 +316,14 @@ class Supervisor:
 
     def _children(self) -> list[Child]:
         return [*self._shards, *self._fronts]
+
+
+def _clear(words: FrontWords | ShardWords) -> None:
+    """Say that nobody is there; a dead process's words are ours until the next one is forked."""
+    words.pid = 0
+    words.state = type(words.state)(0)  # DOWN, of either kind
+    if hasattr(words, "progress_ppm"):
+        words.progress_ppm = 0
 
 
 def _is_up(child: Child) -> bool:

@@ -48,8 +48,9 @@ def obey(name: str) -> str:
         raise RuntimeError("told to fail, with a Bearer s3cret")
     if todo.startswith("exit"):
         raise SystemExit(int(todo.split()[1]))
+    signals = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Sig"))
+    log.info("at work", blocked=int(signals["SigBlk"], 16), ignored=int(signals["SigIgn"], 16), caught=int(signals["SigCgt"], 16))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from here on it is waited for
-    log.info("at work", mask=Path("/proc/self/status").read_text().split("SigIgn:\t")[1][:16], order=todo)
     return todo
 
 

@@ -183,6 +183,11 @@ def test_the_example_file_shows_every_setting_with_its_default() -> None:
 # §0.2: bind and the no-auth refusal
 
 
+def test_the_refusal_stands_beside_other_mistakes() -> None:
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {"TOPICS_HOST", "TOPICS_PORT"}
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:fly"}).keys() == {"TOPICS_API_KEYS"}
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"])
 def test_a_reachable_host_without_keys_is_refused(host: str) -> None:
     assert "no keys are configured" in mistakes({"TOPICS_HOST": host})["TOPICS_HOST"]

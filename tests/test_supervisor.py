@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,8 +29,10 @@ pytestmark = pytest.mark.slow
 class Family:
     """One server under test; its log lines are what the tests wait for."""
 
-    def __init__(self, home: Path, **environ: str) -> None:
+    def __init__(self, home: Path, *, through: Sequence[str] = (), **environ: str) -> None:
+        """``through`` is a command that starts it."""
         self.home = home
+        self.command = [*through, sys.executable, str(ROOT / "tests" / "family.py")]
         (home / "orders").mkdir(exist_ok=True)
         self.environ = {
             "PYTHONPATH": str(ROOT),
@@ -44,9 +46,7 @@ class Family:
         self.seen: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "family.py")], env=self.environ, stderr=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(self.command, env=self.environ, stderr=subprocess.PIPE, text=True)
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -152,10 +152,12 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
             assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
         assert sorted(pids) == ["front 0", "front 1", "shard 0", "shard 1", "supervisor"]
         for line in family.events("at work"):
-            ignored = int(line["mask"], 16)
+            ignored, handled = line["ignored"], line["ignored"] | line["caught"]
+            assert line["blocked"] == 0
             assert ignored & 1 << signal.SIGINT - 1
             assert ignored & 1 << signal.SIGHUP - 1
-            assert not ignored & 1 << signal.SIGTERM - 1
+            assert not handled & 1 << signal.SIGTERM - 1
+            assert not handled & 1 << signal.SIGCHLD - 1
         answer = family.ask()
         assert answer["keys"] == 2
         listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
@@ -282,6 +284,7 @@ def test_a_child_that_finds_damaged_data_stops_the_whole_server_with_status_3(ho
         assert family.end() == 3
         ended = {line["child"]: line["exit_code"] for line in family.events("process ended")}
         assert ended == {"front 0": 0, "shard 1": 0}, "the others are drained, not killed"
+        assert len(family.events("data cannot be trusted; stopping, because a restart would not help")) == 1
 
 
 def test_no_child_outlives_a_killed_supervisor(home: Path) -> None:
@@ -310,6 +313,15 @@ def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, nu
             assert line["shards_alive"] == [True, True]
         with pytest.raises(ConnectionRefusedError):
             family.connect()
+
+
+def test_a_hang_up_means_nothing_to_a_server_that_was_started_with_nohup(home: Path) -> None:
+    with Family(home, through=["nohup"]) as family:
+        family.started().signal(signal.SIGHUP)
+        assert family.ask()["shards"]
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert [line["signal"] for line in family.events("signal")] == ["SIGTERM"]
 
 
 def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None:

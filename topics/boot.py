@@ -43,24 +43,25 @@ def read(environ: MutableMapping[str, str]) -> Boot:
                 problems.append(Problem(variable, None, "the file holds no key"))
         except ValueError as error:
             problems.append(Problem(variable, None, str(error)))
-    settings = Settings()
+    access = _merged(keys, problems)
+    keys_are_meant = access.enabled or bool(problems)
     try:
         settings = Settings.from_environment(environ)
     except ConfigError as error:
+        settings = error.settings
         problems += error.problems
-    access = _merged(keys, problems)
-    _refuse_open_server(settings, access, problems)
+    if not keys_are_meant:
+        _refuse_open_server(settings, problems)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(problems, settings)
     return Boot(settings=settings, access=access, unknown=tuple(unknown_variables(environ)))
 
 
-def _refuse_open_server(settings: Settings, access: Access, problems: list[Problem]) -> None:
+def _refuse_open_server(settings: Settings, problems: list[Problem]) -> None:
     """§0.2: an event store without keys is never reachable from outside by accident."""
-    if access.enabled or settings.loopback or settings.allow_insecure_no_auth or problems:
-        return
-    rule = f"is not loopback and no keys are configured; set {API_KEYS}, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve anyone"
-    problems.append(Problem("TOPICS_HOST", settings.host, rule))
+    if not settings.loopback and not settings.allow_insecure_no_auth:
+        rule = f"is not loopback and no keys are configured; set {API_KEYS}, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve anyone"
+        problems.append(Problem("TOPICS_HOST", settings.host, rule))
 
 
 def _merged(keys: list[Access], problems: list[Problem]) -> Access:

@@ -41,11 +41,15 @@ class Problem(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each."""
+    """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    ``settings`` are the values that were right, with defaults for the others: enough to look for further mistakes.
+    """
+
+    def __init__(self, problems: Sequence[Problem], settings: Settings) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+        self.settings = settings
 
 
 class Bound(NamedTuple):
@@ -136,7 +140,7 @@ class Settings:
         settings = cls(**_derived(cls(**given)) | given)
         problems += _disagreements(settings, {problem.variable for problem in problems})
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(problems, settings)
         return settings
 
     @property

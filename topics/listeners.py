@@ -12,7 +12,8 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 
     Raises ``OSError`` when the address is unknown or taken.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)  # of a name's addresses, the IPv4 one
     shared = count > 1
     if shared and port:
         # SO_REUSEPORT would let a second server of the same user take half of the connections without an error.

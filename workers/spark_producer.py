@@ -11,9 +11,11 @@ within the topic's ``idempotency_window_ms``, append nothing twice. What the job
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from topics.client.errors import RequestError
 from topics.client.http import DEFAULT_URL, Target, TopicsClient
 from workers.spark_progress import Progress
-from workers.spark_rows import fingerprint, record_column
+from workers.spark_rows import fingerprint, map_arrow, record_column
 from workers.spark_summary import Summary, summarize
 from workers.spark_task import FIGURES_DDL, SendTask
 
@@ -81,7 +83,7 @@ def read(spark: SparkSession, source: str, form: str | None, options: dict[str, 
     Raises ``JobError`` when Spark cannot read it.
     """
     kind = form or format_of(source)
-    defaults = {"header": "true", "inferSchema": "true"} if kind == "csv" else {}
+    defaults = {"header": "true", "inferSchema": "true", "sep": "\t" if ".tsv" in source else ","} if kind == "csv" else {}
     with spark_errors():
         return spark.read.format(kind).options(**{**defaults, **options}).load(source)
 
@@ -163,7 +165,7 @@ def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: C
 
 def run(encoded: DataFrame, task: SendTask, total: int, progress: TextIO | None) -> list[Row]:
     """Send all partitions and return their figures, with progress on the way."""
-    figures = encoded.mapInArrow(task, FIGURES_DDL)
+    figures = map_arrow(encoded, task, FIGURES_DDL)
     if progress is None:
         return figures.collect()
     # A monitor of its own: one try, short patience, so that it never holds up the end of the job.
@@ -259,6 +261,7 @@ def byte_count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job from the command line."""
     options = parser().parse_args(arguments)
+    quiet_pyspark()
     target = Target(url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), retries=options.retries)
     source = options.source if "://" in options.source else str(Path(options.source).resolve())
     spark = session(cores=options.cores, partitions=options.partitions)
@@ -284,6 +287,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spark.stop()
     sys.stdout.write(summary.text() + "\n")
     return 0 if summary.agrees else 1
+
+
+def quiet_pyspark() -> None:
+    """Keep PySpark's own asides off the user's terminal: what matters of them is in our one line."""
+    # pandas may be installed beside us; nothing here uses it.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    # It prints a plan and a Java stack, in JSON, for a misspelt column.
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

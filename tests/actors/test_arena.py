@@ -187,7 +187,7 @@ def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled()
     assert writer.used_bytes == 0
 
 
-def test_freed_large_blocks_and_an_empty_arena_hold_no_memory() -> None:
+def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
     memory, writer, _ = pair(pages=4 * LARGE_PAGES)
     large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
     assert large is not None
@@ -202,4 +202,19 @@ def test_freed_large_blocks_and_an_empty_arena_hold_no_memory() -> None:
     for block in small:
         assert block is not None
         block.free()
+    assert resident_kib(memory) > 4 * 1024
+    writer.trim()
     assert resident_kib(memory) == 0
+
+
+def test_an_arena_in_use_is_not_trimmed() -> None:
+    _, writer, _ = pair(pages=4 * LARGE_PAGES)
+    blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
+    for block in blocks:
+        assert block is not None
+        block.view[:] = b"x" * block.length
+    assert blocks[0] is not None
+    blocks[0].free()
+    writer.trim()
+    assert blocks[1] is not None
+    assert bytes(blocks[1].view[-2:]) == b"xx"

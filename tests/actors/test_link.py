@@ -304,9 +304,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             self.turn("shard")
         assert self.pair.front.link.connected
         assert self.pair.shard.link.connected
-        while (
-            self.pair.front.link.backlog_bytes or self.pair.shard.link.backlog_bytes or self.held["front"] or self.held["shard"]
-        ):
+        while self.pair.front.link.backlog_bytes or self.pair.shard.link.backlog_bytes or self.held["front"] or self.held["shard"]:
             for name in ("front", "shard"):
                 self.turn(name)
                 self.release_one(name)

@@ -34,9 +34,7 @@ from topics.front.backend import Body, Readiness
 from topics.front.server import Server
 
 KEY = "a-secret-of-ordinary-length"
-RECORD = (
-    b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'
-)
+RECORD = b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'
 HEAD = (
     b"POST /v0/topics/jobs HTTP/1.1\r\nHost: 127.0.0.1:4000\r\nUser-Agent: bench/1\r\nAccept: */*\r\n"
     b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(RECORD)

@@ -177,9 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(value).encode()
         self._note(0)
         if send_half:
-            self.wfile.write(
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (len(body) + 10)
-            )
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (len(body) + 10))
             self.wfile.write(body)
         self.wfile.flush()
         # Linger 0: what the client has not read yet is lost, as when a process or a firewall dies.

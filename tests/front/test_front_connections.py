@@ -374,9 +374,7 @@ async def test_an_upgrade_that_hypercorn_declines_does_not_open_a_side_door() ->
 
 
 @LANES
-async def test_nothing_but_an_os_error_escapes_a_connection(
-    fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
-) -> None:
+async def test_nothing_but_an_os_error_escapes_a_connection(fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     async with running(fast=fast) as run:
         broken = await run.connect()
 

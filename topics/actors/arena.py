@@ -10,8 +10,8 @@ Why two: when one side dies, the other may still read (a slow client is being se
 way) blocks of the session that is over. The next session must not write there, and must not wait either. Only the second
 next one has to wait until the last of these users is done; ``busy`` says so.
 
-Pages are taken from the system when they are first touched. They go back when a large block is freed, when everything is
-freed, and when the last block of a session that is over has been let go by its reader.
+Pages are taken from the system when they are first touched. They go back when a large block is freed, when ``trim`` finds
+everything free, and when the last block of a session that is over has been let go by its reader.
 """
 
 from __future__ import annotations
@@ -202,15 +202,17 @@ class ArenaWriter:
         return True
 
     def _free(self, offset: int) -> None:
-        allocator = self._allocator
-        pages = allocator.free(self._page(offset))
+        pages = self._allocator.free(self._page(offset))
         if pages >= LARGE_PAGES:
             self._memory.give_back(offset, pages * PAGE_BYTES)
-        if not allocator.used:
-            touched, allocator.high_water = allocator.high_water, 0
-            if touched > LARGE_PAGES:
-                start = (self.session & 1) * self._memory.half_bytes
-                self._memory.give_back(start, touched * PAGE_BYTES)
+
+    def trim(self) -> None:
+        """Give back what an empty arena has touched. Now and then, not with every block: touching pages anew is dear."""
+        allocator = self._allocator
+        if not allocator.used and allocator.high_water > LARGE_PAGES:
+            start = (self.session & 1) * self._memory.half_bytes
+            self._memory.give_back(start, allocator.high_water * PAGE_BYTES)
+            allocator.high_water = 0
 
     def _page(self, offset: int) -> int:
         return (offset - (self.session & 1) * self._memory.half_bytes) // PAGE_BYTES

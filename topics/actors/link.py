@@ -350,9 +350,7 @@ class Link:
         consumer, producer = self._consumer.sleeper, self._producer.sleeper
         if not self._held_off():
             consumer.lie_down()
-        if self._unsent:
-            producer.lie_down()
-        self._fence()
+        self._fence()  # the producer has lain down already, when it found the ring full
         try:
             if not self._ready():
                 self._asleep = True
@@ -365,8 +363,9 @@ class Link:
             producer.get_up()
 
     def look_after(self) -> None:
-        """The guard timer's visit: flush what nobody flushed (releases), wake up a sleeper whose bell was lost."""
+        """The guard timer's visit: flush what nobody flushed (releases), tidy up, wake a sleeper whose bell was lost."""
         self.flush()
+        self._writer.trim()
         if self._asleep and self._ready() and not _rung(self._bell):
             if self._cell[0] == self._session:  # else it waited for arena blocks to be let go; nobody rings for that
                 self._late += 1

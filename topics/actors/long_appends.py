@@ -16,7 +16,7 @@ import trio
 from topics.actors.commits import Commits
 from topics.actors.message_router import InboundMessage
 from topics.engine.dedupe import Remembered
-from topics.engine.shard import Append, Now, ShardEngine, keeps_key
+from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView, Rendering
 from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
@@ -35,6 +35,7 @@ class Done:
 
     change: Append
     progress: Progress
+    created: bool  # the topic, by a frame of its own before
 
 
 Outcome = Done | Remembered | OSError  # what it did, what its key stood for, or why it could not
@@ -96,6 +97,8 @@ class LongAppends:
         """Do the write. The caller has taken the topic. Raises as a short append does."""
         request = await self._decode(body)
         check_append(request, len(body), key, self.limits)
+        check_inline_config(name, request)
+        created = name not in self.engine.topics
         topic = await self._topic(name, request, prefixes)
         if isinstance(topic, OSError):
             return topic
@@ -104,7 +107,7 @@ class LongAppends:
             if known is not None:
                 assert isinstance(known, Remembered), "nothing else is under way on this topic"
                 return known
-        return await self._write(topic, request)
+        return await self._write(topic, request, created)
 
     async def _decode(self, body: Buffer) -> AppendBody:
         view = memoryview(body)
@@ -129,7 +132,7 @@ class LongAppends:
         result = await self.commits.settled(change)
         return result if isinstance(result, OSError) else change.topic
 
-    async def _write(self, topic: Topic, request: AppendBody) -> Outcome:
+    async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
         rendering = Rendering(request, keep_key=keeps_key(topic, request))
         now = self._clock()
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
@@ -150,7 +153,7 @@ class LongAppends:
         if change.frames:
             self.commits.wal.blobs.add(topic.id, change.first_seq)
         result = await self.commits.settled(change, resident)
-        return result if isinstance(result, OSError) else Done(change, result)
+        return result if isinstance(result, OSError) else Done(change, result, created)
 
     async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
         try:

@@ -172,7 +172,7 @@ class ShardActor:
             rpc.error(*map_error(error, message))
         else:
             if isinstance(outcome, Done):
-                self._answer_append(outcome.change, rpc, params, outcome.progress)
+                _reply_change(rpc, params, outcome.change, outcome.progress, created=outcome.created)
             elif isinstance(outcome, OSError):
                 _refuse(rpc, outcome)
             else:
@@ -200,10 +200,9 @@ class ShardActor:
             for lost, _ in ((rpc, params), *change.followers):
                 _refuse(lost, result)
             return
-        took = (result.write_ms, result.sync_ms if change.topic.config.durable else 0.0)
-        _reply_appended(rpc, params, change.first_seq, change.count, took, created=change.created)
+        _reply_change(rpc, params, change, result, created=change.created)
         for follower, asked in change.followers:
-            _reply_appended(follower, asked, change.first_seq, change.count, took, deduped=True)
+            _reply_change(follower, asked, change, result, deduped=True)
 
     def _put(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
@@ -347,6 +346,13 @@ def _reply_appended(
     body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
     end = answers.performance(_total_ms(params), wal_ms=took[0], fsync_ms=took[1])
     rpc.reply({"status": 201 if created else 200}, body + end)
+
+
+def _reply_change(
+    rpc: RpcContext, params: dict[str, Any], change: Append, progress: Progress, *, created: bool = False, deduped: bool = False
+) -> None:
+    took = (progress.write_ms, progress.sync_ms if change.topic.config.durable else 0.0)
+    _reply_appended(rpc, params, change.first_seq, change.count, took, created=created, deduped=deduped)
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:

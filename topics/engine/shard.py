@@ -115,6 +115,7 @@ class ShardEngine:
         """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow."""
         topic = self.topics.get(name)
         created = topic is None
+        check_inline_config(name, body)
         if topic is None:
             topic = self._create_for(name, body, now, prefixes)
         if body.idempotency_key is not None and not created:
@@ -123,12 +124,14 @@ class ShardEngine:
                 return known
         ts = max(now.ts, topic.last_ts)
         encoded = records.encode(body, topic.next_seq, ts, keeps_key(topic, body))
+        making = []
         if created:
             self._add(topic)
+            making = [_topic_frame(topic, now)]  # before the seqs are handed out: it tells the head
         change = self._begin(topic, body, ts, encoded.blob_bytes)
-        if created:
+        if making:
             change.created = change.sync = True
-            change.frames.append(_topic_frame(topic, now))
+            change.frames += making
         if topic.config.durability == "ephemeral":
             change.resident = encoded
         else:
@@ -370,6 +373,12 @@ class ShardEngine:
             change.topic.pending_sync += 1
 
 
+def check_inline_config(name: str, body: AppendBody) -> None:
+    """A bad config is refused also where it would be ignored (§2: the topic exists)."""
+    if body.config is not None:
+        merge(name, None, body.config)
+
+
 def keeps_key(topic: Topic, body: AppendBody) -> bool:
     """Whether the write's key will be remembered."""
     return body.idempotency_key is not None and topic.config.idempotency_window_ms > 0
@@ -391,4 +400,4 @@ def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: li
     return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
 
 
-__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine", "keeps_key"]
+__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine", "check_inline_config", "keeps_key"]

@@ -1,0 +1,73 @@
+# Shared by deploy/run, deploy/test and .ci/run: find Python and Java, make the virtual environment. Sourced, not run.
+# Needs: $root, the checkout's folder.
+
+venv="$root/.venv"
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_install() {
+    say "Installing $* (apt)"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq || return 1
+    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+# The first Python from 3.11 on that runs. A name on PATH may be a shim of a version that is not installed, so each is tried.
+find_python() {
+    local name
+    for name in python3.11 python3.12 python3.13 python3.14 python3; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+need_python() {
+    python="$(find_python)" && return
+    if can_apt && apt_install python3 python3-venv && python="$(find_python)"; then return; fi
+    fail "Python 3.11 or newer is needed and none is on PATH. Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv)."
+}
+
+# Debian ships venv's other half apart; a plain `python3 -m venv` then leaves a broken folder behind.
+make_venv() {
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+    rm -rf "$venv"
+    say "Making .venv with $("$python" -V)"
+    "$python" -m venv "$venv" >/dev/null 2>&1 && return
+    rm -rf "$venv"
+    local package="python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
+    can_apt && apt_install "$package" && "$python" -m venv "$venv" && return
+    fail "$python cannot make a virtual environment. Install it first: apt install $package"
+}
+
+# install NAME REQUIREMENT...: only when pyproject.toml or the requirements have changed since the last time that it succeeded.
+install() {
+    local stamp="$venv/.installed-$1" now
+    shift
+    now="$(cat "$root/pyproject.toml" - <<<"$*" | "$venv/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return
+    say "Installing packages into .venv (Spark is 460 MB; the first time takes a few minutes)"
+    (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@") || fail "pip install $* failed"
+    printf '%s\n' "$now" >"$stamp"
+}
+
+java_version() {
+    local java=java
+    [ -n "${JAVA_HOME:-}" ] && java="$JAVA_HOME/bin/java"
+    "$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
+}
+
+need_java() {
+    [ "$(java_version)" -ge 17 ] 2>/dev/null && return
+    if can_apt; then
+        # Newer releases have left 17 behind; their default is newer still.
+        apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
+        [ "$(java_version)" -ge 17 ] 2>/dev/null && return
+    fi
+    fail "Spark needs Java 17 or newer$([ -n "${JAVA_HOME:-}" ] && echo " (JAVA_HOME is $JAVA_HOME)"). Install it: sudo apt install openjdk-17-jre-headless"
+}

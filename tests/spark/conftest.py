@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.client.stub_server import StubServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One JVM for all Spark tests: two cores, four attempts."""
+    pytest.importorskip("pyspark")
+    from workers.spark_producer import session
+
+    with warnings.catch_warnings():
+        # pandas, where installed, is newer than PySpark likes; sockets to the JVM are closed by the garbage collector.
+        warnings.simplefilter("ignore")
+        made = session(cores=2, partitions=4, name="tests")
+        yield made
+        made.stop()
+        gc.collect()
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with StubServer() as server:
+        yield server
