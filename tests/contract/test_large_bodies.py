@@ -59,7 +59,6 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("large record", body({"data": "x" * MIB}), "record_too_large"),
     ("large meta", body({"data": 1, "meta": {"k": "x" * 16384}}), "record_too_large"),
     ("many records", body(*[{"data": 1}] * 9995), "batch_too_large"),
-    ("bad config", body(config={"ttl_ms": -1}), "invalid_request"),
     ("broken UTF-8", body(b'{"data":"\xff"}'), "invalid_request"),
     ("broken JSON", body(b'{"data":1]'), "invalid_request"),
     ("NaN", body(b'{"data":NaN}'), "invalid_request"),
@@ -77,6 +76,11 @@ def test_a_refused_large_write_leaves_nothing(api: Api, topic: str, raw: bytes, 
     ok(api.append(topic, "kept"), 201)
     refused(post(api, topic, raw), 400, code)
     assert ok(api.append(topic, "next"))["seqs"] == [2]
+
+
+def test_a_bad_inline_config_creates_nothing(api: Api, topic: str) -> None:
+    refused(post(api, topic, body(config={"ttl_ms": -1})), 400, "invalid_request")
+    refused(api.get(topic), 404, "topic_not_found")
 
 
 def test_a_large_write_is_kept_byte_for_byte(api: Api, topic: str) -> None:

@@ -141,8 +141,8 @@ def send_malformed(server: Server, source: random.Random, count: int) -> None:
             wire.rest()
 
 
-def pile_up_answers(server: Server, requests: int) -> int:
-    """Ask for large answers and read none of them; how many requests went out before the server stopped taking them."""
+def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
+    """Ask for large answers, read none of them and stay; how many requests went out before the server stopped taking them."""
     with Api(server.address) as api:
         ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
     with Wire(server.address, timeout_s=2) as wire:
@@ -152,11 +152,15 @@ def pile_up_answers(server: Server, requests: int) -> int:
                 wire.send(ask)
             except OSError:
                 return number
+        time.sleep(hold_s)  # an unread answer is only a burden as long as it is there
     return requests
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory, Server(Path(directory) / "data", shards=1) as server:
+        with beside(server) as bystander:
+            time.sleep(2)
+        print(f"nobody else: {bystander}")
         with watched(server) as memory, beside(server) as bystander:
             send_large_bodies(server, 5)
         print(f"5 bodies of 64 MiB: {memory}; beside them {bystander}")

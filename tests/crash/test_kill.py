@@ -193,7 +193,12 @@ def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
                 assert ok(api.append(topic, 1))["seqs"] == [41]
 
 
-SIZES = {"one": [1], "batch": list(range(1000)), "a large record": ["x" * 1_000_000], "a large body": ["x" * 1_000_000] * 6}
+SIZES: dict[str, list[Any]] = {
+    "one": [1],
+    "batch": list(range(1000)),
+    "a large record": ["x" * 1_000_000],
+    "a large body": ["x" * 1_000_000] * 6,
+}
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
