@@ -274,13 +274,14 @@ class MessageRouter(RouteTable):
     def _handler_failed(self, message: InboundMessage, error: Exception) -> bool:
         """True: no further handler may run. A caller who was told that it failed must not find the work done."""
         rpc = message.rpc
-        if rpc is None or not rpc.open:
-            log.warning("handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error)
-        else:
+        if rpc is not None and rpc.open:
             self._answer_failure(message, rpc, error)
-        if rpc is not None:
-            message.release()
-        return rpc is not None
+            return True
+        log.warning("handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error)
+        if rpc is None:
+            return False
+        message.release()  # its time was over, so it has not been given back by an answer
+        return True
 
     def _answer_failure(self, message: InboundMessage, rpc: RpcContext, error: Exception) -> None:
         try:

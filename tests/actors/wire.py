@@ -1,0 +1,139 @@
+"""A transport for tests: real bytes, no ring. What one side sends is decoded again before the other side sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import cbor2
+
+from topics.actors.message_router import InboundMessage, MessageHandler, MessageRouter, Session
+from topics.formats.envelope import decode, encode_error_frame, encode_notification, encode_request
+from topics.formats.message import ARENA, ERROR, MessageFrame, PeerGone, decode_all, encode
+
+
+class FakeBlock:
+    """Stands for memory that was reserved in an arena."""
+
+    def __init__(self) -> None:
+        self.freed = 0
+
+    def free(self) -> None:
+        self.freed += 1
+
+
+@dataclass
+class Wire:
+    """One direction. ``sent`` is what has gone out and was not taken yet."""
+
+    sent: list[MessageFrame] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    frame_ids: list[int] = field(default_factory=list)
+    blocks: list[FakeBlock] = field(default_factory=list)
+    broken: bool = False
+    last_id: int = 100
+
+    def next_frame_id(self) -> int:
+        self.last_id += 1
+        return self.last_id
+
+    def send(self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None) -> int:
+        if isinstance(attachment, FakeBlock):
+            self.blocks.append(attachment)
+            attachment = b"in the arena"
+        return self._put(subject, payload, attachment, 0, self.next_frame_id() if frame_id is None else frame_id)
+
+    def send_error(self, code: int, message: str, about: int) -> None:
+        self._put("", encode_error_frame(code, message, about), b"", ERROR, self.next_frame_id())
+
+    def release(self, frame: MessageFrame) -> None:
+        assert frame.flags & ARENA
+        self.released.append(frame.frame_id)
+
+    def _put(self, subject: str, payload: bytes, attachment: bytes, flags: int, frame_id: int) -> int:
+        if self.broken:
+            raise PeerGone("cut")
+        (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
+        self.sent.append(frame)
+        self.frame_ids.append(frame_id)
+        return frame_id
+
+    def take(self) -> list[MessageFrame]:
+        taken, self.sent = self.sent, []
+        return taken
+
+    def answers(self) -> list[dict[str, Any]]:
+        """What went out, as readable maps: the envelope's kind and fields, with the subject it went under."""
+        return [readable(frame) for frame in self.take()]
+
+
+def readable(frame: MessageFrame) -> dict[str, Any]:
+    kind = {"error_frame": True} if frame.flags & ERROR else {"subject": frame.subject}
+    fields: dict[str, Any] = cbor2.loads(frame.payload)
+    return kind | fields
+
+
+class Bench:
+    """A router with one open session, and messages to put into it."""
+
+    def __init__(self, router: MessageRouter | None = None) -> None:
+        self.router = router or MessageRouter()
+        self.wire = Wire()
+        self.session = self.router.open_session("front-0", self.wire)
+        self.record: list[str] = []
+
+    def note(self, text: str) -> MessageHandler:
+        """A plain handler that records ``text`` and answers a request that is still open."""
+
+        def handler(message: InboundMessage) -> None:
+            self.record.append(text)
+            if message.rpc is not None and message.rpc.open:
+                message.rpc.reply(text)
+
+        return handler
+
+    def fail(self, text: str, error: Exception | None = None) -> MessageHandler:
+        def handler(message: InboundMessage) -> None:
+            self.record.append(text)
+            raise error or ValueError(f"{text} failed")
+
+        return handler
+
+    def put(self, subject: str, payload: bytes, *, frame_id: int = 7, attachment: bytes = b"", flags: int = 0) -> Any:
+        (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
+        return self.router.dispatch(self.session, frame)
+
+    def request(self, method: str = "append", params: Any = None, *, cid: int = 7, flags: int = 0, subject: str = "") -> Any:
+        """A request from the peer; what dispatch returned."""
+        return self.put(subject or "rpc/" + method, encode_request(cid, method, params), frame_id=cid, flags=flags)
+
+    def event(self, method: str, params: Any = None, *, flags: int = 0) -> Any:
+        return self.put("event/" + method, encode_notification(method, params), flags=flags)
+
+
+class Pair:
+    """Two routers and a session of each, joined: ``deliver()`` carries what was sent, until nobody sends any more."""
+
+    def __init__(self) -> None:
+        self.front, self.shard = MessageRouter(), MessageRouter()
+        self.to_shard, self.to_front = Wire(), Wire(last_id=100_000)
+        self.caller: Session = self.front.open_session("shard-0", self.to_shard)
+        self.server: Session = self.shard.open_session("front-0", self.to_front)
+
+    def deliver(self) -> list[str]:
+        """What was carried, in order, as ``subject kind``."""
+        carried: list[str] = []
+        while self.to_shard.sent or self.to_front.sent:
+            for frame in self.to_shard.take():
+                carried.append(describe(frame))
+                assert self.shard.dispatch(self.server, frame) is None
+            for frame in self.to_front.take():
+                carried.append(describe(frame))
+                assert self.front.dispatch(self.caller, frame) is None
+        return carried
+
+
+def describe(frame: MessageFrame) -> str:
+    if frame.flags & ERROR:
+        return "error frame"
+    return f"{frame.subject} {type(decode(frame.payload)).__name__}"
