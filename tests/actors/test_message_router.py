@@ -624,6 +624,20 @@ def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
     assert [entry["event"] for entry in logs] == (["error_mapper_failed"] if answer["message"] == "handler failed" else [])
 
 
+def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
+    def mapper(error: Exception, message: InboundMessage) -> RpcErrorPayload:
+        assert message.rpc is not None
+        message.rpc.error(2005, "answered by the mapper")
+        raise error
+
+    bench = Bench(MessageRouter(RouterConfig(error_mapper=mapper)))
+    bench.router.route("rpc/append", bench.fail("append"))
+    with capture_logs() as logs:
+        bench.request("append")
+    assert bench.wire.answers() == [failure(2005, "answered by the mapper")]
+    assert [entry["event"] for entry in logs] == ["error_mapper_failed"]
+
+
 def test_s7_a_result_without_a_cbor_form_is_the_handlers_error(bench: Bench) -> None:
     block = FakeBlock()
     bench.router.route("rpc/append", lambda message: message.rpc.reply(object(), block) if message.rpc else None)

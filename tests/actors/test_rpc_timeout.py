@@ -147,6 +147,7 @@ async def test_s5_a_handler_that_raises_after_its_time_is_logged(autojump_clock:
 async def test_s5_a_closed_session_is_not_timed_any_more(autojump_clock: MockClock, silent: Silent) -> None:
     silent.bench.request()
     silent.bench.session.close()
+    assert not silent.bench.session.unanswered
     with capture_logs() as logs:
         await trio.sleep(100)
     assert (silent.bench.wire.sent, logs) == ([], [])

@@ -103,6 +103,12 @@ def test_s8_what_arrives_on_a_closed_session_is_dropped_and_its_memory_goes_back
     assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
 
 
+def test_s8_the_router_does_not_keep_what_has_closed() -> None:
+    bench = Bench()
+    bench.session.close()
+    assert not bench.router._sessions
+
+
 async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     bench, seen = Bench(), list[InboundMessage]()
     bench.router.route("rpc/append", seen.append)
