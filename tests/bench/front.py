@@ -4,7 +4,7 @@
 
 The server runs in a forked child, the generator here, over loopback. Beside the fast lane, in the same run: the floor (trio that
 reads and writes without looking), the same server with everything through Hypercorn and Quart, and a bare Quart application on
-Hypercorn's own server. CPU is the child's user + system time. The kernel's part of a send varies a lot between machines and
+Hypercorn's own server. CPU is the child's. The kernel's part of a send varies a lot between machines and
 moments: compare with the floor of the same run.
 """
 
@@ -153,11 +153,14 @@ def measure(name: str, serve: Callable[[socket.socket], Any], connections: list[
         generate(address, count, 0.3)  # warm
         before = _cpu_s(child)
         answers, took = generate(address, count, seconds)
-        cpu_us = (_cpu_s(child) - before) / answers * 1e6
+        user_us, system_us = ((then - now) / answers * 1e6 for then, now in zip(_cpu_s(child), before, strict=True))
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         listener.close()
-        print(f"{name:28} {count:4} connections {answers / took:9.0f} req/s {cpu_us:8.1f} us CPU/req", flush=True)
+        print(
+            f"{name:24} {count:4} conns {answers / took:9.0f} req/s {user_us:7.1f} us user + {system_us:5.1f} us system",
+            flush=True,
+        )
 
 
 def _child(serve: Callable[[socket.socket], Any], listener: socket.socket, profile: str) -> None:
@@ -178,10 +181,12 @@ def _child(serve: Callable[[socket.socket], Any], listener: socket.socket, profi
         os._exit(0)
 
 
-def _cpu_s(pid: int) -> float:
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """User and system time."""
     with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
         fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 def main() -> None:

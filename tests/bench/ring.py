@@ -170,7 +170,9 @@ def of_socket(end: socket.socket) -> tuple[Callable[[bytes], None], Callable[[],
     stream = end.makefile("rb", buffering=MIB)
 
     def receive() -> bytes:
-        return stream.read(int(LENGTH.unpack(stream.read(LENGTH.size))[0]))
+        (length,) = LENGTH.unpack(stream.read(LENGTH.size))
+        data: bytes = stream.read(length)
+        return data
 
     return lambda data: end.sendall(LENGTH.pack(len(data)) + data), receive
 

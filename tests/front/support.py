@@ -16,7 +16,7 @@ import trio.testing
 
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.errors import InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound
+from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound
 from topics.front.backend import Body, Readiness
 from topics.front.connections import Timings
 from topics.front.server import Server
@@ -112,6 +112,8 @@ class FakeBackend:
         assert self.shard_of(topic) == shard
         if topic == "bug":
             raise RuntimeError("a secret of the inside")
+        if topic == "shard-bug":
+            raise Internal("a secret of the shard")
         try:
             document = json.loads(raw) if raw else {}
         except ValueError:

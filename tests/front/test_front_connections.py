@@ -8,11 +8,13 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 import pytest
 import trio
 
 from tests.front.support import FakeBackend, RawClient, Running, request, running
 from topics.config import Settings
+from topics.front.connections import Timings
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
@@ -299,7 +301,71 @@ class H2Client:
     async def _exchange(self) -> list[Any]:
         await self.stream.send_all(self.machine.data_to_send())
         with trio.fail_after(10):
-            return self.machine.receive_data(await self.stream.receive_some(65536))
+            data = await self.stream.receive_some(65536)
+        if not data:
+            raise trio.BrokenResourceError("the server has closed")
+        return self.machine.receive_data(data)
+
+
+async def test_http_2_refuses_a_long_body_and_the_server_goes_on() -> None:
+    async with running(keys="k") as run:
+        client = await h2_client(run)
+        try:
+            headers, _ = await client.ask("POST", "/v0/topics/a", b" " * 300_000, authorization="Bearer nobody")
+            assert headers[":status"] == "401"
+        except (h2.exceptions.ProtocolError, trio.BrokenResourceError):
+            pass  # or the connection ends with the rest of the body on its way
+        other = await h2_client(run)
+        assert (await other.ask("GET", "/v0/health"))[0][":status"] == "200"
+        assert run.backend.calls == []
+
+
+@pytest.mark.parametrize("end", ["sweep", "hang-up", "drain", "patience"])
+async def test_an_http_2_client_that_opens_no_window_holds_nothing_for_ever(end: str) -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=500_000)
+    timings = Timings(tick_s=0.2, send_s=0.3 if end == "patience" else 30.0, body_bytes_per_s=10**7)
+    async with running(backend=backend, settings=Settings(drain_ms=200), timings=timings) as run:
+        client = await h2_client(run)
+        fields = [(":method", "POST"), (":path", "/v0/topics/a/diff"), (":scheme", "http"), (":authority", "x")]
+        client.machine.send_headers(1, fields, end_stream=True)
+        await client.stream.send_all(client.machine.data_to_send())
+        await run.until(lambda: len(backend.calls) == 1)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        [connection] = run.server.connections
+        assert not connection.idle
+        if end == "patience":
+            await run.until(lambda: connection.idle)
+        elif end == "sweep":
+            connection.deadline = 0
+        elif end == "hang-up":
+            await client.stream.aclose()
+        if end in ("sweep", "hang-up"):
+            await run.until(lambda: len(run.server.connections) == 0)
+        run.stop.set()
+        with trio.fail_after(5):
+            await run.stopped.wait()
+
+
+async def test_an_http_2_connection_that_never_asks_is_closed() -> None:
+    async with running() as run:
+        client = await h2_client(run)
+        await client.stream.send_all(client.machine.data_to_send())
+        await run.until(lambda: any(c.deadline < 1e18 and c.pos for c in run.server.connections))
+        run.sweep_in(76)
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@LANES
+async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, backend=backend, settings=Settings(drain_ms=300)) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
+        await run.until(lambda: backend.waiting == 1)
+        run.stop.set()
+        answer = await client.hear()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (503, "shutting_down", "close")
+        assert backend.cancelled == 1
 
 
 async def h2_client(run: Running) -> H2Client:

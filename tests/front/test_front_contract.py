@@ -85,6 +85,7 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         ("GET", "/v0/topics?touch=yes", b"", {}, 400, "invalid_request"),
         ("GET", "/v0/topics?prefix=%ff", b"", {}, 400, "invalid_request"),
         ("POST", "/v0/topics/bug", RECORD, {}, 500, "internal"),
+        ("POST", "/v0/topics/shard-bug", RECORD, {}, 500, "internal"),
     ],
 )
 async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(

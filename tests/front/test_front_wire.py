@@ -171,6 +171,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(fast: boo
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n",
         b"x" * 70_000,
+        b"\rGET / HTTP/1.1\r\nhost: x\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_is_refused_at_once(wire: bytes) -> None:

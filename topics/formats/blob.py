@@ -19,8 +19,6 @@ import struct
 
 import crc32c
 
-from topics.formats.requests import Buffer
-
 MAGIC = b"TPBLOB01"
 VERSION = 1
 HEADER_BYTES = 64
@@ -54,7 +52,7 @@ def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
     if (held_topic, held_seq) != (topic_id, first_seq) or len(data) != HEADER_BYTES + body_len:
         raise BadBlob("belongs to another write, or is cut")
     body = data[HEADER_BYTES:]
-    if crc32c.crc32c(body, body_crc(topic_id, first_seq, body_len)) != crc:
+    if crc32c.crc32c(body, crc32c.crc32c(data[_HEAD.size : HEADER_BYTES])) != crc:
         raise BadBlob("is damaged")
     return body
 
@@ -62,6 +60,3 @@ def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
 def body_of(data: memoryview) -> memoryview:
     """The body of a blob that was checked before."""
     return data[HEADER_BYTES:]
-
-
-__all__ = ["Buffer", "check", "encode_header"]

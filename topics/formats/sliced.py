@@ -53,7 +53,7 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
 def _first_record(view: memoryview) -> int | None:
     """Where the records begin: after a bracket that, closed at once, leaves a request without records."""
     match = _RECORDS.search(view[:_HEAD_BYTES])
-    if match is None or _RECORDS.search(view[len(view) - _HEAD_BYTES :]):
+    if match is None or _RECORDS.search(view, max(match.end(), len(view) - _HEAD_BYTES)):
         return None  # a second "records" near the end would win over the first
     try:
         _append.decode(bytes(view[: match.end()]) + b"]}")

@@ -19,6 +19,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
@@ -29,6 +30,7 @@ from topics.front.connections import NEVER, Connection
 from topics.front.http1 import Framing
 
 READ_AHEAD_BYTES = 64 * 1024  # pipelined behind a request that Hypercorn still answers
+CONNECTION_KEY = "topics.connection"  # in the ASGI scope's state
 INTERIM = b"HTTP/1.1 1"
 
 
@@ -67,6 +69,7 @@ class Bridge:
                     await self._feed(head, parts)
             except BaseException:
                 self._muted = True  # the app is cancelled now and must not answer
+                connection.lower_shields()
                 raise
         connection.deadline = NEVER
         connection.waits_since = NEVER
@@ -79,7 +82,7 @@ class Bridge:
         cold, sock = self._cold, self._connection.sock
         client = parse_socket_addr(sock.family, sock.getpeername())
         server = parse_socket_addr(sock.family, sock.getsockname())
-        state = ConnectionState({})
+        state = ConnectionState({CONNECTION_KEY: self._connection})
         return ProtocolWrapper(cold.app, cold.config, cold.context, group, state, False, client, server, self._take, "http/1.1")
 
     async def _feed(self, head: bytes, parts: Framing) -> None:
@@ -92,6 +95,8 @@ class Bridge:
             await self._wait_for_hang_up()
         self._connection.closing = True
         await self._protocol.handle(Closed())
+        if self._switched():
+            self._connection.lower_shields()  # an answer that waits for HTTP/2 flow control would wait for ever
 
     def _switched(self) -> bool:
         """Does the connection speak something else than HTTP/1 requests from now on?"""
@@ -131,11 +136,16 @@ class Bridge:
 
     async def _feed_everything(self) -> None:
         connection = self._connection
+        inner = self._protocol.protocol
+        self._update(idle=isinstance(inner, H2Protocol) and inner.idle)
         while True:
             if connection.pos < len(connection.buffer):
                 data = connection.buffer[connection.pos :]
                 connection.pos = len(connection.buffer)
-                await self._protocol.handle(RawData(data))
+                try:
+                    await self._protocol.handle(RawData(data))
+                except KeyError:  # Hypercorn's, for the rest of a body after its stream was answered
+                    return
             if not await connection.receive():
                 return
 

@@ -18,7 +18,8 @@ from topics.errors import Internal, InvalidRequest, NotFound, PayloadTooLarge, T
 from topics.front.answers import Answer
 from topics.front.backend import Backend, Body
 from topics.front.bodies import BodySink, GzipSink
-from topics.front.connections import Timings
+from topics.front.cold_bridge import CONNECTION_KEY
+from topics.front.connections import NEVER, Connection, Timings
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, HeadFields, Request, check_length
 from topics.front.http1 import HEAD_MAX_BYTES
@@ -56,8 +57,9 @@ class ColdApp:
     And a request body that nobody reads any more fills Hypercorn's queue and blocks that same step: so it is drained meanwhile.
     """
 
-    def __init__(self, app: QuartTrio, guard: Guard, operations: Operations) -> None:
+    def __init__(self, app: QuartTrio, guard: Guard, operations: Operations, timings: Timings) -> None:
         self.app = app
+        self._timings = timings
         self._guard = guard
         self._operations = operations
 
@@ -67,13 +69,31 @@ class ColdApp:
             return
 
         async def guarded_send(message: Message) -> None:
-            last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if last:
-                await _send_last(message, receive, send)
+            if message["type"] == "http.response.body":
+                await self._send_body(scope, message, receive, send)
             else:
                 await send(message)
 
         await self.app(scope, receive, guarded_send)  # type: ignore[arg-type]
+
+    async def _send_body(self, scope: Message, message: Message, receive: Receive, send: Send) -> None:
+        connection: Connection = scope["state"][CONNECTION_KEY]
+        deadline = self._deadline(scope, message)
+        if message.get("more_body", False):
+            with trio.CancelScope(deadline=deadline):
+                await send(message)
+            return
+        with connection.shielded(deadline):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_drop, receive)
+                await send(message)
+                nursery.cancel_scope.cancel()
+
+    def _deadline(self, scope: Message, message: Message) -> float:
+        """HTTP/2 flow control may hold an answer while the socket moves, which the connection's own deadline does not see."""
+        if scope["http_version"].startswith("1"):
+            return NEVER
+        return trio.current_time() + self._timings.send_s + len(message.get("body", b"")) / self._timings.body_bytes_per_s
 
     async def _refuse_websocket(self, scope: Message, receive: Receive, send: Send) -> None:
         """No route takes WebSockets; the refusal keeps the guard's order."""
@@ -86,14 +106,6 @@ class ColdApp:
         headers = [(b"content-type", b"application/json"), *answer.headers]
         await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": bytes(answer.body), "more_body": False})
-
-
-async def _send_last(message: Message, receive: Receive, send: Send) -> None:
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_drop, receive)
-            await send(message)
-            nursery.cancel_scope.cancel()
 
 
 async def _drop(receive: Receive) -> None:
@@ -113,7 +125,7 @@ def make_app(settings: Settings, timings: Timings, backend: Backend, guard: Guar
         app.add_url_rule(rule, rule, view.answer, methods=METHODS, provide_automatic_options=False)
     app.register_error_handler(HTTPException, view.answer_refusal)
     app.register_error_handler(Exception, view.answer_bug)
-    return ColdApp(app, guard, operations)
+    return ColdApp(app, guard, operations, timings)
 
 
 class _View:
@@ -173,10 +185,13 @@ class _View:
             max_bytes=self._settings.max_body_bytes,
         ) as sink:
             gzip = GzipSink(sink, self._settings.max_body_bytes) if admitted.gzip_in else None
-            async for piece in request.body:
-                if piece and admitted.wrong_media is not None:
-                    raise admitted.wrong_media
-                await gzip.write(piece) if gzip is not None else sink.write(piece)
+            with trio.move_on_after(request.body_timeout or NEVER) as patience:
+                async for piece in request.body:
+                    if piece and admitted.wrong_media is not None:
+                        raise admitted.wrong_media
+                    await gzip.write(piece) if gzip is not None else sink.write(piece)
+            if patience.cancelled_caught:
+                raise InvalidRequest("the body did not come in time")
             if gzip is not None:
                 gzip.check_end()
             check_length(admitted.route, sink.length)
@@ -206,8 +221,12 @@ def _content_length(head: HeadFields) -> int | None:
 
 async def _skip_body(length: int | None) -> bool:
     """Read and drop a short body; False when it is left unread."""
-    if length is None or length > SKIP_MAX_BYTES:
+    if length is None and request.http_version.startswith("1"):
         return False
-    async for _ in request.body:
-        pass
-    return True
+    dropped = length or 0
+    if dropped <= SKIP_MAX_BYTES:
+        async for piece in request.body:
+            dropped += len(piece) if length is None else 0
+            if dropped > SKIP_MAX_BYTES:
+                break
+    return dropped <= SKIP_MAX_BYTES

@@ -184,7 +184,9 @@ class FastLane:
         connection = self.connection
         started = False
         while True:
-            self._skip_empty_lines()
+            if connection.buffer.startswith(b"\r\n", connection.pos):
+                connection.pos += 2  # an empty line before a request means nothing (RFC 9112 §2.2)
+                continue
             end = connection.buffer.find(HEAD_END, connection.pos)
             if end >= 0:
                 connection.idle = False
@@ -205,12 +207,6 @@ class FastLane:
                 connection.deadline = connection.connections.now + connection.timings.idle_s
             if not await connection.receive():
                 return None
-
-    def _skip_empty_lines(self) -> None:
-        """Before a request line they mean nothing (RFC 9112 §2.2)."""
-        connection = self.connection
-        while connection.buffer[connection.pos : connection.pos + 2] == b"\r\n":
-            connection.pos += 2
 
     async def _answer(self, head: HotHead) -> None:
         connection, lanes, request = self.connection, self.lanes, head.request

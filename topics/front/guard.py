@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import trio
 
 from topics.config import Settings
 from topics.engine.access import ANYONE, Access, Principal
@@ -86,6 +89,7 @@ class Guard:
         self._access = access
         self._backend = backend
         self._probe_auth = probe_auth
+        self._waiting: set[trio.CancelScope] = set()
         self._inflight: Counter[bytes] = Counter()
         self._inflight_max = settings.max_inflight_per_key if access.enabled else 0
 
@@ -142,6 +146,23 @@ class Guard:
             self._inflight[digest] -= 1
             if not self._inflight[digest]:
                 del self._inflight[digest]
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a call that may wait for records. Raises `ShuttingDown` when the drain's time is nearly over."""
+        with trio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                yield
+            finally:
+                self._waiting.discard(scope)
+        if scope.cancelled_caught:
+            raise draining()
+
+    def stop_waiting(self) -> None:
+        """End all waiting calls with `ShuttingDown`."""
+        for scope in self._waiting:
+            scope.cancel()
 
     def _authenticate(self, head: HeadFields) -> Principal:
         if not self._access.enabled:

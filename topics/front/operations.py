@@ -45,6 +45,9 @@ class Operations:
         """Answer an admitted request; every failure is an answer too. Takes over ``body``."""
         try:
             answer = await self.by_name[request.route.name](request, body, at)
+        except Internal as failure:
+            LOG.error("a bug in a shard while it answered %s: %s", request.route.name, failure.message)  # noqa: TRY400 - not our stack
+            answer = error_answer(Internal("internal error"), at)
         except TopicsError as failure:
             answer = self.failed(failure, at)
         except Exception:
@@ -71,7 +74,8 @@ class Operations:
 
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
         """§3. May wait for as long as the body's ``wait_ms`` says."""
-        return await self._ask(request, "diff", {"topic": request.topic, "at": at}, body)
+        with self._guard.waiting():
+            return await self._ask(request, "diff", {"topic": request.topic, "at": at}, body)
 
     async def topic_put(self, request: Request, body: Body, at: int) -> Answer:
         """§1.1."""

@@ -28,6 +28,7 @@ LOG = logging.getLogger("topics.front")
 MAX_CONNECTIONS = 16_384  # further clients wait in the listen queue
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RETRY_ACCEPT_S = 0.1
+LAST_WORDS_S = 1.0  # of the drain time: for the answers to long polls that it ends
 
 
 class Server:
@@ -47,6 +48,7 @@ class Server:
         self.guard = Guard(settings, access, backend, probe_auth=probe_auth)
         self.connections = Connections(timings, trio.current_time())
         self._drain_s = settings.drain_ms / 1000
+        self._last_words_s = min(LAST_WORDS_S, self._drain_s / 2)
         self._responses = ResponseHeads()
         self._context = WorkerContext(None)
         self._slots = trio.Semaphore(MAX_CONNECTIONS)
@@ -108,11 +110,14 @@ class Server:
             self._slots.release()
 
     async def _drain(self) -> None:
-        """In-flight requests finish; what is left after the drain time is cut off."""
+        """In-flight requests finish. Long polls that still wait near the end are told so; what is left then is cut off."""
         self.guard.draining = True
         await self._context.terminated.set()
         self.connections.drain()
-        with trio.move_on_after(self._drain_s):
+        with trio.move_on_after(self._drain_s - self._last_words_s):
+            await self.connections.wait_empty()
+        self.guard.stop_waiting()
+        with trio.move_on_after(self._last_words_s):
             await self.connections.wait_empty()
         if len(self.connections):
             LOG.warning("cutting %d connections that did not end within the drain time", len(self.connections))

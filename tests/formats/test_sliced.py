@@ -1,0 +1,102 @@
+"""A long body decoded piece by piece gives what the whole body gives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.formats import sliced
+from topics.formats.requests import AppendBody
+
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[],:é ', max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data", "tag", "x"]), inner, max_size=3),
+    max_leaves=6,
+)
+RECORD = st.fixed_dictionaries({"data": DATA}, optional={"tag": st.text(max_size=4), "meta": st.just({"a": [1, {"data": 2}]})})
+
+
+def decode(body: bytes) -> tuple[AppendBody, int]:
+    """The request, and in how many pieces it was decoded."""
+    pieces = list(sliced.slices(body))
+    request = pieces.pop()
+    assert request is not None
+    assert not any(pieces)
+    return request, len(pieces)
+
+
+def plain(request: AppendBody) -> tuple[Any, ...]:
+    records = [(bytes(record.data), record.tag, record.node, bytes(record.meta)) for record in request.records]
+    return records, request.node, request.idempotency_key, request.create
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "SLICE_BYTES", 64)
+
+
+@given(records=st.lists(RECORD, max_size=30), indent=st.sampled_from([None, 0, 2]), records_first=st.booleans())
+def test_any_body_is_what_the_whole_decoder_says(records: list[Any], indent: int | None, records_first: bool) -> None:
+    others = {"node": "n", "idempotency_key": 'k,{"data":1}', "create": True}
+    document = {"records": records, **others} if records_first else {**others, "records": records}
+    body = json.dumps(document, indent=indent).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliced, "SLICE_BYTES", 32)
+        request, _ = decode(body)
+    assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_long_body_comes_in_many_pieces() -> None:
+    body = json.dumps({"records": [{"data": "x" * 20} for _ in range(100)]}).encode()
+    request, pieces = decode(body)
+    assert len(request.records) == 100
+    assert pieces > 10
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_what_looks_like_a_boundary_inside_a_record_is_none() -> None:
+    trap = [{"data": 1}, {"data": 2}] * 20
+    body = json.dumps({"records": [{"data": trap, "tag": '},{"data":'}] * 5}).encode()
+    request, _ = decode(body)
+    assert [json.loads(bytes(record.data)) for record in request.records] == [trap] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("a second records member wins", b'{"records":[%b],"node":"n","records":[{"data":7}]}'),
+        ("the bracket stands in a string", b'{"node":"\\"records\\":[","records":[%b]}'),
+        ("the bracket stands deeper", b'{"config":{"records":[1]},"records":[%b]}'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.usefixtures("small_slices")
+def test_a_first_bracket_that_misleads(name: str, document: bytes) -> None:
+    body = document % b",".join([b'{"data":"%d"}' % number for number in range(50)])
+    assert plain(decode(body)[0]) == plain(msgspec.json.decode(body, type=AppendBody))
+
+
+@pytest.mark.parametrize("cut", ["]", "}", ""])
+@pytest.mark.usefixtures("small_slices")
+def test_a_fault_anywhere_is_found(cut: str) -> None:
+    good = json.dumps({"records": [{"data": "x" * 20} for _ in range(100)]})
+    for at in (150, 1500, len(good) - 5):
+        bad = good[:at] + "\x01" + good[at:] if cut == "" else good[:at] + cut + good[at:]
+        if _decodes(bad.encode()):
+            continue  # a bracket inside a string is no fault
+        with pytest.raises(msgspec.MsgspecError):
+            decode(bad.encode())
+
+
+def _decodes(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body, type=AppendBody)
+    except msgspec.MsgspecError:
+        return False
+    return True
