@@ -26,13 +26,9 @@ from topics.formats.records import RecordsView
 from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.disk import write_all
-from topics.storage.wal_file import WalFile
+from topics.storage.wal_file import NoRoom, WalFile
 
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
-
-
-class NoRoom(OSError):
-    """The next log file could not be made; nothing was written and nothing is in doubt."""
 
 
 @dataclass(slots=True)
@@ -209,10 +205,7 @@ class Wal:
         self.counters.bytes_written += length
 
     def _create(self, file: WalFile) -> None:
-        try:
-            file.create()
-        except OSError as error:
-            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(file.path)) from error
+        file.create()
         self._files.append(file)
         self._bases.append(file.base)
         self.counters.rotations += 1
