@@ -23,6 +23,7 @@ from topics.storage.wal import Progress
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 FILE_BYTES = 64 << 10
 SECTOR = 512
+START = Now(ts=1_000_000, ms=5_000)
 WAIT_MS = 10_000
 
 
@@ -30,7 +31,7 @@ class Client:
     """One shard between its start and its end. Every call decides, hands over and waits for the answer."""
 
     def __init__(
-        self, path: Path, *, boot: str = "first", now: Now = Now(1_000_000, 5_000), file_bytes: int = FILE_BYTES, sync_ms: int = 200
+        self, path: Path, *, boot: str = "first", now: Now = START, file_bytes: int = FILE_BYTES, sync_ms: int = 200
     ) -> None:  # fmt: skip
         self.now = now
         self.shard: Shard = recover(path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot)
