@@ -160,7 +160,7 @@ class ForgetfulDisk:
         return sync
 
     def power_loss(self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False) -> None:
-        """Build in ``target`` what is left of ``source``."""
+        """Build in ``target`` what is left of ``source``; it is what that disk holds from now on."""
         target.mkdir()
         for name, inode in self._names.get(source.resolve(), {}).items():
             child = source / name
@@ -169,7 +169,10 @@ class ForgetfulDisk:
                 continue
             synced = self._contents.get(inode, b"")
             now = child.read_bytes() if child.exists() and child.stat().st_ino == inode else synced
-            (target / name).write_bytes(_mixed(synced, now, chosen))
+            left = _mixed(synced, now, chosen)
+            (target / name).write_bytes(left)
+            self._contents[(target / name).stat().st_ino] = left
+        self._names[target.resolve()] = {child.name: child.stat().st_ino for child in target.iterdir()}
 
 
 def _mixed(synced: bytes, now: bytes, chosen: Callable[[], bool]) -> bytes:
