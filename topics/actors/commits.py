@@ -11,7 +11,8 @@ from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView
 from topics.formats.wal import FrameKind
-from topics.storage.wal import NoRoom, Progress, Wal
+from topics.storage.wal import Progress, Wal
+from topics.storage.wal_file import NoRoom
 
 # Places of records that are kept in memory only have this bit; the log never grows to it.
 RESIDENT = 1 << 63

@@ -1,9 +1,10 @@
 """Opening a shard's data: replay the log, lay the newest checkpoint over it, cut a torn tail, refuse anything worse.
 
-Where the log breaks off (a frame whose position, checksum or size is wrong) there are two cases:
+The log ends where only zeros follow. Where it breaks off (there is no whole frame, and not only zeros) there are two cases:
 
-    torn tail   no whole frame after the break says that the log was synced beyond it: nothing was promised, so it is cut off
-    damage      a later frame does say so, or a file is missing: acknowledged data was hurt. `Damaged` stops the process.
+    torn tail   nothing says that the log was synced beyond the break: nothing was promised, so all that follows is cut off
+    damage      a whole frame after the break, a checkpoint or a next file does say so, or a file is missing: acknowledged data
+                was hurt. `Damaged` stops the process, and the bytes stay as they are.
 
 A log that breaks off just at the end of its last synced write looks like a torn tail; no frame can tell then.
 """
@@ -31,7 +32,6 @@ from topics.formats.wal import (
     Frame,
     FrameHeader,
     FrameKind,
-    Stop,
     check_frame,
 )
 from topics.storage import checkpoints
@@ -41,6 +41,7 @@ from topics.storage.wal import Wal
 from topics.storage.wal_file import WalFile
 
 REPORT_BYTES = 8 << 20  # progress is told after so much of the log
+_ZEROS = bytes(1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def recover(
 ) -> Shard:
     """Bring a shard back as it was. ``report`` is called with the share done, 0.0 to 1.0; ``boot`` names this run of the machine.
 
-    Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version.
+    Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version; OSError when the
+    log cannot be written.
     """
     boot = boot_id() if boot is None else boot
     folder, checkpoint_folder, blob_folder = (data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob"))
@@ -80,23 +82,21 @@ def recover(
         checkpoint = checkpoints.newest(checkpoint_folder)
     except checkpoints.UnknownVersion as error:
         raise Damaged(checkpoint_folder, 0, str(error)) from error
-    replay = _Replay(engine, blobs, now, report, sum(file.size for file in files))
-    end, cut_bytes = replay.run(files)
+    replay = _Replay(engine, blobs, now, report, checkpoint.position if checkpoint else 0)
+    end, cut_bytes = replay.run(folder, files)
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
     blobs.sweep()
     if checkpoint is not None:
-        if checkpoint.position > end:
-            path = files[-1].path if files else folder
-            raise Damaged(path, 0, f"the log ends at {end:#x}, before the checkpoint at {checkpoint.position:#x}")
         engine.restore(checkpoint.snapshot)
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
-    wal = Wal(folder, shard, files, blobs, end, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
+    wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
     mark = cbor2.dumps({"boot": boot})
     for frame in (*frames, Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,))):
         wal.append(frame)
     wal.flush(sync=True)
+    wal.wait_synced()  # records of `ephemeral` topics are acknowledged without the log, but not before it tells of this start
     report(1.0)
     return Shard(engine, wal, checkpoint_folder, cut_bytes)
 
@@ -104,44 +104,56 @@ def recover(
 class _Replay:
     """Feeds every frame of the log to the engine."""
 
-    def __init__(self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], total_bytes: int) -> None:
+    def __init__(self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], promised: int) -> None:
+        """``promised``: a checkpoint says that the log was synced up to there."""
         self.engine, self.blobs, self.now, self.boot = engine, blobs, now, ""
-        self._report, self._total, self._done = report, max(total_bytes, 1), 0
+        self._report, self._promised = report, promised
+        self._total = self._done = 0
         self._files: list[WalFile] = []
 
-    def run(self, files: list[WalFile]) -> tuple[int, int]:
+    def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
         """Replay all files; where the log ends, and how many bytes of a torn tail were cut."""
-        position = files[0].base if files else 0
-        for number, file in enumerate(files):
+        self._total = max(sum(file.size for file in files), 1)
+        position = cut_bytes = 0
+        for file in files:
             if file.base != position:
                 raise Damaged(file.path, 0, f"the log before it ends at {position:#x}: a file between is missing or cut")
             self._files.append(file)
-            position, stop = self._replay_file(file)
-            if stop is Stop.BAD:
-                return position, self._cut(file, position, last=number == len(files) - 1)
-        return position, 0
+            position = self._replay_file(file)
+            cut_bytes = _length_without_zeros(file.view(), file.offset(position))
+            if cut_bytes:
+                self._check_nothing_promised(file, position, last=file is files[-1])
+        if position < self._promised:
+            path = files[-1].path if files else folder
+            raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
+        if files:
+            _end_at(files[-1], position, cut=cut_bytes > 0)
+        return position, cut_bytes
 
-    def _cut(self, file: WalFile, position: int, *, last: bool) -> int:
-        later = _synced_beyond(file, position) if last else 0  # the next file began after a sync of this one
-        if later is not None:
-            witness = f"the one at offset {later}" if last else "the next file"
-            raise Damaged(file.path, file.offset(position), f"damaged frame; {witness} says that it had been synced")
-        lost = len(bytes(file.view()[file.offset(position) :]).rstrip(b"\0"))
-        file.unmap()
-        file.cut(position)
-        return lost
+    def _check_nothing_promised(self, file: WalFile, position: int, *, last: bool) -> None:
+        offset = file.offset(position)
+        if not last:  # the next file began after a sync of this one
+            witness = "the next file"
+        elif self._promised > position:
+            witness = "the checkpoint"
+        elif (later := _synced_beyond(file, position)) is not None:
+            witness = f"the one at offset {later}"
+        else:
+            return
+        raise Damaged(file.path, offset, f"damaged frame; {witness} says that it had been synced")
 
-    def _replay_file(self, file: WalFile) -> tuple[int, Stop]:
+    def _replay_file(self, file: WalFile) -> int:
+        """Position at which its frames end."""
         view, position, told = file.view(), file.base, 0
         while True:
             offset = file.offset(position)
             header = check_frame(view, offset, position, file.seed)
-            if isinstance(header, Stop):
+            if not isinstance(header, FrameHeader):
                 self._done += file.size
                 self._report(self._done / self._total)
-                return position, header
+                return position
             if not self._apply(header, view, offset):
-                raise Damaged(file.path, offset, f"frame of a topic ({header.topic_id}) that the log never made")
+                raise Damaged(file.path, offset, f"frame of kind {header.kind} about topic {header.topic_id} does not fit in")
             position = header.end
             if offset - told > REPORT_BYTES:
                 told = offset
@@ -207,14 +219,34 @@ def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:
     return cbor2.loads(bytes(view[start : start + header.ext_len]))  # type: ignore[no-any-return]
 
 
+def _length_without_zeros(view: memoryview, start: int) -> int:
+    """Bytes from ``start`` to the last one that is not zero."""
+    for stop in range(len(view), start, -len(_ZEROS)):
+        begin = max(start, stop - len(_ZEROS))
+        chunk = bytes(view[begin:stop])
+        if chunk != _ZEROS[: len(chunk)]:
+            return begin - start + len(chunk.rstrip(b"\0"))
+    return 0
+
+
 def _synced_beyond(file: WalFile, position: int) -> int | None:
     """Offset of a whole frame in ``file`` that knows the log to be synced beyond ``position``."""
     view = file.view()
     data = bytes(view)
-    offset = data.find(FRAME_MAGIC, FILE_HEADER_BYTES)
+    offset = data.find(FRAME_MAGIC, file.offset(position))
     while offset >= 0:
         header = check_frame(view, offset, file.base + offset - FILE_HEADER_BYTES, file.seed)
         if isinstance(header, FrameHeader) and header.durable > position:
             return offset
         offset = data.find(FRAME_MAGIC, offset + 1)
     return None
+
+
+def _end_at(file: WalFile, position: int, *, cut: bool) -> None:
+    """Make the last file ready for the next frame at ``position``."""
+    if cut:
+        file.unmap()
+        file.cut(position)
+    else:
+        # Frames that were only written must reach the disk before one that says that they have.
+        file.sync()

@@ -12,9 +12,11 @@ then, so the log goes on from the position where it was, once the loop has undon
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import secrets
+import select
 import threading
 import time
 from bisect import bisect_right
@@ -27,13 +29,9 @@ from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import write_all
-from topics.storage.wal_file import WalFile
+from topics.storage.wal_file import NoRoom, WalFile
 
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
-
-
-class NoRoom(OSError):
-    """The next log file could not be made; nothing was written and nothing is in doubt."""
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Wal:
     """The log from ``position`` on; ``files`` hold everything before it."""
 
     def __init__(
-        self, folder: Path, shard: int, files: list[WalFile], blobs: BlobStore, position: int, *, file_bytes: int, sync_ms: int
+        self, folder: Path, shard: int, files: list[WalFile], position: int, *, blobs: BlobStore, file_bytes: int, sync_ms: int
     ) -> None:
         self.folder, self.shard, self.blobs = folder, shard, blobs
         self.file_bytes, self._sync_s = file_bytes, sync_ms / 1000
@@ -94,7 +92,8 @@ class Wal:
         self._held: _Group | None = None
         self._era = 0
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="wal writer", daemon=True)
+        # The writer gets its start by value: by the time that it runs, the loop may have gone on.
+        self._thread = threading.Thread(target=self._run, args=(position, self._tail), name="wal writer", daemon=True)
         self._thread.start()
 
     # The loop's side
@@ -159,23 +158,39 @@ class Wal:
         start = offset + FRAME_HEADER_BYTES
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
+    def wait_synced(self) -> None:
+        """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop."""
+        poller = select.poll()
+        poller.register(self.progress_fd, select.POLLIN)
+        while self.synced < self.position:
+            poller.poll()
+            self._raise_failures()
+
     def stop(self) -> None:
-        """Write and sync everything, end the thread."""
+        """Write and sync everything, end the thread. Raises the error of that last write or sync, unless it was `failed` before."""
         self.flush(sync=True)
         self._queue.put(None)
         self._thread.join()
-        for file in self._files:
-            file.close()
-        os.close(self.progress_fd)
+        try:
+            self._raise_failures()
+        finally:
+            for file in self._files:
+                file.close()
+            os.close(self.progress_fd)
+
+    def _raise_failures(self) -> None:
+        for progress in self.take_progress():
+            if progress.error is not None:
+                raise progress.error
 
     # The writer's side
 
-    def _run(self) -> None:
-        written = synced = self.position
-        file = self._tail
+    def _run(self, position: int, file: WalFile | None) -> None:
+        written = synced = position
         failed_era = -1
+        sync_at = math.inf  # when to sync what nobody waits for
         while True:
-            groups = self._next_groups(dirty=written > synced)
+            groups = self._next_groups(sync_at)
             if groups is None:
                 return None
             if groups and groups[0].era <= failed_era:
@@ -184,17 +199,19 @@ class Wal:
             sync_ms = 0.0
             try:
                 if groups:
-                    file = groups[0].file
                     if groups[0].new_file:
-                        self._create(file)
+                        self._create(groups[0].file)
+                    file = groups[0].file
                     self._write(groups)
                     written = groups[-1].end
                 wrote = time.perf_counter()
-                if file is not None and (not groups or any(group.sync for group in groups)):
+                if file is not None and (not groups or wrote >= sync_at or any(group.sync for group in groups)):
                     file.sync()
                     sync_ms = (time.perf_counter() - wrote) * 1000
-                    synced = written
+                    synced, sync_at = written, math.inf
                     self.counters.fsyncs += 1
+                elif written > synced:
+                    sync_at = min(sync_at, wrote + self._sync_s)
             except NoRoom as error:
                 failed_era = groups[0].era
                 self._report(Progress(written, synced, 0.0, 0.0, error))
@@ -214,21 +231,18 @@ class Wal:
         self.counters.bytes_written += length
 
     def _create(self, file: WalFile) -> None:
-        try:
-            file.create()
-        except OSError as error:
-            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(file.path)) from error
+        file.create()
         self._files.append(file)
         self._bases.append(file.base)
         self.counters.rotations += 1
 
-    def _next_groups(self, *, dirty: bool) -> list[_Group] | None:
+    def _next_groups(self, until: float) -> list[_Group] | None:
         """All that waits for one file, oldest first; empty when it is time to sync what nobody waits for; None at the end."""
         first = self._held
         self._held = None
         if first is None:
             try:
-                first = self._queue.get(timeout=self._sync_s if dirty else None)
+                first = self._queue.get(timeout=None if until == math.inf else max(0.0, until - time.perf_counter()))
             except queue.Empty:
                 return []
             if first is None:

@@ -16,6 +16,10 @@ from topics.formats.wal import (
 from topics.storage.disk import Damaged, sync_directory
 
 
+class NoRoom(OSError):
+    """The next log file could not be made; nothing was written and nothing is in doubt."""
+
+
 class WalFile:
     """``base`` is the position of its first frame; ``size`` the bytes of the file, header included."""
 
@@ -40,20 +44,23 @@ class WalFile:
         return self.offset(position) + length <= self.size
 
     def create(self) -> None:
-        """Make the file with all its room, so that a full disk shows here and not in the middle of a write."""
+        """Make the file with all its room, so that a full disk shows here and not in the middle of a write.
+
+        Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its name: whether a next start
+        finds it is in doubt, so nothing may be written at this position or behind it.
+        """
         aside = self.path.with_suffix(".new")
-        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, self.size)
-            os.pwrite(fd, encode_file_header(self.header), 0)
-            os.fdatasync(fd)
-            aside.replace(self.path)
-            sync_directory(self.folder)
-        except OSError:
-            os.close(fd)
+            self._fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            os.posix_fallocate(self._fd, 0, self.size)
+            os.pwrite(self._fd, encode_file_header(self.header), 0)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self.close()
             aside.unlink(missing_ok=True)
-            raise
-        self._fd = fd
+            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
+        aside.replace(self.path)
+        sync_directory(self.folder)
 
     @classmethod
     def open(cls, path: Path, shard: int) -> WalFile:
@@ -101,6 +108,8 @@ class WalFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Let go of the file and its map."""
-        self.unmap()
-        os.close(self._fd)
+        """Let go of the file. What a reader still holds keeps its map."""
+        self._view = self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

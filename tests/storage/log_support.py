@@ -1,0 +1,188 @@
+"""A shard on a real directory, driven without a loop; and a disk that forgets what was not synced."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topics.actors.commits import Commits
+from topics.engine.reading import Page, read
+from topics.engine.shard import Append, Change, Follow, Now
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, json_bytes
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Checkpoint
+from topics.storage.recovery import Shard, recover
+from topics.storage.wal import Progress
+
+LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+FILE_BYTES = 64 << 10
+SECTOR = 512
+START = Now(ts=1_000_000, ms=5_000)
+WAIT_MS = 10_000
+
+
+class Client:
+    """One shard between its start and its end. Every call decides, hands over and waits for the answer."""
+
+    def __init__(
+        self, path: Path, *, boot: str = "first", now: Now = START, file_bytes: int = FILE_BYTES, sync_ms: int = 200
+    ) -> None:  # fmt: skip
+        self.now = now
+        self.shard: Shard = recover(path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot)
+        self.engine, self.wal = self.shard.engine, self.shard.wal
+        self.commits = Commits(self.engine, self.wal, lambda: self.now)
+
+    def later(self, ms: int) -> None:
+        self.now = Now(self.now.ts + ms, self.now.ms + ms)
+
+    # Without waiting
+
+    def start(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> tuple[Any, list[Progress | OSError]]:
+        """Decide and submit an append; the answer stands in the list when it has come."""
+        request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
+        outcome = self.engine.append(name, decode_append(json_bytes(request), None, LIMITS), self.now)
+        if not isinstance(outcome, Append):
+            return outcome, []
+        answer = self.submit(outcome)
+        reservation = self.engine.reserve(outcome.topic)
+        if reservation is not None:
+            self.commits.submit(reservation, None)
+        return outcome, answer
+
+    def submit(self, change: Change) -> list[Progress | OSError]:
+        answer: list[Progress | OSError] = []
+        self.commits.submit(change, answer.append)
+        return answer
+
+    def wait(self) -> OSError | None:
+        """Flush, then commit until nothing waits; the error that stopped the log."""
+        self.commits.flush()
+        while len(self.commits):
+            assert self.poll(), "the writer reports what it was given"
+            error = self.commits.advance()
+            if error is not None:
+                return error
+        return None
+
+    def poll(self, ms: int = WAIT_MS) -> bool:
+        """Whether the writer has something to tell within ``ms``."""
+        poller = select.poll()
+        poller.register(self.wal.progress_fd, select.POLLIN)
+        return bool(poller.poll(ms))
+
+    # With waiting
+
+    def append(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> tuple[int, bool]:
+        """``(first_seq, deduped)`` of a write that must succeed."""
+        outcome, answer = self.start(name, *datas, key=key, **body)
+        assert self.wait() is None
+        assert not isinstance(outcome, Follow)
+        if isinstance(outcome, Append):
+            assert len(answer) == 1
+            assert isinstance(answer[0], Progress)
+        return outcome.first_seq, not isinstance(outcome, Append)
+
+    def put(self, name: str, **config: Any) -> None:
+        answer = self.submit(self.engine.put(name, decode_config(json_bytes(config)), self.now))
+        assert self.wait() is None
+        assert isinstance(answer[0], Progress)
+
+    def delete(self, name: str) -> None:
+        change = self.engine.delete(name, False, self.now)
+        assert change is not None
+        answer = self.submit(change)
+        assert self.wait() is None
+        assert isinstance(answer[0], Progress)
+
+    def read(self, name: str, from_seq: int = 0, limit: int = 1000) -> Page:
+        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits)
+
+    def records(self, name: str) -> bytes:
+        """All records of the topic, rendered and joined."""
+        return b",".join(map(bytes, self.read(name).pieces))
+
+    # Ends
+
+    def kill(self) -> None:
+        """SIGKILL: what the kernel has been given stays, whatever was synced. Lets the writer finish what it holds."""
+        self.wal.stop()
+
+    def stop(self) -> None:
+        """An orderly stop, as the shard's process makes it."""
+        self.wal.stop()
+        checkpoints.write(self.shard.checkpoint_folder, Checkpoint(self.wal.position, True, self.engine.snapshot()))
+
+
+def state(client: Client) -> dict[str, Any]:
+    """Everything about the topics that a reader or a writer can notice."""
+    return {
+        name: {
+            "id": topic.id, "epoch": topic.epoch, "config": topic.config, "head": topic.head_seq, "next": topic.next_seq,
+            "reserved": topic.reserved_seq, "count": topic.count, "bytes": topic.bytes, "earliest": topic.earliest_seq,
+            "last_ts": topic.last_ts, "keys": sorted(topic.dedupe._keys), "records": client.records(name),
+        }
+        for name, topic in client.engine.topics.items()
+    }  # fmt: skip
+
+
+def log_files(path: Path) -> list[Path]:
+    return sorted((path / "wal" / "00").glob("*.wal"))
+
+
+class ForgetfulDisk:
+    """Remembers, for every file and folder, what it held when it was last synced: POSIX at its strictest.
+
+    ``power_loss`` builds what a disk may hold after the power went: the synced bytes, and of the others each 512-byte sector
+    or none, as ``chosen`` says. A name is there only when its folder was synced.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[Path, dict[str, int]] = {}
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
+
+    def _remembering(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(fd: int) -> None:
+            real(fd)
+            path = Path(f"/proc/self/fd/{fd}")
+            if path.is_dir():
+                self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
+            else:
+                self._contents[os.fstat(fd).st_ino] = path.read_bytes()
+
+        return sync
+
+    def power_loss(self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False) -> None:
+        """Build in ``target`` what is left of ``source``; it is what that disk holds from now on."""
+        target.mkdir()
+        for name, inode in self._names.get(source.resolve(), {}).items():
+            child = source / name
+            if child.is_dir():
+                self.power_loss(child, target / name, chosen)
+                continue
+            synced = self._contents.get(inode, b"")
+            now = child.read_bytes() if child.exists() and child.stat().st_ino == inode else synced
+            left = _mixed(synced, now, chosen)
+            (target / name).write_bytes(left)
+            self._contents[(target / name).stat().st_ino] = left
+        self._names[target.resolve()] = {child.name: child.stat().st_ino for child in target.iterdir()}
+
+
+def _mixed(synced: bytes, now: bytes, chosen: Callable[[], bool]) -> bytes:
+    if synced == now or len(synced) != len(now):
+        return synced
+    sectors = range(0, len(now), SECTOR)
+    return b"".join(
+        (now if now[at : at + SECTOR] != synced[at : at + SECTOR] and chosen() else synced)[at : at + SECTOR] for at in sectors
+    )
+
+
+def chance(dice: random.Random, share: float) -> Callable[[], bool]:
+    return lambda: dice.random() < share
