@@ -404,9 +404,7 @@ def test_s3_a_handler_that_no_message_can_reach_is_refused(bench: Bench, pattern
         bench.router.route(pattern, bench.note("x"))
 
 
-@pytest.mark.parametrize(
-    ("prefix", "possible"), [("stream/", False), ("debug/", False), ("", True), ("r", True), ("rpc/a", True)]
-)
+@pytest.mark.parametrize(("prefix", "possible"), [("stream/", False), ("debug/", False), ("", True), ("r", True), ("rpc/a", True)])
 def test_s3_a_prefix_must_meet_an_allowed_one(bench: Bench, prefix: str, possible: bool) -> None:
     if possible:
         bench.router.route_prefix(prefix, bench.note("x"))
