@@ -35,7 +35,7 @@ class Log(Wal):
 
     def __init__(self, folder: Path, *, sync_ms: int, file_bytes: int) -> None:
         self._reports: deque[Progress] = deque()
-        super().__init__(folder, 0, [], 0, blobs=BlobStore(folder / "blob"), file_bytes=file_bytes, sync_ms=sync_ms)
+        super().__init__(folder, 0, [], 0, blobs=BlobStore(folder.parent / "blob"), file_bytes=file_bytes, sync_ms=sync_ms)
 
     def next_progress(self) -> Progress:
         while not self._reports:

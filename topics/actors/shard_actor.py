@@ -18,7 +18,15 @@ from topics.actors.board import Board, ShardState
 from topics.actors.commits import Commits
 from topics.actors.link import Link
 from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
-from topics.actors.message_router import InboundMessage, MessageRouter, RouterConfig, RpcContext, RpcErrorPayload, Session
+from topics.actors.message_router import (
+    ErrorCode,
+    InboundMessage,
+    MessageRouter,
+    RouterConfig,
+    RpcContext,
+    RpcErrorPayload,
+    Session,
+)
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
 from topics.engine.topic import Topic
@@ -42,10 +50,11 @@ def clock() -> Now:
     return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
 
 
-def map_error(error: Exception, _: InboundMessage) -> RpcErrorPayload:
+def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
     """Failures of the contract travel with their code and detail; anything else is a bug."""
     if isinstance(error, TopicsError):
         return RpcErrorPayload(CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail})
+    log.error("handler_failed", subject=message.subject, exc_info=error)
     return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
 
@@ -192,8 +201,6 @@ class ShardActor:
         except Exception as error:
             _request(message)[0].error(*map_error(error, message))
             message.release()
-            if not isinstance(error, TopicsError):
-                log.exception("handler_failed", subject=message.subject)
 
     def _answer_append(self, change: Append, rpc: RpcContext, params: dict[str, Any], result: Progress | OSError) -> None:
         if isinstance(result, OSError):
@@ -277,7 +284,8 @@ class ShardActor:
                     page = read(topic, asked, self.commits, page.next_from_seq)
                     scanned += page.scanned
         self._polls.pop((message.session, rpc.cid), None)
-        if scope.cancelled_caught or message.session.closed:
+        if scope.cancelled_caught:
+            rpc.error(ErrorCode.TIMEOUT, "nobody waits any more")
             return
         page.scanned = scanned
         _reply_page(rpc, params, topic, page)

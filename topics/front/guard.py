@@ -149,7 +149,7 @@ class Guard:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a call that may wait for records. Raises `ShuttingDown` when the drain's time is nearly over."""
+        """Around a call that may wait for records. Raises `ShuttingDown` when the server drains."""
         with trio.CancelScope() as scope:
             self._waiting.add(scope)
             try:

@@ -28,7 +28,8 @@ LOG = logging.getLogger("topics.front")
 MAX_CONNECTIONS = 16_384  # further clients wait in the listen queue
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RETRY_ACCEPT_S = 0.1
-LAST_WORDS_S = 1.0  # of the drain time: for the answers to long polls that it ends
+DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
+POLL_GRACE_S = 0.5  # a read that is still there after so long is a long poll, and is ended
 
 
 class Server:
@@ -47,8 +48,8 @@ class Server:
         timings = timings or Timings()
         self.guard = Guard(settings, access, backend, probe_auth=probe_auth)
         self.connections = Connections(timings, trio.current_time())
-        self._drain_s = settings.drain_ms / 1000
-        self._last_words_s = min(LAST_WORDS_S, self._drain_s / 2)
+        self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
+        self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
         self._context = WorkerContext(None)
         self._slots = trio.Semaphore(MAX_CONNECTIONS)
@@ -70,7 +71,7 @@ class Server:
         self._tick(0.0)
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
-        """Serve until ``stop`` is set and all connections have ended, at most ``drain_ms`` later."""
+        """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has passed."""
         lifespan = Lifespan(self._app, self._config, {})
         async with trio.open_nursery() as app_nursery:
             await app_nursery.start(lifespan.handle_lifespan)
@@ -110,14 +111,14 @@ class Server:
             self._slots.release()
 
     async def _drain(self) -> None:
-        """In-flight requests finish. Long polls that still wait near the end are told so; what is left then is cut off."""
+        """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is left at the end is cut off."""
         self.guard.draining = True
         await self._context.terminated.set()
         self.connections.drain()
-        with trio.move_on_after(self._drain_s - self._last_words_s):
+        with trio.move_on_after(self._poll_grace_s):
             await self.connections.wait_empty()
         self.guard.stop_waiting()
-        with trio.move_on_after(self._last_words_s):
+        with trio.move_on_after(self._drain_s - self._poll_grace_s):
             await self.connections.wait_empty()
         if len(self.connections):
             LOG.warning("cutting %d connections that did not end within the drain time", len(self.connections))
