@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from topics.actors.ring import RingConsumer, RingDamaged, RingMemory, RingProduc
 from topics.config import Settings
 from topics.formats.message import ARENA, ARENA_REF, ERROR, RELEASE, Assembler, Buffer, MessageFrame, PeerGone, encode_head
 
-SPIN_S: Final = 20e-6  # looking around this long before sleeping saves both sides the trip through the kernel
 GUARD_S: Final = 0.050
 JOIN_BYTES: Final = 1 << 20  # more than this is written piece by piece: joining would copy it once more
 
@@ -77,7 +75,6 @@ class LinkStatistics:
     """What a link has done since its process started, and what it holds now."""
 
     sleeps: int  # times it waited for its doorbell
-    spins: int  # times that there was more to do before it could sleep
     bells: int  # times it had to wake the peer
     late_bells: int  # data found by the guard timer: wake-ups that were lost. Ought to be 0
     backlog_bytes: int  # queued here, not yet in the ring
@@ -115,7 +112,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
         self._unsent_bytes = 0
         self._asleep = False
-        self._sleeps = self._spins = self._late = 0
+        self._sleeps = self._late = 0
 
     # --- sending ---
 
@@ -333,26 +330,15 @@ class Link:
         return bool(self._unsent) and self._producer.room() > 0
 
     async def _pause(self) -> None:
-        """Return when there may be something to do.
-
-        The other tasks run between two looks: they are what the messages were for, and what sends the next ones.
-        """
-        await trio.lowlevel.checkpoint()
-        until = time.perf_counter() + SPIN_S
-        while not self._ready():
-            if time.perf_counter() >= until:
-                await self._sleep()
-                return
-            await trio.lowlevel.checkpoint()
-        self._spins += 1
-
-    async def _sleep(self) -> None:
+        """Return when there may be something to do; the other tasks run meanwhile, they are what the messages were for."""
         consumer, producer = self._consumer.sleeper, self._producer.sleeper
         if not self._held_off():
             consumer.lie_down()
         self._fence()  # the producer has lain down already, when it found the ring full
         try:
-            if not self._ready():
+            if self._ready():
+                await trio.lowlevel.checkpoint()
+            else:
                 self._asleep = True
                 self._sleeps += 1
                 await trio.lowlevel.wait_readable(self._bell)
@@ -375,7 +361,6 @@ class Link:
         """For the metrics."""
         return LinkStatistics(
             sleeps=self._sleeps,
-            spins=self._spins,
             bells=self._consumer.bells + self._producer.bells,
             late_bells=self._late,
             backlog_bytes=self.backlog_bytes,
