@@ -620,8 +620,8 @@ def test_an_earlier_file_that_ends_too_soon_is_damage(many: Path) -> None:
 
 
 def test_another_shards_file_is_damage(many: Path) -> None:
+    (many / "wal" / "00").rename(many / "wal" / "01")
     with pytest.raises(Damaged, match="belongs to shard 0"):
-        (many / "wal" / "00").rename(many / "wal" / "01")
         recover(many, 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200)
 
 
