@@ -13,7 +13,6 @@ from topics.formats.requests import AppendBody, decode_append, decode_config
 from topics.formats.topic_config import TopicConfig
 from topics.formats.wal import FrameKind
 
-
 ONE = b'{"records":[{"data":1}]%b}'
 
 
@@ -280,6 +279,20 @@ def test_a_topic_made_again_knows_no_key(desk: Desk) -> None:
     change = desk.append("a", 1, key="k")
     assert isinstance(change, Append)
     assert change.created
+
+
+def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: Desk) -> None:
+    desk.put("a", idempotency_window_ms=100)
+    desk.append("a", 1, key="old")
+    desk.commit()
+    desk.later(60)
+    desk.append("a", 2, key="young")
+    desk.commit()
+    desk.later(40)
+    desk.put("a", idempotency_window_ms=1000)
+    desk.commit()
+    assert desk.append("a", 3, key="young") == Remembered(2, 1, desk.now.ms - 40)
+    assert isinstance(desk.append("a", 3, key="old"), Append)
 
 
 def test_a_shorter_window_holds_for_the_keys_that_are_there(desk: Desk) -> None:

@@ -175,6 +175,8 @@ class ShardEngine:
             change = Put(topic, [_topic_frame(topic, now)], None)
         else:
             before, topic.config = topic.config, config
+            if config.idempotency_window_ms > before.idempotency_window_ms:
+                topic.dedupe.expire(now.ms, before.idempotency_window_ms)  # a key whose time was over does not come back
             change = Put(topic, [_topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
         self._note_pending(change)
