@@ -114,9 +114,9 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
             max=limits.batch_records,
         )
     _check_text("node", request.node, limits.node_bytes)
+    _check_marks(records, limits)
     if len(body) > limits.record_bytes:  # otherwise no record can be over its limit
         _check_sizes(records, limits)
-    _check_marks(records, limits)
     return request
 
 
