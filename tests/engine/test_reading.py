@@ -216,7 +216,7 @@ def test_pages_put_together_are_what_the_reader_asked_for(
             records.append(record)
             if stamped not in nodes:
                 expected.append(shown)
-        desk.append("a", **{"records": records, "node": batch_node})
+        desk.append("a", records=records, node=batch_node)
         desk.later(1)
     desk.commit()
     found: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ DEFAULTS = {
     "dead_letter": None,
     "leases_durable": False,
 }
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "type": "queue",
     "ttl_ms": 1,
     "cap_records": 2,
@@ -57,7 +57,7 @@ def patch(**fields: Any) -> TopicConfigPatch:
     return decode_config(json_bytes(fields))
 
 
-def merged(base: TopicConfig | None = None, **fields: Any) -> TopicConfig:
+def merged(base: TopicConfig | None = None, /, **fields: Any) -> TopicConfig:
     return merge("topic", base, patch(**fields))
 
 
