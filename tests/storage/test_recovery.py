@@ -241,6 +241,46 @@ def test_a_wall_clock_that_went_back_ends_no_key(tmp_path: Path) -> None:
     client.kill()
 
 
+def alive(client: Client, name: str, *keys: str) -> list[str]:
+    """Which of the keys still stand for a write."""
+    topic = client.engine.topic(name)
+    return [key for key in keys if topic.dedupe.find(key, client.now.ms, topic.config.idempotency_window_ms)]
+
+
+# Each step: milliseconds to wait, then a key to write with or a window to set.
+WINDOWS: list[list[tuple[int, str | int]]] = [
+    [(0, 100), (0, "a"), (60, "b"), (60, 1000), (10, "c")],
+    [(0, 1000), (0, "a"), (60, 10), (5, "b"), (1, 1000), (0, "c")],
+    [(0, 100), (0, "a"), (90, "b"), (60, 5000), (50, 100_000), (0, "c")],
+    [(0, 100), (0, "a"), (150, "b"), (10, 50), (39, 5000), (0, 100_000)],
+    [(0, 100), (0, "a"), (100, 1000)],
+    [(0, 100), (0, "a"), (99, 1000)],
+    [(0, 0), (0, "a"), (0, 1000), (0, "b")],
+    [(0, 1000), (0, "a"), (0, 0), (0, "b"), (0, 1000), (5, "c")],
+]
+
+
+@pytest.mark.parametrize("steps", WINDOWS, ids=str)
+@pytest.mark.parametrize("pause_ms", [0, 30, 930])
+def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
+    steps: list[tuple[int, str | int]], pause_ms: int, tmp_path: Path
+) -> None:
+    client = Client(tmp_path / "data")
+    client.put("t")
+    for wait_ms, step in steps:
+        client.later(wait_ms)
+        if isinstance(step, str):
+            client.append("t", step, key=step)
+        else:
+            client.put("t", idempotency_window_ms=step)
+    client.later(pause_ms)
+    before = alive(client, "t", "a", "b", "c")
+    client.kill()
+    client = Client(tmp_path / "data", now=client.now)
+    assert alive(client, "t", "a", "b", "c") == before
+    client.kill()
+
+
 # Power loss: seqs
 
 

@@ -139,9 +139,10 @@ class LongAppends:
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
         change = self.engine.append_long(topic, request, rendering, ends[-1], now)
+        resident_class = topic.config.durability == "ephemeral"
         resident: RecordsView | None = None
         try:
-            if change.frames:
+            if not resident_class:
                 sink: Sink = self.commits.wal.blobs.begin(topic.id, change.first_seq, body_len)
             else:
                 sink = memory = MemorySink(body_len)
@@ -150,7 +151,7 @@ class LongAppends:
         except OSError as error:
             self.engine.undo(change)
             return error
-        if change.frames:
+        if not resident_class:
             self.commits.wal.blobs.add(topic.id, change.first_seq)
         result = await self.commits.settled(change, resident)
         return result if isinstance(result, OSError) else Done(change, result, created)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Protocol
 
 from topics.formats.records import RecordsView
@@ -45,6 +46,10 @@ class FrameIndex:
         if index >= 0 and seq < self._first_seqs[index] + self._counts[index]:
             return index
         return index + 1
+
+    def latest_places(self) -> Iterator[int]:
+        """Places of all writes, the newest first."""
+        return reversed(self._places)
 
     def first_seq(self) -> int | None:
         """Lowest seq held, None when empty."""

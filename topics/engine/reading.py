@@ -9,8 +9,8 @@ from topics.engine.topic import Topic
 from topics.formats.records import json_nodes
 from topics.formats.requests import Buffer, Diff
 
-# A read that finds only records it must skip gives way to others after so many writes.
-SCAN_WRITES_MAX = 2000
+# A read that must skip most of what it sees gives way to others after so many records; one that skips nothing never gets there.
+SCAN_RECORDS_MAX = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ def _collect(topic: Topic, asked: Diff, store: RecordStore, page: Page) -> None:
     nodes = json_nodes(asked.nodes) if asked.nodes and topic.config.dedupe_node else frozenset()
     frames, budget = topic.frames, asked.max_batch_bytes
     seq = page.from_seq + 1
-    begin = index = frames.find(seq)
+    index = frames.find(seq)
     while index < len(frames):
-        if not page.count and index - begin >= SCAN_WRITES_MAX:
-            page.unfinished = True
+        if page.scanned >= SCAN_RECORDS_MAX:
+            page.unfinished = not page.count
             break
         first_seq, count, place = frames.entry(index)
         view = store.records(place)

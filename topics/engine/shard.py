@@ -43,14 +43,18 @@ class Change:
 
 
 class Append(Change):
-    """Records on their way. ``resident`` holds them when the class keeps them in memory only."""
+    """Records on their way. ``resident`` holds them when the class keeps them in memory only.
 
-    __slots__ = ("count", "created", "first_seq", "followers", "key", "resident", "size", "ts")
+    ``ceiling``: up to which seq the frames reserve, 0 when they do not.
+    """
+
+    __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "ts")
 
     def __init__(self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None) -> None:
         super().__init__(topic, [], False)
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
         self.created = False
+        self.ceiling = 0
         self.resident: EncodedRecords | None = None
         self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
 
@@ -88,7 +92,7 @@ class Reservation(Change):
     __slots__ = ("ceiling",)
 
     def __init__(self, topic: Topic, ceiling: int) -> None:
-        super().__init__(topic, [Frame(FrameKind.SEQS_RESERVED, topic.id, ceiling)], True)
+        super().__init__(topic, [_reserving_frame(topic, ceiling)], True)
         self.ceiling = ceiling
 
 
@@ -134,6 +138,7 @@ class ShardEngine:
             change.frames += making
         if topic.config.durability == "ephemeral":
             change.resident = encoded
+            self._reserve_with(change)
         else:
             flags, count, ext, parts, _ = encoded
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
@@ -151,6 +156,8 @@ class ShardEngine:
             flags, ext = rendering.flags | RecordFlags.EXTERNAL, rendering.ext
             frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
             change.frames.append(frame)
+        else:
+            self._reserve_with(change)
         self._note_pending(change)
         return change
 
@@ -174,16 +181,14 @@ class ShardEngine:
         return change
 
     def reserve(self, topic: Topic) -> Reservation | None:
-        """The reservation that is due after an append, None for most. Its frames follow the append's."""
+        """The reservation that is due after an append, None for most. No other change waits for it."""
         if topic.config.durability == "fsync":
             return None  # nothing is handed out before its own sync
         ceiling = topic.reservation_after(topic.next_seq - 1)
         if ceiling is None:
             return None
         topic.reserving_seq = ceiling
-        change = Reservation(topic, ceiling)
-        self._note_pending(change)
-        return change
+        return Reservation(topic, ceiling)
 
     def create(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Put:
         """Make the topic that a long write asks for, before its records."""
@@ -204,6 +209,8 @@ class ShardEngine:
             change = Put(topic, [_topic_frame(topic, now)], None)
         else:
             before, topic.config = topic.config, config
+            if config.idempotency_window_ms > before.idempotency_window_ms:
+                topic.dedupe.expire(now.ms, before.idempotency_window_ms)  # a key whose time was over does not come back
             change = Put(topic, [_topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
         self._note_pending(change)
@@ -214,7 +221,7 @@ class ShardEngine:
         topic = self.topics.get(name)
         if topic is None:
             return None
-        if if_empty and (topic.count or topic.pending):
+        if if_empty and (topic.count or topic.next_seq > topic.head_seq + 1):
             raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
         self._remove(topic)
         change = Delete(topic, [Frame(FrameKind.TOPIC_DELETED, topic.id, ts_ms=now.ts)], True)
@@ -226,17 +233,19 @@ class ShardEngine:
     def commit(self, change: Change, place: int, now: Now) -> None:
         """The frames are as durable as the class promises; ``place`` is where an append's records can be found again."""
         topic = change.topic
+        if isinstance(change, Reservation):
+            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
+            return
         topic.pending -= 1
         if change.sync:
             topic.pending_sync -= 1
         if isinstance(change, Append):
+            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
             topic.commit_records(change.first_seq, change.count, place, change.ts, change.size)
             if change.key is not None:
                 topic.pending_keys.pop(change.key, None)
                 write = Remembered(change.first_seq, change.count, now.ms)
                 topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
-        elif isinstance(change, Reservation):
-            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
 
     def undo(self, change: Change) -> None:
         """The frames could not be written: as if it had never been asked. Called last change first."""
@@ -367,6 +376,14 @@ class ShardEngine:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
 
+    def _reserve_with(self, change: Append) -> None:
+        """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged."""
+        topic = change.topic
+        ceiling = topic.reservation_after(change.last_seq)
+        if ceiling is not None and change.last_seq > topic.reserving_seq:
+            topic.reserving_seq = change.ceiling = ceiling
+            change.frames.append(_reserving_frame(topic, ceiling))
+
     def _note_pending(self, change: Change) -> None:
         change.topic.pending += 1
         if change.sync:
@@ -387,6 +404,10 @@ def keeps_key(topic: Topic, body: AppendBody) -> bool:
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
     if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
         raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
+
+
+def _reserving_frame(topic: Topic, ceiling: int) -> Frame:
+    return Frame(FrameKind.SEQS_RESERVED, topic.id, ceiling)
 
 
 def _topic_frame(topic: Topic, now: Now) -> Frame:

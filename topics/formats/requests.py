@@ -131,9 +131,9 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
             max=limits.batch_records,
         )
     _check_text("node", request.node, limits.node_bytes)
+    _check_marks(records, limits)
     if body_len > limits.record_bytes:  # otherwise no record can be over its limit
         _check_sizes(records, limits)
-    _check_marks(records, limits)
 
 
 def _check_key(key: str | None) -> None:

@@ -110,6 +110,8 @@ class _Replay:
         self._report, self._promised = report, promised
         self._total = self._done = 0
         self._files: list[WalFile] = []
+        # By topic, where its window grew: `(position, $ts from which on the keys of the writes before it lived on)`.
+        self._grown: dict[int, list[tuple[int, int]]] = {}
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
         """Replay all files; where the log ends, and how many bytes of a torn tail were cut."""
@@ -126,6 +128,7 @@ class _Replay:
         if position < self._promised:
             path = files[-1].path if files else folder
             raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
+        self._keys_of_grown_windows()
         if files:
             _end_at(files[-1], position, cut=cut_bytes > 0)
         return position, cut_bytes
@@ -200,18 +203,34 @@ class _Replay:
         window_ms = before.config.idempotency_window_ms if before else 0
         self.engine.replay_topic(header, body)
         if before and before.config.idempotency_window_ms > window_ms:
-            self._keys_again(before, header.ts_ms - window_ms)
+            self._grown.setdefault(before.id, []).append((header.position, header.ts_ms - window_ms + 1))
 
-    def _keys_again(self, topic: Topic, since_ts: int) -> None:
-        """The window grew: keys that lived then, and that a look at the old window has passed over, live on."""
+    def _keys_of_grown_windows(self) -> None:
+        for topic_id, growths in self._grown.items():
+            topic = self.engine.by_id.get(topic_id)
+            if topic is not None:
+                self._keys_again(topic, growths)
+
+    def _keys_again(self, topic: Topic, growths: list[tuple[int, int]]) -> None:
+        """A look at a window that grew later has passed over keys that live on: look again, from the newest write back."""
+        alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
+        young = []
+        for place in topic.frames.latest_places():
+            while growths and place < growths[-1][0]:
+                alive_ts = max(alive_ts, growths.pop()[1])
+            header, view, offset = self._frame(place)
+            if header.ts_ms < alive_ts:
+                break  # and so are all before it
+            if header.ext_len:
+                young.append((header, view, offset))
         topic.dedupe = DedupeWindow()
-        for index in range(len(topic.frames)):
-            place = topic.frames.entry(index)[2]
-            file = self._files[bisect_right(self._files, place, key=lambda file: file.base) - 1]
-            offset = file.offset(place)
-            header = FrameHeader._make(FRAME.unpack_from(file.view(), offset))
-            if header.ts_ms > since_ts and header.ext_len:
-                self._apply_key(topic, header, file.view(), offset)
+        for header, view, offset in reversed(young):
+            self._apply_key(topic, header, view, offset)
+
+    def _frame(self, place: int) -> tuple[FrameHeader, memoryview, int]:
+        file = self._files[bisect_right(self._files, place, key=lambda file: file.base) - 1]
+        view, offset = file.view(), file.offset(place)
+        return FrameHeader._make(FRAME.unpack_from(view, offset)), view, offset
 
 
 def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""A shard's rules without a disk: what was decided is committed or undone by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.engine.dedupe import Remembered
+from topics.engine.reading import Page, read
+from topics.engine.shard import Append, Change, Follow, Now, ShardEngine
+from topics.formats.records import EncodedRecords, RecordsView
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, json_bytes
+from topics.formats.wal import FrameKind
+
+LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+
+
+def view_of(encoded: EncodedRecords) -> RecordsView:
+    return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts)))
+
+
+class Desk:
+    """Decides at once and keeps what is pending; its log is a list."""
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        self.engine = ShardEngine(shard, shards)
+        self.now = Now(ts=1_000_000, ms=5_000)
+        self.pending: list[Change] = []
+        self._views: list[RecordsView] = []
+
+    def later(self, ms: int) -> None:
+        self.now = Now(self.now.ts + ms, self.now.ms + ms)
+
+    def records(self, place: int) -> RecordsView:
+        return self._views[place]
+
+    def append(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> Append | Follow | Remembered:
+        request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
+        outcome = self.engine.append(name, decode_append(json_bytes(request), None, LIMITS), self.now)
+        if isinstance(outcome, Append):
+            self.pending.append(outcome)
+            reservation = self.engine.reserve(outcome.topic)
+            if reservation is not None:
+                self.pending.append(reservation)
+        return outcome
+
+    def put(self, name: str, **config: Any) -> Change:
+        change = self.engine.put(name, decode_config(json_bytes(config)), self.now)
+        self.pending.append(change)
+        return change
+
+    def delete(self, name: str, *, if_empty: bool = False) -> Change | None:
+        change = self.engine.delete(name, if_empty, self.now)
+        if change is not None:
+            self.pending.append(change)
+        return change
+
+    def commit_next(self) -> Change:
+        """The oldest pending change has come far enough."""
+        change = self.pending.pop(0)
+        self.engine.commit(change, self._place(change), self.now)
+        return change
+
+    def commit(self) -> None:
+        while self.pending:
+            self.commit_next()
+
+    def undo(self) -> None:
+        """The log failed: everything pending is taken back, last first."""
+        while self.pending:
+            self.engine.undo(self.pending.pop())
+
+    def _place(self, change: Change) -> int:
+        if not isinstance(change, Append):
+            return 0
+        if change.resident is not None:
+            view = view_of(change.resident)
+        else:
+            (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
+            view = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts)))
+        self._views.append(view)
+        return len(self._views) - 1
+
+    def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
+        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)

@@ -1,0 +1,238 @@
+"""The difference read against the obvious one: every cursor, limit, budget and filter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.shard_support import Desk
+from topics.engine.reading import SCAN_RECORDS_MAX, Page, read
+from topics.formats.requests import Diff
+
+
+def records_of(page: Page) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+    assert len(records) == page.count
+    return records
+
+
+def seqs_of(page: Page) -> list[int]:
+    return [record["$seq"] for record in records_of(page)]
+
+
+def filled(*writes: int, **body: Any) -> Desk:
+    """Topic ``a`` with so many records in each write."""
+    desk = Desk()
+    for count in writes:
+        desk.append("a", *range(count), **body)
+    desk.commit()
+    return desk
+
+
+def test_a_read_of_an_empty_topic_is_caught_up() -> None:
+    desk = Desk()
+    desk.put("a")
+    page = desk.read("a")
+    assert (page.count, page.next_from_seq, page.head_seq, page.earliest_seq) == (0, 0, 0, 1)
+    assert page.caught_up
+    assert not page.worth_answering
+
+
+def test_records_that_are_not_committed_are_not_seen() -> None:
+    desk = filled(2)
+    desk.append("a", "pending")
+    page = desk.read("a")
+    assert seqs_of(page) == [1, 2]
+    assert page.caught_up
+
+
+def test_the_cursor_is_an_exclusive_lower_bound() -> None:
+    desk = filled(3, 3)
+    assert [seqs_of(desk.read("a", cursor)) for cursor in (0, 2, 3, 5)] == [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6], [4, 5, 6], [6]]
+    at_head = desk.read("a", 6)
+    assert (at_head.count, at_head.next_from_seq, at_head.caught_up) == (0, 6, True)
+
+
+def test_a_limit_ends_a_page_and_the_next_one_goes_on() -> None:
+    desk = filled(3, 1, 4)
+    seen = []
+    cursor = 0
+    while True:
+        page = desk.read("a", cursor, limit=3)
+        seen.append(seqs_of(page))
+        assert page.caught_up == (page.next_from_seq == 8)
+        cursor = page.next_from_seq
+        if page.caught_up:
+            break
+    assert seen == [[1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+def test_at_least_one_record_is_given_whatever_its_size() -> None:
+    desk = Desk()
+    desk.append("a", "x" * 1000, "y" * 1000)
+    desk.append("a", "z" * 1000)
+    desk.commit()
+    assert [seqs_of(desk.read("a", cursor, max_batch_bytes=1)) for cursor in range(3)] == [[1], [2], [3]]
+
+
+def test_the_byte_budget_counts_what_is_sent() -> None:
+    desk = filled(100)
+    whole = sum(len(piece) for piece in desk.read("a").pieces)
+    for budget in (1, 50, 333, 1000, whole - 1, whole, whole + 1):
+        page = desk.read("a", max_batch_bytes=budget)
+        sent = sum(len(piece) for piece in page.pieces)
+        assert page.count == 1 or sent <= budget
+        if page.count < 100:
+            assert sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).pieces[0])) + 1 > budget
+    assert desk.read("a", max_batch_bytes=whole + 1).caught_up
+
+
+def test_records_of_the_readers_own_nodes_are_passed_over_in_silence() -> None:
+    desk = Desk()
+    for number in range(6):
+        desk.append("a", number, node="me" if number % 2 else "you")
+    desk.append("a", "mine", "too", node="me")
+    desk.commit()
+    page = desk.read("a", nodes=frozenset({"me"}))
+    assert seqs_of(page) == [1, 3, 5]
+    assert (page.next_from_seq, page.scanned, page.tombstone) == (8, 8, None)
+    assert seqs_of(desk.read("a", nodes=frozenset({"you", "me"}))) == []
+    assert seqs_of(desk.read("a", nodes=frozenset({"m"}))) == list(range(1, 9))
+
+
+def test_a_topic_may_opt_out_of_the_node_filter() -> None:
+    desk = Desk()
+    desk.put("a", dedupe_node=False)
+    desk.append("a", 1, node="me")
+    desk.commit()
+    assert seqs_of(desk.read("a", nodes=frozenset({"me"}))) == [1]
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_a_read_that_finds_nothing_gives_way_and_can_be_gone_on_with(batch: int) -> None:
+    desk = filled(*[batch] * (3 * SCAN_RECORDS_MAX // batch), node="me")
+    last = desk.engine.topic("a").head_seq
+    desk.append("a", "found", node="you")
+    desk.commit()
+    page = desk.read("a", nodes=frozenset({"me"}))
+    rounds = 1
+    while page.unfinished:
+        assert not page.worth_answering
+        assert page.scanned <= SCAN_RECORDS_MAX + 1000
+        page = read(desk.engine.topic("a"), Diff(nodes=frozenset({"me"})), desk, page.next_from_seq)
+        rounds += 1
+    assert rounds >= 3
+    assert seqs_of(page) == [last + 1]
+
+
+def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> None:
+    desk = Desk()
+    desk.append("a", "found", node="you")
+    for _ in range(20):
+        desk.append("a", *range(1000), node="me")
+    desk.commit()
+    page = desk.read("a", nodes=frozenset({"me"}))
+    assert seqs_of(page) == [1]
+    assert not page.unfinished
+    assert not page.caught_up
+    assert SCAN_RECORDS_MAX <= page.next_from_seq < SCAN_RECORDS_MAX + 2000
+
+
+# A topic that was made again
+
+
+@pytest.mark.parametrize(
+    ("from_seq", "epoch", "recreated"),
+    [(0, None, False), (2, None, False), (3, None, True), (0, "right", False), (3, "right", False), (0, "wrong", True), (2, "wrong", True)],
+)  # fmt: skip
+def test_a_cursor_of_an_earlier_topic_is_told_so(from_seq: int, epoch: str | None, recreated: bool) -> None:
+    desk = filled(2)
+    topic = desk.engine.topic("a")
+    given_epoch = None if epoch is None else topic.epoch - (epoch == "wrong")
+    page = desk.read("a", from_seq, epoch=given_epoch)
+    if not recreated:
+        assert page.tombstone is None
+        assert seqs_of(page) == list(range(from_seq + 1, 3))
+        return
+    lost = page.tombstone
+    assert lost is not None
+    assert (lost.gap_from, lost.gap_to, lost.reason, lost.earliest_seq, lost.head_seq) == (1, 2, "recreated", 1, 2)
+    assert seqs_of(page) == [1, 2]
+    assert page.worth_answering
+
+
+# Against the obvious model
+
+RECORD = st.tuples(
+    st.sampled_from([None, "me", "you", "é\"\\"]), st.sampled_from([None, "t", "tag,\"$ts\":"]), st.booleans(), st.integers(0, 40)
+)  # fmt: skip
+
+
+@given(
+    writes=st.lists(st.lists(RECORD, min_size=1, max_size=4), max_size=8),
+    batch_nodes=st.lists(st.sampled_from([None, "me", "b"]), min_size=8, max_size=8),
+    limit=st.integers(1, 6),
+    budget=st.integers(1, 2000),
+    nodes=st.sets(st.sampled_from(["me", "you", "b", 'é"\\'])),
+    include_tags=st.booleans(),
+    include_meta=st.booleans(),
+)
+def test_pages_put_together_are_what_the_reader_asked_for(
+    writes: list[list[tuple[str | None, str | None, bool, int]]],
+    batch_nodes: list[str | None],
+    limit: int,
+    budget: int,
+    nodes: set[str],
+    include_tags: bool,
+    include_meta: bool,
+) -> None:
+    desk = Desk()
+    desk.put("a")
+    expected: list[dict[str, Any]] = []
+    seq = 0
+    for write, batch_node in zip(writes, batch_nodes, strict=False):
+        records = []
+        for node, tag, has_meta, size in write:
+            seq += 1
+            record: dict[str, Any] = {"data": "x" * size}
+            shown: dict[str, Any] = {"$seq": seq, "$ts": desk.now.ts}
+            if node is not None:
+                record["node"] = node
+            if (stamped := node if node is not None else batch_node) is not None:
+                shown["$node"] = stamped
+            if tag is not None:
+                record["tag"] = tag
+                if include_tags:
+                    shown["$tag"] = tag
+            shown["data"] = record["data"]
+            if has_meta:
+                record["meta"] = {"m": seq}
+                if include_meta:
+                    shown["meta"] = {"m": seq}
+            records.append(record)
+            if stamped not in nodes:
+                expected.append(shown)
+        desk.append("a", records=records, node=batch_node)
+        desk.later(1)
+    desk.commit()
+    found: list[dict[str, Any]] = []
+    cursor, scanned = 0, 0
+    while True:
+        page = desk.read(
+            "a", cursor, limit=limit, max_batch_bytes=budget, nodes=frozenset(nodes), include_tags=include_tags, include_meta=include_meta
+        )  # fmt: skip
+        got = records_of(page)
+        assert len(got) <= limit
+        assert len(got) == 1 or sum(len(piece) for piece in page.pieces) <= budget
+        assert page.next_from_seq > cursor or page.caught_up
+        found += got
+        cursor = page.next_from_seq
+        scanned += page.scanned
+        if page.caught_up:
+            break
+    assert [list(record.items()) for record in found] == [list(record.items()) for record in expected]
+    assert scanned == seq

@@ -1,0 +1,188 @@
+"""The topic config (§0.10): defaults, what a request changes, what is clamped and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.errors import InvalidRequest, TopicExistsIncompatible
+from topics.formats.requests import decode_config, json_bytes
+from topics.formats.topic_config import U64_MAX, TopicConfig, TopicConfigPatch, merge
+
+# The object of §0.10, in its order.
+DEFAULTS = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+OTHERS: dict[str, Any] = {
+    "type": "queue",
+    "ttl_ms": 1,
+    "cap_records": 2,
+    "cap_bytes": 3,
+    "discard": "reject",
+    "durability": "memory",
+    "priority": 4,
+    "auto_priority": False,
+    "auto_create": False,
+    "idempotency_window_ms": 0,
+    "dedupe_node": False,
+    "lease_ms": 500,
+    "claim_jitter_ms": 6,
+    "max_deliveries": 7,
+    "dead_letter": "dlq",
+    "leases_durable": True,
+}
+
+
+def patch(**fields: Any) -> TopicConfigPatch:
+    return decode_config(json_bytes(fields))
+
+
+def merged(base: TopicConfig | None = None, /, **fields: Any) -> TopicConfig:
+    return merge("topic", base, patch(**fields))
+
+
+def test_an_empty_request_makes_the_defaults_in_the_documents_order() -> None:
+    assert list(merged().as_json().items()) == list(DEFAULTS.items())
+
+
+@pytest.mark.parametrize("field", [name for name in OTHERS if name != "type"])
+def test_only_the_named_field_changes(field: str) -> None:
+    changed = merged(TopicConfig(), **{field: OTHERS[field]}).as_json()
+    assert changed == {**DEFAULTS, field: OTHERS[field]}
+
+
+def test_all_fields_at_once_on_a_new_topic() -> None:
+    assert merged(**OTHERS).as_json() == {**OTHERS, "durable": False}
+
+
+def test_a_config_that_has_everything_keeps_it_when_nothing_is_named() -> None:
+    base = merged(**OTHERS)
+    assert merged(base) == base
+    assert merged(base, priority=None, dead_letter=None) == msgspec.structs.replace(base, priority=None, dead_letter=None)
+
+
+def test_a_request_may_be_given_as_it_was_answered() -> None:
+    base = merged(**OTHERS)
+    assert merge("topic", base, decode_config(json_bytes(base.as_json()))) == base
+
+
+@pytest.mark.parametrize("base", ["ephemeral", "memory", "disk", "fsync"])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"durable": True}, "fsync"),
+        ({"durable": False}, "disk"),
+        ({"durability": "memory"}, "memory"),
+        ({"durability": "ephemeral", "durable": True}, "ephemeral"),
+        ({"durability": "fsync", "durable": False}, "fsync"),
+        ({}, None),
+    ],
+)
+def test_of_durable_and_durability_the_latest_body_speaks(base: str, asked: dict[str, Any], expected: str | None) -> None:
+    config = merged(merged(durability=base), **asked)
+    assert config.durability == (expected or base)
+    assert config.as_json()["durable"] is (config.durability == "fsync")
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "stored"),
+    [
+        ("priority", -1001, -1000),
+        ("priority", -1000, -1000),
+        ("priority", 1000, 1000),
+        ("priority", 1001, 1000),
+        ("priority", 10**30, 1000),
+        ("lease_ms", 0, 100),
+        ("lease_ms", 99, 100),
+        ("lease_ms", 86_400_000, 86_400_000),
+        ("lease_ms", 86_400_001, 86_400_000),
+        ("claim_jitter_ms", 5000, 5000),
+        ("claim_jitter_ms", 5001, 5000),
+        ("claim_jitter_ms", U64_MAX, 5000),
+    ],
+)
+def test_what_the_table_calls_clamped_is_stored_clamped(field: str, asked: int, stored: int) -> None:
+    assert merged(**{field: asked}).as_json()[field] == stored
+    assert merged(TopicConfig(), **{field: asked}).as_json()[field] == stored
+
+
+UNSIGNED = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries"]
+
+
+@pytest.mark.parametrize("field", UNSIGNED)
+def test_an_unsigned_number_has_64_bits(field: str) -> None:
+    merged(**{field: U64_MAX})
+    for value in (-1, U64_MAX + 1, 10**40):
+        with pytest.raises(InvalidRequest, match=field) as raised:
+            merge("topic", None, decode_config(b'{"%b":%d}' % (field.encode(), value)))
+        assert raised.value.detail == {"field": field}
+
+
+@pytest.mark.parametrize("field", [*UNSIGNED, "priority"])
+@pytest.mark.parametrize("value", [b"true", b"1.0", b"1e3", b'"1"', b"[]", b"{}", b"01"])
+def test_a_number_is_an_integer_literal(field: str, value: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_config(b'{"%b":%b}' % (field.encode(), value))
+
+
+@pytest.mark.parametrize("field", [name for name in DEFAULTS if name not in ("priority", "dead_letter")])
+def test_null_is_a_value_only_where_the_table_says_so(field: str) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_config(b'{"%b":null}' % field.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"type":"Log"}', b'{"discard":"new"}', b'{"durability":"none"}', b'{"durable":1}', b'{"dead_letter":7}', b"[]", b"null",
+    b"7", b"{"],
+)  # fmt: skip
+def test_other_values_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_config(body)
+
+
+def test_an_empty_body_names_no_field_and_unknown_ones_are_ignored() -> None:
+    assert merge("topic", None, decode_config(b"")) == TopicConfig()
+    assert merge("topic", None, decode_config(b'{"later":[1],"epoch":4}')) == TopicConfig()
+
+
+@pytest.mark.parametrize("name", ["topic", "", "-x", "a b", "a\n"])
+def test_a_dead_letter_is_another_topics_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="dead_letter"):
+        merged(dead_letter=name)
+
+
+@pytest.mark.parametrize(("before", "asked"), [("log", "queue"), ("queue", "log")])
+def test_the_type_of_a_topic_never_changes(before: str, asked: str) -> None:
+    with pytest.raises(TopicExistsIncompatible) as raised:
+        merged(merged(type=before), type=asked)
+    assert raised.value.detail == {"topic": "topic", "type": before}
+    assert merged(merged(type=before), type=before).type == before
+    assert merged(merged(type=before)).type == before
+
+
+@given(st.sets(st.sampled_from(sorted(OTHERS))))
+def test_a_merge_is_the_old_one_with_the_named_fields_over_it(chosen: set[str]) -> None:
+    asked = {name: OTHERS[name] for name in chosen if name != "type"}
+    assert merged(TopicConfig(), **asked).as_json() == {**DEFAULTS, **asked}
+    assert merged(merged(TopicConfig(), **asked), **asked) == merged(TopicConfig(), **asked)
