@@ -85,9 +85,7 @@ def upward_imports(module: str, path: Path) -> list[str]:
 
 def impurities(module: str, path: Path) -> list[str]:
     """What a pure module has no business with: impure imports, calls to the outside, and waiting."""
-    found = [
-        f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if name.split(".")[0] in IMPURE
-    ]
+    found = [f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if name.split(".")[0] in IMPURE]
     for node in ast.walk(ast.parse(path.read_text(), path)):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             found.append(f"{path.name}:{node.lineno} {module} waits")

@@ -77,9 +77,7 @@ def _rendering(out: TextIO) -> list[Processor]:
     """Tracebacks are always plain: pretty ones show local variables, and with them tokens."""
     if out.isatty():
         colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        console = structlog.dev.ConsoleRenderer(
-            colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
-        )
+        console = structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback)
         return [structlog.processors.format_exc_info, redact, console]
     return [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(serializer=json.dumps)]
 

@@ -20,9 +20,7 @@ from topics.front.server import serve
 HEARTBEAT_S = 0.5
 
 
-def main(
-    settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket
-) -> None:
+def main(settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket) -> None:
     """Run front ``index``; returns after SIGTERM, when the requests that were under way have been answered."""
     gc.freeze()  # what was imported stays: the collector need not look at it again
     trio.run(_serve, settings, access, board, links, index, listener)

@@ -60,9 +60,7 @@ class Summary:
         return f"The server does NOT agree: {heads}, {self.appended - moved:,} fewer than it acknowledged."
 
 
-def summarize(
-    topic: str, job: str, figures: Sequence[Row], before: dict[str, Any], after: dict[str, Any], seconds: float
-) -> Summary:
+def summarize(topic: str, job: str, figures: Sequence[Row], before: dict[str, Any], after: dict[str, Any], seconds: float) -> Summary:
     """Add the partitions' figures up and set them beside the server's head."""
     names = ("records", "appended", "deduped", "requests", "retries", "repeated")
     sums = {name: sum(row[name] for row in figures) for name in names}

@@ -589,9 +589,7 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
     assert pair.shard.link.statistics().late_bells == 1
 
 
-async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     pair = Pair()
     pair.connect()
     shard = Running(pair.shard.link)

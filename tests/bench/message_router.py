@@ -132,9 +132,7 @@ async def calls(router: MessageRouter, session: Session) -> None:
         reply = await session.call("append", PARAMS, BODY)
         done.append(reply.result["status"])
 
-    report(
-        f"call: {ROUND} parked tasks woken by one batch, each", min([await wake_all(router, session, ask) for _ in range(ROUNDS)])
-    )
+    report(f"call: {ROUND} parked tasks woken by one batch, each", min([await wake_all(router, session, ask) for _ in range(ROUNDS)]))
 
 
 async def wake_all(router: MessageRouter, session: Session, ask: Callable[[list[int]], Awaitable[None]]) -> float:

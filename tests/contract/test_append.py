@@ -135,9 +135,7 @@ def test_node_has_a_default_and_an_override(api: Api, topic: str) -> None:
 def test_a_record_comes_back_with_exactly_its_fields(api: Api, topic: str) -> None:
     before = time.time_ns() // 1_000_000
     ok(
-        api.append(
-            topic, records=[{"data": 1}, {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": "x", "meta": {}}]
-        ),
+        api.append(topic, records=[{"data": 1}, {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": "x", "meta": {}}]),
         201,
     )
     after = time.time_ns() // 1_000_000

@@ -135,18 +135,14 @@ def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("include_tags", [None, False, True])
 @pytest.mark.parametrize("include_meta", [None, False, True])
-def test_tags_are_asked_for_and_meta_is_left_out(
-    api: Api, topic: str, include_tags: bool | None, include_meta: bool | None
-) -> None:
+def test_tags_are_asked_for_and_meta_is_left_out(api: Api, topic: str, include_tags: bool | None, include_meta: bool | None) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}, {"data": 2}]), 201)
     asked = {"include_tags": include_tags, "include_meta": include_meta}
     full, bare = ok(api.diff(topic, **{name: value for name, value in asked.items() if value is not None}))["records"]
     assert full.get("$tag") == ("t" if include_tags else None)
     assert full.get("meta") == ({"m": 1} if include_meta is not False else None)
     assert set(bare) == {"$seq", "$ts", "data"}
-    assert set(full) == {"$seq", "$ts", "data"} | ({"$tag"} if include_tags else set()) | (
-        {"meta"} if include_meta is not False else set()
-    )
+    assert set(full) == {"$seq", "$ts", "data"} | ({"$tag"} if include_tags else set()) | ({"meta"} if include_meta is not False else set())
 
 
 # --- byte budget
@@ -169,9 +165,7 @@ BUDGETS = [
 @pytest.mark.parametrize(
     ("records", "size", "fields", "least", "most"), [row[1:] for row in BUDGETS], ids=[f"11 {row[0]}" for row in BUDGETS]
 )
-def test_the_byte_budget_holds(
-    api: Api, topic: str, records: int, size: int, fields: dict[str, Any], least: int, most: int
-) -> None:
+def test_the_byte_budget_holds(api: Api, topic: str, records: int, size: int, fields: dict[str, Any], least: int, most: int) -> None:
     for start in range(0, records, 5):
         count = min(5, records - start)
         ok(api.append(topic, *["x" * (size - 2)] * count), 200 if start else 201)

@@ -140,9 +140,7 @@ def test_a_deletion_ends_a_long_poll(server: Server, api: Api, topic: str, pool:
         refused(answer, 404, "topic_not_found")
 
 
-def test_an_append_to_another_topic_does_not_end_a_long_poll(
-    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
-) -> None:
+def test_an_append_to_another_topic_does_not_end_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 600})
     time.sleep(PARKED_S)
@@ -178,9 +176,7 @@ def test_a_client_that_leaves_while_it_waits_costs_nothing(server: Server, api: 
 def test_requests_behind_a_long_poll_are_answered_in_order(wire: Wire, api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     poll = request("POST", f"/v0/topics/{topic}/diff", b'{"from_seq":1,"wait_ms":300}')
-    wire.send(
-        poll + request("GET", f"/v0/topics/{topic}") + poll + request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":2}]}')
-    )
+    wire.send(poll + request("GET", f"/v0/topics/{topic}") + poll + request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":2}]}'))
     assert ok(wire.answer())["records"] == []
     assert ok(wire.answer())["count"] == 1
     assert ok(wire.answer())["records"] == []

@@ -58,9 +58,7 @@ NOT_ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"), NOT_ALLOWED, ids=[f"0.6 {method} {path}" for method, path, _ in NOT_ALLOWED]
-)
+@pytest.mark.parametrize(("method", "path", "allowed"), NOT_ALLOWED, ids=[f"0.6 {method} {path}" for method, path, _ in NOT_ALLOWED])
 def test_a_wrong_method_is_a_405_that_names_the_right_ones(api: Api, method: str, path: str, allowed: set[str]) -> None:
     answer = api.call(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
     refused(answer, 405, "method_not_allowed")
@@ -90,9 +88,7 @@ CHECKS: list[tuple[str, str, str, bytes, dict[str, str], int, str]] = [
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status", "code"), [row[1:] for row in CHECKS], ids=[f"0.6 {row[0]}" for row in CHECKS]
 )
-def test_the_order_of_checks(
-    api: Api, method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str
-) -> None:
+def test_the_order_of_checks(api: Api, method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str) -> None:
     refused(api.call(method, path, body, headers), status, code)
 
 

@@ -135,9 +135,7 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
     ok(api.append(topic, 1, 2))
     (item,) = ok(api.listing(prefix=topic))["topics"]
     state = api.state(topic)
-    assert {
-        name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
-    } == {
+    assert {name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")} == {
         "topic": topic,
         "head_seq": 2,
         "earliest_seq": 1,

@@ -238,9 +238,7 @@ BAD_CHUNKS = [b"zz\r\n", b"-1\r\n", b"5\r\nabcdefgh\r\n", b"\r\n", b"1" * 40 + b
 
 @pytest.mark.parametrize("chunk", BAD_CHUNKS, ids=repr)
 @pytest.mark.parametrize("route", ["append", "put"])
-def test_a_broken_chunk_is_refused_and_the_connection_closed(
-    server: Server, api: Api, topic: str, chunk: bytes, route: str
-) -> None:
+def test_a_broken_chunk_is_refused_and_the_connection_closed(server: Server, api: Api, topic: str, chunk: bytes, route: str) -> None:
     method = "POST" if route == "append" else "PUT"
     with Wire(server.address) as wire:
         wire.send(start(method, f"/v0/topics/{topic}", "Transfer-Encoding: chunked") + chunk)

@@ -95,9 +95,7 @@ class Writer(threading.Thread):
                 self.ledger.problems.append(f"writer {self.ledger.writer}, write {number}: {answer}")
                 return None
             if time.monotonic() > deadline:
-                self.ledger.problems.append(
-                    f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s (last: {answer})"
-                )
+                self.ledger.problems.append(f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s (last: {answer})")
                 return None
             self.ledger.retries += 1
             self.abandon.wait(RETRY_S)

@@ -227,9 +227,7 @@ class Shard(RuleBasedStateMachine):
     def _a_window_is_shrinking(self) -> bool:
         """Keys that a shorter window has let go do not come back when it is undone: a key less, but only while the disk is full."""
         return any(
-            isinstance(change, Put)
-            and change.before is not None
-            and change.before.idempotency_window_ms > self.windows[change.topic.id]
+            isinstance(change, Put) and change.before is not None and change.before.idempotency_window_ms > self.windows[change.topic.id]
             for change in self.desk.pending
         )
 

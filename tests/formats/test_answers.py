@@ -19,9 +19,7 @@ def whole(body: bytes) -> dict[str, Any]:
 
 def test_performance_ends_the_object() -> None:
     assert answers.performance(0.4126) == b',"performance":{"server_total_ms":0.413}}'
-    assert (
-        answers.performance(2.0, wal_ms=0.5) == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.500,"fsync_ms":0.000}}'
-    )
+    assert answers.performance(2.0, wal_ms=0.5) == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.500,"fsync_ms":0.000}}'
     assert (
         answers.performance(2.0, wal_ms=0.0, fsync_ms=1.25)
         == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.000,"fsync_ms":1.250}}'

@@ -20,9 +20,7 @@ MESSAGES = st.lists(
 
 
 def frames_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> list[MessageFrame]:
-    return [
-        MessageFrame(frame_id, flags, subject, payload, attachment) for frame_id, subject, payload, attachment, flags in messages
-    ]
+    return [MessageFrame(frame_id, flags, subject, payload, attachment) for frame_id, subject, payload, attachment, flags in messages]
 
 
 def stream_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> bytes:

@@ -75,16 +75,12 @@ def test_data_is_kept_byte_for_byte(value: bytes) -> None:
         b'{"a"}', b'{"a":}', b"{a:1}", b"{1:2}", b'{"a":1,}', b"1 2", b"/**/1", b"undefined", b"\x00",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "place", [b'{"records":[{"data":%b}]}', b'{"x":%b,"records":[{"data":1}]}', b'{"records":[{"data":1,"x":%b}]}']
-)
+@pytest.mark.parametrize("place", [b'{"records":[{"data":%b}]}', b'{"x":%b,"records":[{"data":1}]}', b'{"records":[{"data":1,"x":%b}]}'])
 def test_what_is_no_json_is_refused_wherever_it_stands(value: bytes, place: bytes) -> None:
     refused(InvalidRequest, append, place % value, limits=WIDE)
 
 
-@pytest.mark.parametrize(
-    "place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"tag":"%b"}]}', b'{"x":"%b","records":[]}']
-)
+@pytest.mark.parametrize("place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"tag":"%b"}]}', b'{"x":"%b","records":[]}'])
 @pytest.mark.parametrize("text", [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"])
 def test_invalid_utf8_is_refused(place: bytes, text: bytes) -> None:
     for buffer in (place % text, bytearray(place % text), memoryview(place % text)):

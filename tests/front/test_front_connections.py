@@ -92,9 +92,7 @@ async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool)
     settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
     async with running(fast=fast, settings=settings) as run:
         client = await run.connect()
-        await client.say(
-            b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
-        )
+        await client.say(b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n")
         for _ in range(20):
             await client.say(b" " * 50_000)
         answer = await client.hear()
@@ -432,9 +430,7 @@ async def test_an_upgrade_that_hypercorn_declines_does_not_open_a_side_door() ->
         upgrade = {"connection": "upgrade", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__", "content_length": "0"}
         await client.say(request("GET", "/v0/health", **upgrade))
         assert (await client.hear()).status == 200
-        await client.say(
-            b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
-        )
+        await client.say(b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
         assert (await client.hear()).status == 400
         assert await client.is_closed()
 

@@ -179,9 +179,7 @@ def _mixed(synced: bytes, now: bytes, chosen: Callable[[], bool]) -> bytes:
     if synced == now or len(synced) != len(now):
         return synced
     sectors = range(0, len(now), SECTOR)
-    return b"".join(
-        (now if now[at : at + SECTOR] != synced[at : at + SECTOR] and chosen() else synced)[at : at + SECTOR] for at in sectors
-    )
+    return b"".join((now if now[at : at + SECTOR] != synced[at : at + SECTOR] and chosen() else synced)[at : at + SECTOR] for at in sectors)
 
 
 def chance(dice: random.Random, share: float) -> Callable[[], bool]:

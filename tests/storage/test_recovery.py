@@ -171,9 +171,7 @@ def test_a_disk_that_cannot_be_written_at_the_start_is_told(tmp_path: Path, monk
     Client(tmp_path / "data").kill()
 
 
-def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.append("a", 1)
     client.append("a", "written, not synced")
@@ -286,9 +284,7 @@ def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("losses", [1, 2])
-def test_no_seq_is_given_twice_when_the_power_goes(
-    durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_seq_is_given_twice_when_the_power_goes(durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = ForgetfulDisk(monkeypatch)
     client = Client(tmp_path / "0", sync_ms=60_000)
     client.put("a", durability=durability)

@@ -42,9 +42,7 @@ def test_a_new_file_has_its_name_its_header_and_all_its_room(file: WalFile, tmp_
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_file_and_its_name_are_synced_before_the_first_frame(
-    file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_and_its_name_are_synced_before_the_first_frame(file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[str, list[str]]] = []
 
     def note(fd: int) -> None:

@@ -334,9 +334,7 @@ def test_without_room_for_the_first_file_the_log_can_still_begin_later(wal: Log,
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_after_an_error_nothing_is_ever_written_again(
-    call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_error_nothing_is_ever_written_again(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wal = start(tmp_path / "wal")
     good = hand_over(wal, frame(seq=1), sync=True)
     with monkeypatch.context() as patch:
@@ -402,9 +400,7 @@ def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1))
     wal.append(frame(seq=2))

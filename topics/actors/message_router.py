@@ -184,9 +184,7 @@ class MessageRouter(RouteTable):
 
     # --- the kinds ---------------------------------------------------------------------------------------------------
 
-    def _dispatch_rpc(
-        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
-    ) -> Coroutine[Any, Any, None] | None:
+    def _dispatch_rpc(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Request:
             rpc = RpcContext(session, frame, decoded)
@@ -201,9 +199,7 @@ class MessageRouter(RouteTable):
         self._refuse(session, frame, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
         return None
 
-    def _dispatch_event(
-        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
-    ) -> Coroutine[Any, Any, None] | None:
+    def _dispatch_event(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Notification:
             return self._deliver(InboundMessage(session, frame, None, decoded), routes)
