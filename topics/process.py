@@ -18,7 +18,10 @@ from topics import logs
 
 OK, FAILED, USAGE, DAMAGED = 0, 1, 2, 3  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
 
+KEPT_BYTES = 16 << 20
+
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +47,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         logs.configure(name, log_level)
         setproctitle(f"topics: {name}")
         faulthandler.enable()
+        keep_memory()
         _reset_signals()
         main()
         status = OK
@@ -55,6 +59,16 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)
+
+
+def keep_memory() -> None:
+    """Let malloc keep what is freed for the next request, up to KEPT_BYTES, instead of handing every long body back to the kernel.
+
+    A page that comes anew from the kernel costs more than the copy into it. Nothing happens where malloc is not glibc's.
+    """
+    with contextlib.suppress(AttributeError):
+        _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
 
 
 def die_with(parent: int) -> None:

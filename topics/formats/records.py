@@ -24,6 +24,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence, Set
 from enum import IntFlag
 from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple
 
 import cbor2
@@ -58,23 +59,33 @@ def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> E
     """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
     records = request.records
     if _plain(request):
-        middle = b',"$ts":%d,"data":' % ts_ms
-        rendered = [b'{"$seq":%d%b%b},' % (seq, middle, record.data) for seq, record in enumerate(records, first_seq)]
         flags = 0
         tables: list[bytes] = []
         packed = cbor2.dumps({"k": request.idempotency_key}) if keep_key and request.idempotency_key is not None else b""
+        ends, blob = _render_plain(records, first_seq, ts_ms)
     else:
         rendering = Rendering(request, keep_key=keep_key)
-        rendered = rendering.render(0, len(records), first_seq, ts_ms)
         flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
-    if len(rendered) == 1:
-        blob = rendered[0]
-        ends = _U32.pack(len(blob))
-    else:
-        blob = b"".join(rendered)
-        assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
-        ends = array("I", accumulate(map(len, rendered))).tobytes()
+        rendered = rendering.render(0, len(records), first_seq, ts_ms)
+        ends, blob = array("I", accumulate(map(len, rendered))).tobytes(), b"".join(rendered)
+    assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
     return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
+
+
+def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
+    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it counts."""
+    if len(records) == 1:
+        blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
+        return _U32.pack(len(blob)), blob
+    between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
+    heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
+    payloads: list[Buffer] = [record.data for record in records]
+    # The end of a record and the head of the next are one piece; the first head gives back what stands before it to the last end.
+    ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
+    heads[0] = heads[0][2:]
+    pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
+    pieces[0:-1:2], pieces[1::2] = heads, payloads
+    return ends, b"".join(pieces)
 
 
 def _plain(request: AppendBody) -> bool:
