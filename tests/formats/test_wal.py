@@ -27,6 +27,7 @@ from topics.formats.wal import (
     encode_file_header,
     encode_frame,
     padded,
+    scan_frames,
 )
 
 HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708)
@@ -262,6 +263,8 @@ def scan(data: bytes) -> tuple[list[int], Stop]:
     while isinstance(header := check(data, position, offset=position), FrameHeader):
         seqs.append(header.first_seq)
         position = header.end
+    at_once = [header.first_seq for header in scan_frames(memoryview(data), 0, 0, SEED)]
+    assert at_once == seqs, "a scan takes what single looks take"
     return seqs, header
 
 
@@ -293,6 +296,7 @@ def test_any_flipped_bit_is_noticed() -> None:
 @given(st.binary(max_size=200), st.integers(0, 64), positions)
 def test_any_bytes_have_an_answer(data: bytes, offset: int, position: int) -> None:
     found = check(data, position, offset=offset)
+    assert list(scan_frames(memoryview(data), offset, position, SEED)) == []
     assert found is (Stop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.END)
 
 

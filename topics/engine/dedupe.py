@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 
@@ -16,10 +17,12 @@ class Remembered(NamedTuple):
 class DedupeWindow:
     """Committed keys, oldest first."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "_order")
 
     def __init__(self) -> None:
         self._keys: dict[str, Remembered] = {}
+        # A dict alone would do, but looking for its first entry passes over all that were deleted before it.
+        self._order: deque[str] = deque()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -31,15 +34,15 @@ class DedupeWindow:
 
     def remember(self, key: str, write: Remembered, window_ms: int) -> None:
         """Keep ``key`` from now on and let go of those that have grown too old."""
-        self._keys.pop(key, None)  # an expired entry must not keep its early place
+        self.expire(write.at_ms, window_ms)
+        if self._keys.pop(key, None):  # it was not alive, so this is rare: an expired entry must not keep its early place
+            self._order.remove(key)
         if window_ms:
             self._keys[key] = write
-        self.expire(write.at_ms, window_ms)
+            self._order.append(key)
 
     def expire(self, now_ms: int, window_ms: int) -> None:
         """Drop keys of ``window_ms`` and more. They stand in order of time, so this looks at no more than it drops."""
-        while self._keys:
-            key = next(iter(self._keys))
-            if now_ms - self._keys[key].at_ms < window_ms:
-                return
-            del self._keys[key]
+        keys, order = self._keys, self._order
+        while order and now_ms - keys[order[0]].at_ms >= window_ms:
+            del keys[order.popleft()]

@@ -260,14 +260,15 @@ class ShardEngine:
 
     # Replay of the log
 
-    def replay_append(self, header: FrameHeader, place: int, external_size: int = 0) -> Topic | None:
+    def replay_append(self, header: FrameHeader, external_size: int = 0) -> Topic | None:
         """A write that the log holds; None when its topic is not known, which only a damaged log shows."""
-        topic = self.by_id.get(header.topic_id)
-        if topic is None or header.first_seq <= topic.head_seq:
+        _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
+        topic = self.by_id.get(topic_id)
+        if topic is None or first_seq <= topic.head_seq:
             return None
-        size = external_size or records.blob_bytes(header.body_len, header.ext_len, header.record_count, header.flags)
-        topic.commit_records(header.first_seq, header.record_count, place, header.ts_ms, size)
-        topic.last_ts = header.ts_ms
+        size = external_size or records.blob_bytes(body_len, ext_len, count, flags)
+        topic.commit_records(first_seq, count, place, ts_ms, size)
+        topic.last_ts = ts_ms
         topic.next_seq = topic.head_seq + 1
         return topic
 

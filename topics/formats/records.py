@@ -22,7 +22,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence, Set
-from enum import IntFlag
+from enum import IntEnum
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
 
 
-class RecordFlags(IntFlag):
+class RecordFlags(IntEnum):
     """Which optional parts are there. Written to disk: never renumber, only add."""
 
     NODES = 1

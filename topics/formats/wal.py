@@ -36,7 +36,7 @@ SEQS_RESERVED have none. ``first_seq`` of a TOPIC frame is its reserved ceiling 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -170,6 +170,11 @@ def encode_frame(frame: Frame, position: int, durable: int, seed: int) -> list[B
     return [_HEAD.pack(FRAME_MAGIC, crc) + tail, *parts, _PADS[body_len % ALIGNMENT]]
 
 
+def header_at(data: Buffer, offset: int) -> FrameHeader:
+    """The header at ``offset``, unchecked."""
+    return tuple.__new__(FrameHeader, FRAME.unpack_from(data, offset))  # what `_make` does, in a third of its time
+
+
 class Stop(Enum):
     """Why a scan ended."""
 
@@ -181,10 +186,27 @@ def check_frame(data: memoryview, offset: int, position: int, seed: int) -> Fram
     """The whole and undamaged frame at ``offset``, or why there is none. Never raises on bad bytes."""
     if offset + FRAME_HEADER_BYTES > len(data):
         return Stop.END if not any(data[offset:]) else Stop.BAD
-    header = FrameHeader._make(FRAME.unpack_from(data, offset))
+    header = header_at(data, offset)
     if header.magic != FRAME_MAGIC:
         return Stop.END if not any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.BAD
     end = offset + FRAME_HEADER_BYTES + header.body_len
     if header.position != position or end > len(data) or crc32c.crc32c(data[offset + 8 : end], seed) != header.crc:
         return Stop.BAD
     return header
+
+
+def scan_frames(data: memoryview, offset: int, position: int, seed: int) -> Iterator[FrameHeader]:
+    """Headers of all whole frames from ``offset`` on, up to the first that `check_frame` would not take.
+
+    A start looks at millions of them, so this does its checks in one place and calls nothing that it can spare.
+    """
+    size, shift = len(data), offset - position
+    unpack, new, checksum = FRAME.unpack_from, tuple.__new__, crc32c.crc32c
+    while (offset := position + shift) + FRAME_HEADER_BYTES <= size:
+        header: FrameHeader = new(FrameHeader, unpack(data, offset))
+        magic, crc, at, _, _, _, _, body_len, _, _, _, _, _ = header
+        end = offset + FRAME_HEADER_BYTES + body_len
+        if magic != FRAME_MAGIC or at != position or end > size or checksum(data[offset + 8 : end], seed) != crc:
+            return
+        position += (FRAME_HEADER_BYTES + body_len + 7) & -ALIGNMENT
+        yield header

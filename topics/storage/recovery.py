@@ -26,13 +26,14 @@ from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.records import RecordFlags, blob_bytes
 from topics.formats.wal import (
     FILE_HEADER_BYTES,
-    FRAME,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     Frame,
     FrameHeader,
     FrameKind,
     check_frame,
+    header_at,
+    scan_frames,
 )
 from topics.storage import checkpoints
 from topics.storage.blobs import BlobStore
@@ -42,6 +43,7 @@ from topics.storage.wal_file import WalFile
 
 REPORT_BYTES = 8 << 20  # progress is told after so much of the log
 _ZEROS = bytes(1 << 16)
+_APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)  # looked up once for each frame, by the million
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +149,23 @@ class _Replay:
 
     def _replay_file(self, file: WalFile) -> int:
         """Position at which its frames end."""
-        view, position, told = file.view(), file.base, 0
-        while True:
-            offset = file.offset(position)
-            header = check_frame(view, offset, position, file.seed)
-            if not isinstance(header, FrameHeader):
-                self._done += file.size
-                self._report(self._done / self._total)
-                return position
+        view, shift, told = file.view(), file.offset(0), 0
+        header = None
+        for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
+            offset = header.position + shift
             if not self._apply(header, view, offset):
                 raise Damaged(file.path, offset, f"frame of kind {header.kind} about topic {header.topic_id} does not fit in")
-            position = header.end
             if offset - told > REPORT_BYTES:
                 told = offset
                 self._report((self._done + offset) / self._total)
+        self._done += file.size
+        self._report(self._done / self._total)
+        return header.end if header else file.base
 
     def _apply(self, header: FrameHeader, view: memoryview, offset: int) -> bool:
         kind, engine = header.kind, self.engine
-        if kind == FrameKind.APPEND:
-            external = header.flags & RecordFlags.EXTERNAL and self._external(header)
-            topic = engine.replay_append(header, header.position, external)
+        if kind == _APPEND:
+            topic = engine.replay_append(header, self._external(header) if header.flags & _EXTERNAL else 0)
             if topic is None:
                 return False
             if header.ext_len:
@@ -230,7 +229,7 @@ class _Replay:
     def _frame(self, place: int) -> tuple[FrameHeader, memoryview, int]:
         file = self._files[bisect_right(self._files, place, key=lambda file: file.base) - 1]
         view, offset = file.view(), file.offset(place)
-        return FrameHeader._make(FRAME.unpack_from(view, offset)), view, offset
+        return header_at(view, offset), view, offset
 
 
 def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:
