@@ -283,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             node=options.node,
             batch_records=options.batch_records,
             batch_bytes=options.batch_bytes,
+            total=options.total,
             progress=None if options.quiet else sys.stderr,
         )
     except (RequestError, JobError) as error:

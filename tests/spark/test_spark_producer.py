@@ -206,5 +206,9 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
     assert "50 appended, 0 already there" in capsys.readouterr().out
     assert main(line) == 0
     assert "0 appended, 50 already there" in capsys.readouterr().out
+    assert main([*line[:-1], "--job-id", "j", "--total", "50"]) == 0
+    shown = capsys.readouterr()
+    assert "50 appended, 0 already there from an earlier run of job j" in shown.out
+    assert "50 of 50 records, 100 %" in shown.err
     assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
     assert "PATH_NOT_FOUND" in capsys.readouterr().err
