@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S sh -c 'p="${0%/*}/.venv/bin/python"; [ -x "$p" ] || p=python3; exec "$p" "$0" "$@"'
 """The parent of every process: makes what they share, forks them, restarts what dies, stops them in order.
 
 It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it waits for is a signal.

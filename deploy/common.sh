@@ -56,18 +56,26 @@ install() {
     printf '%s\n' "$now" >"$stamp"
 }
 
-java_version() {
-    local java=java
-    [ -n "${JAVA_HOME:-}" ] && java="$JAVA_HOME/bin/java"
-    "$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
-}
+java() { command "${JAVA_HOME:+$JAVA_HOME/bin/}java" "$@"; }
+
+# 17 for 17.0.15, 8 for 1.8.0; nothing where there is no Java.
+java_version() { java -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1 || true; }
+
+new_enough() { [ "$(java_version)" -ge 17 ] 2>/dev/null; }
 
 need_java() {
-    [ "$(java_version)" -ge 17 ] 2>/dev/null && return
-    if can_apt; then
-        # Newer releases have left 17 behind; their default is newer still.
+    new_enough && return
+    # Newer releases have left 17 behind; their default is newer still. A JAVA_HOME that is wrong stays wrong.
+    if [ -z "${JAVA_HOME:-}" ] && can_apt; then
         apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
-        [ "$(java_version)" -ge 17 ] 2>/dev/null && return
+        new_enough && return
     fi
-    fail "Spark needs Java 17 or newer$([ -n "${JAVA_HOME:-}" ] && echo " (JAVA_HOME is $JAVA_HOME)"). Install it: sudo apt install openjdk-17-jre-headless"
+    local where="${JAVA_HOME:+$JAVA_HOME/bin/java (from JAVA_HOME)}" version
+    version="$(java_version)"
+    if [ -n "$version" ]; then
+        fail "Spark needs Java 17 or newer; ${where:-java on PATH} is of version $version. Install it: sudo apt install openjdk-17-jre-headless"
+    elif [ -n "$where" ]; then
+        fail "Spark needs Java 17 or newer; $where does not run. Unset JAVA_HOME or let it name a Java 17."
+    fi
+    fail "Spark needs Java 17 or newer and there is no java on PATH. Install it: sudo apt install openjdk-17-jre-headless"
 }

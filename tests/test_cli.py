@@ -96,3 +96,19 @@ def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Pa
     assert '"TOPICS_ELEPHANT is not a setting"' in unknown
     assert "Cannot assign requested address" in refused
     assert "203.0.113.7" in refused
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(tmp_path: Path, there: bool) -> None:
+    script = tmp_path / "checkout" / "supervisor.py"
+    for place in (script.parent / ".venv/bin/python", tmp_path / "path/python3"):
+        place.parent.mkdir(parents=True)
+        place.write_text(f'#!/bin/sh\nprintf "%s|" {place} "$@"\n')
+        place.chmod(0o755)
+    if not there:
+        (script.parent / ".venv/bin/python").unlink()
+    script.write_bytes((ROOT / "supervisor.py").read_bytes())
+    script.chmod(0o755)
+    done = run([str(script)], "--print-config", "a b", PATH=f"{tmp_path / 'path'}:/usr/bin:/bin")
+    python = script.parent / ".venv/bin/python" if there else tmp_path / "path/python3"
+    assert done.stdout == f"{python}|{script}|--print-config|a b|"

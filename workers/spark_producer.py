@@ -108,16 +108,18 @@ def produce(
     node: str | None = None,
     batch_records: int = 5000,
     batch_bytes: int = 4 * MIB,
+    total: int | None = None,
     progress: TextIO | None = None,
     warn: Callable[[str], None] = lambda line: say(f"warning: {line}"),
 ) -> Summary:
     """Append every row of ``df`` to ``topic`` and return the figures.
 
     A row becomes ``{"data": {column: value, ...}}`` (nulls kept), with ``tag_column``'s value as tag where it is not null.
-    ``job_id`` names the job for idempotency; by default it is derived from ``source``, the schema and the rows themselves, so
-    the same rows are the same job. ``df`` must give the same rows in the same partitions and order when it is computed again;
-    what comes out of a shuffle must be sorted within its partitions first. Raises ``RequestError`` when the topic cannot be
-    made, ``JobError`` when tasks failed for good.
+    ``job_id`` names the job for idempotency; ``df`` is then computed once, and ``progress`` has a share to show only when the
+    number of rows is given as ``total``. By default the job is named after ``source``, the schema and the rows themselves, so
+    the same rows are the same job; that computes ``df`` twice. Computed again, it must give the same rows in the same
+    partitions and order: what comes out of a shuffle must be sorted within its partitions first. Raises ``RequestError`` when
+    the topic cannot be made, ``JobError`` when tasks failed for good.
     """
     target = target or Target(url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY"))
     started = time.monotonic()
@@ -127,7 +129,7 @@ def produce(
     with TopicsClient(target) as client:
         with spark_errors():
             encoded = df.select(record_column(df, tag_column).alias("record"))
-            total, job = (df.count(), job_id) if job_id else fingerprint(encoded, source, df.schema.json())
+            total, job = (total, job_id) if job_id else fingerprint(encoded, source, df.schema.json())
             task = SendTask(
                 target=target,
                 topic=topic,
@@ -163,7 +165,7 @@ def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: C
     return state
 
 
-def run(encoded: DataFrame, task: SendTask, total: int, progress: TextIO | None) -> list[Row]:
+def run(encoded: DataFrame, task: SendTask, total: int | None, progress: TextIO | None) -> list[Row]:
     """Send all partitions and return their figures, with progress on the way."""
     figures = map_arrow(encoded, task, FIGURES_DDL)
     if progress is None:
@@ -179,8 +181,10 @@ def run(encoded: DataFrame, task: SendTask, total: int, progress: TextIO | None)
             moved = state["head_seq"] - task.head_before if state else 0
             return max(moved, int(task.settled.value))
 
-        with Progress(progress, total, done):
-            return figures.collect()
+        with Progress(progress, total, done) as shown:
+            rows = figures.collect()
+            shown.finish(sum(row["records"] for row in rows))
+        return rows
 
 
 @contextmanager
@@ -224,7 +228,8 @@ def parser() -> argparse.ArgumentParser:
     add("--durability", choices=("ephemeral", "memory", "disk", "fsync"), help="of the topic; an existing one is changed")
     add("--batch-records", type=positive, default=5000, help="records in a request at most (default: %(default)s)")
     add("--batch-bytes", type=byte_count, default=4 * MIB, help="bytes in a request at most, such as 512KiB (default: 4MiB)")
-    add("--job-id", help="name of the job for idempotency (default: made of source path, schema and rows)")
+    add("--job-id", help="name of the job for idempotency (default: made of source path, schema and rows, which reads them twice)")
+    add("--total", type=positive, help="how many rows there are, for the progress of a job with --job-id")
     add("--tag-column", help="column whose value becomes the record's tag")
     add("--node", help="origin node of the records; readers with the same node do not get them")
     add("--partitions", type=positive, default=8, help="into how many parts files are split at least (default: %(default)s)")
@@ -278,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             node=options.node,
             batch_records=options.batch_records,
             batch_bytes=options.batch_bytes,
+            total=options.total,
             progress=None if options.quiet else sys.stderr,
         )
     except (RequestError, JobError) as error:

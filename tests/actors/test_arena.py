@@ -57,7 +57,7 @@ class AllocatorAgainstASet(RuleBasedStateMachine):
         assert self.allocator.used == PAGES - len(self.free)
 
 
-AllocatorAgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+AllocatorAgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestAllocator = AllocatorAgainstASet.TestCase
 
 

@@ -317,7 +317,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
         self.pair.close()
 
 
-LinksInAnyOrder.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+LinksInAnyOrder.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
 TestLinks = LinksInAnyOrder.TestCase
 
 

@@ -225,7 +225,7 @@ async def test_s4_a_handler_taken_back_while_another_one_waits_is_not_called(ben
 # --- §4: sequential --------------------------------------------------------------------------------------------------
 
 
-async def test_s4_broadcast_awaits_each_handler_before_the_next(bench: Bench) -> None:
+async def test_s4_broadcast_awaits_each_handler_before_the_next(bench: Bench, autojump_clock: trio.testing.MockClock) -> None:
     def slow(name: str) -> Callable[[InboundMessage], Any]:
         async def handler(message: InboundMessage) -> None:
             bench.record.append(f"{name} starts")

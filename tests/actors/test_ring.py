@@ -128,7 +128,6 @@ def test_what_does_not_fit_is_left_to_the_caller(ends: Ends) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["x86", "weakly ordered machine"])
 @given(st.lists(st.tuples(st.integers(0, SIZE + 5), st.booleans()), max_size=60))
-@settings(deadline=None)
 def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(ordered: bool, steps: list[tuple[int, bool]]) -> None:
     fences = Fences(full=load_fences().full, order=load_fences().full) if ordered else None
     ends = Ends(fences=fences)
@@ -309,5 +308,5 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         self.ends.close()
 
 
-SessionsInAnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SessionsInAnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestSessions = SessionsInAnyOrder.TestCase

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -251,4 +252,9 @@ class Shard(RuleBasedStateMachine):
 
 
 TestShard = Shard.TestCase
-TestShard.settings = settings(max_examples=1500, stateful_step_count=60, deadline=None)
+TestShard.settings = settings(max_examples=150, stateful_step_count=60)
+
+
+@pytest.mark.slow
+class TestShardAtLength(TestShard):
+    settings = settings(max_examples=1500, stateful_step_count=60)

@@ -89,7 +89,7 @@ async def test_byte_by_byte(fast: bool) -> None:
         await hear_all(client, kinds)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8),
     sizes=st.lists(st.integers(1, 700), min_size=1),

