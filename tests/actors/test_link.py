@@ -597,7 +597,7 @@ async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(nursery: tr
     pair.front.link.send("a", b"", bytes(5000))
     pair.front.link.flush()
     shard.link.release(await shard.inbox.receive())
-    await trio.sleep(link_module.GUARD_S)
+    await trio.sleep(2 * link_module.GUARD_S)
     assert shard.link.backlog_bytes == 0
     pair.front.turn()
     assert pair.front.link.statistics().arena_used_bytes == 0
