@@ -1,92 +1,121 @@
-"""Checkpoints: a shard's heads at one position of its log. Integers little-endian.
+"""Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever. Integers little-endian.
 
-    offset  size      field     meaning
-    0       8         magic     "TPCKPT01"
-    8       4         version   1
-    12      4         crc32c    of bytes 16 to the end
-    16      8         position  of the log: everything before it is in the checkpoint
-    24      1         clean     1: the shard was stopped in order and nothing followed
-    25      7         zero
-    32      8         body_len
-    40      body_len  body      CBOR map, `ShardEngine.snapshot`
+    offset  size  field        meaning
+    0       8     magic        "TPCKPT01"
+    8       4     version      2
+    12      4     crc32c       of bytes 16 to the end
+    16      8     position     the log was synced up to here
+    24      8     replay_from  everything before it is in segments: replay begins here
+    32      1     clean        1: the shard was stopped in order and nothing followed
+    33      7     zero
+    40      8     body_len
+    48      ...   body         CBOR items, one after the other: the shard's map (last_id, last_epoch, segments), then a map for each topic
 
-Written aside, synced and renamed; the newest two are kept, and the newest that is whole is used.
+Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cbor2
 import crc32c
 
+from topics.formats.requests import Buffer
 from topics.storage.disk import make_directory, write_aside
 
 MAGIC = b"TPCKPT01"
-VERSION = 1
+VERSION = 2
 KEEP = 2
+SUFFIX = ".ckpt"
 _HEAD = struct.Struct("<8sII")
-_BODY_HEAD = struct.Struct("<QB7xQ")
-assert _HEAD.size == 16
-assert _BODY_HEAD.size == 24
+_BODY_HEAD = struct.Struct("<QQB7xQ")
+HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
+assert HEADER_BYTES == 48
 
 
 class Checkpoint(NamedTuple):
     """What one file says."""
 
     position: int
+    replay_from: int
     clean: bool
-    snapshot: dict[str, Any]
+    shard: dict[str, Any]
+    topics: list[dict[str, Any]]
+
+    @property
+    def segments(self) -> list[int]:
+        """Numbers of the segments that count."""
+        return self.shard["segments"]  # type: ignore[no-any-return]
 
 
 class UnknownVersion(Exception):
     """A checkpoint of a version that this program does not read."""
 
 
-def encode(checkpoint: Checkpoint) -> bytes:
-    """The file's bytes."""
-    body = cbor2.dumps(checkpoint.snapshot)
-    rest = _BODY_HEAD.pack(checkpoint.position, checkpoint.clean, len(body)) + body
-    return _HEAD.pack(MAGIC, VERSION, crc32c.crc32c(rest)) + rest
+def encode_item(value: dict[str, Any]) -> bytes:
+    """One item of the body."""
+    return cbor2.dumps(value)
+
+
+def encode(position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool) -> list[Buffer]:
+    """The file's bytes, in pieces; ``items`` are encoded already."""
+    head = _BODY_HEAD.pack(position, replay_from, clean, sum(map(len, items)))
+    crc = crc32c.crc32c(head)
+    for item in items:
+        crc = crc32c.crc32c(item, crc)
+    return [_HEAD.pack(MAGIC, VERSION, crc) + head, *items]
 
 
 def decode(data: bytes) -> Checkpoint | None:
     """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
-    if len(data) < _HEAD.size + _BODY_HEAD.size:
+    if len(data) < HEADER_BYTES:
         return None
     magic, version, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
         return None
     if version != VERSION:
         raise UnknownVersion(f"has format version {version}; this program reads version {VERSION}")
-    if crc32c.crc32c(data[_HEAD.size :]) != crc:
+    if crc32c.crc32c(memoryview(data)[_HEAD.size :]) != crc:
         return None
-    position, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    body = data[_HEAD.size + _BODY_HEAD.size :]
-    return Checkpoint(position, bool(clean), cbor2.loads(body)) if len(body) == body_len else None
+    position, replay_from, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
+    if len(data) != HEADER_BYTES + body_len:
+        return None
+    stream = BytesIO(data)
+    stream.seek(HEADER_BYTES)
+    shard = cbor2.load(stream)
+    topics = []
+    while stream.tell() < len(data):
+        topics.append(cbor2.load(stream))
+    return Checkpoint(position, replay_from, bool(clean), shard, topics)
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Make a checkpoint durable, then let go of the oldest."""
+def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False) -> None:
+    """Make a checkpoint durable, then let go of the oldest. ``items``: as `encode_item` gave them, the shard's first."""
     make_directory(folder)
-    write_aside(folder / f"{checkpoint.position:016x}.ckpt", [encode(checkpoint)])
-    for path in _paths(folder)[KEEP:]:
+    paths = _paths(folder)
+    number = int(paths[0].stem, 16) + 1 if paths else 1
+    write_aside(folder / f"{number:016x}{SUFFIX}", encode(position, replay_from, items, clean=clean))
+    for path in paths[KEEP - 1 :]:
         path.unlink()
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, None when there is none."""
+def whole(folder: Path) -> list[Checkpoint]:
+    """All whole checkpoints, the newest first. Raises `UnknownVersion`."""
+    found = []
     for path in _paths(folder):
         try:
-            found = decode(path.read_bytes())
+            checkpoint = decode(path.read_bytes())
         except UnknownVersion as error:
             raise UnknownVersion(f"{path} {error}") from error
-        if found:
-            return found
-    return None
+        if checkpoint is not None:
+            found.append(checkpoint)
+    return found
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.ckpt"), reverse=True) if folder.is_dir() else []
+    return sorted(folder.glob(f"*{SUFFIX}"), reverse=True) if folder.is_dir() else []

@@ -21,16 +21,19 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, FrameHeader, encode_frame, scan_frames
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import write_all
-from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal_file import SPARE, NoRoom, WalFile
 
+SPARES = 2  # files kept for their room and their pages
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 
 
@@ -87,6 +90,7 @@ class Wal:
         self._start = position
         self._new_file = False
         self._tail: WalFile | None = files[-1] if files else None
+        self._spares: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._queue: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._done: deque[Progress] = deque()
         self._held: _Group | None = None
@@ -157,6 +161,40 @@ class Wal:
             return RecordsView(flags, count, ext_len, self.blobs.body(topic_id, first_seq))
         start = offset + FRAME_HEADER_BYTES
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
+
+    @property
+    def oldest(self) -> int:
+        """First position that is still in a file."""
+        return self._bases[0] if self._bases else self.position
+
+    def whole_files(self) -> list[tuple[int, int]]:
+        """``(base, end)`` of every file that will not be written any more, oldest first."""
+        return list(pairwise(self._bases))
+
+    def frames(self, base: int) -> Iterator[tuple[FrameHeader, memoryview]]:
+        """Headers of the frames of the file at ``base``, and the file's bytes."""
+        file = self._files[self._bases.index(base)]
+        view = file.view()
+        for header in scan_frames(view, FILE_HEADER_BYTES, base, file.seed):
+            yield header, view
+
+    def detach(self, position: int) -> list[WalFile]:
+        """Forget all files that end at ``position`` or before; `retire` then takes them off the disk."""
+        count = max(bisect_right(self._bases, position) - 1, 0)
+        detached = self._files[:count]
+        del self._files[:count], self._bases[:count]
+        return detached
+
+    def retire(self, files: list[WalFile]) -> None:
+        """Keep detached files as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
+        for file in files:
+            file.close()
+            if self._spares.qsize() < SPARES and file.size == self.file_bytes:
+                spare = file.path.with_suffix(SPARE)
+                file.path.replace(spare)
+                self._spares.put(spare)
+            else:
+                file.path.unlink()
 
     def wait_synced(self) -> None:
         """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop."""
@@ -231,7 +269,10 @@ class Wal:
         self.counters.bytes_written += length
 
     def _create(self, file: WalFile) -> None:
-        file.create()
+        spare = None
+        if file.size == self.file_bytes and not self._spares.empty():
+            spare = self._spares.get()
+        file.create(spare)
         self._files.append(file)
         self._bases.append(file.base)
         self.counters.rotations += 1

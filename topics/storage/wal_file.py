@@ -15,6 +15,8 @@ from topics.formats.wal import (
 )
 from topics.storage.disk import Damaged, sync_directory
 
+NEW, SPARE = ".new", ".spare"  # files of these names are no part of the log, and are removed at start
+
 
 class NoRoom(OSError):
     """The next log file could not be made; nothing was written and nothing is in doubt."""
@@ -43,15 +45,20 @@ class WalFile:
         """Whether a frame of this length has room at ``position``."""
         return self.offset(position) + length <= self.size
 
-    def create(self) -> None:
+    def create(self, spare: Path | None = None) -> None:
         """Make the file with all its room, so that a full disk shows here and not in the middle of a write.
+
+        ``spare``: a file of the same size that nobody needs any more; it becomes this one. What it holds stays behind the new
+        header; the new salt makes it no frames, and its blocks and pages need not be found again.
 
         Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its name: whether a next start
         finds it is in doubt, so nothing may be written at this position or behind it.
         """
-        aside = self.path.with_suffix(".new")
+        aside = self.path.with_suffix(NEW)
         try:
-            self._fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            if spare is not None:
+                spare.replace(aside)
+            self._fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if spare is None else 0), 0o600)
             os.posix_fallocate(self._fd, 0, self.size)
             os.pwrite(self._fd, encode_file_header(self.header), 0)
             os.fdatasync(self._fd)
