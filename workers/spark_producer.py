@@ -313,8 +313,8 @@ def quiet_pyspark() -> None:
     from pyspark.logger import PySparkLogger
 
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    # Py4J logs the stack of a Ctrl-C, then raises it; one line of ours follows.
-    logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt while"))
+    # Py4J logs the stacks of a Ctrl-C, then raises what it logged; one line of ours follows.
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
 
 
 if __name__ == "__main__":
