@@ -36,6 +36,7 @@ MIB = 1024 * 1024
 HOUR_MS = 60 * 60 * 1000
 WINDOW_MS = 7 * 24 * HOUR_MS  # of a topic that the producer makes: a job that failed on Friday is run again on Monday
 FIRST_CONNECTS = 3
+INTERRUPTED = 130  # the exit status that shells give to a Ctrl-C
 FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 
@@ -210,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
     build = argparse.ArgumentParser(
         prog="python -m workers.spark_producer",
         description="Append the rows of Parquet, CSV or JSON files to a topic. Running the same job again appends nothing.",
-        epilog="Environment: TOPICS_URL, TOPICS_API_KEY. Exit: 0 done, 1 failed or the server's count does not agree.",
+        epilog="Environment: TOPICS_URL, TOPICS_API_KEY. Exit: 0 done, 1 failed or the server's count does not agree, 130 interrupted.",
     )
     add = build.add_argument
     add("source", help="file, directory or URI that Spark can read")
@@ -267,12 +268,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job from the command line."""
     options = parser().parse_args(arguments)
     quiet_pyspark()
+    try:
+        summary = run_job(options)
+    except (RequestError, JobError) as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run the job again, it goes on where it stopped")
+        return INTERRUPTED
+    sys.stdout.write(summary.text() + "\n")
+    return 0 if summary.agrees else 1
+
+
+def run_job(options: argparse.Namespace) -> Summary:
+    """The job that the command line asks for, in a session of its own."""
     target = Target(url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), retries=options.retries)
     source = options.source if "://" in options.source else str(Path(options.source).resolve())
     spark = session(cores=options.cores, partitions=options.partitions)
     try:
         df = read(spark, source, options.format, dict(options.option))
-        summary = produce(
+        return produce(
             df,
             options.topic,
             target=target,
@@ -286,13 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             total=options.total,
             progress=None if options.quiet else sys.stderr,
         )
-    except (RequestError, JobError) as error:
-        say(f"error: {error}")
-        return 1
     finally:
         spark.stop()
-    sys.stdout.write(summary.text() + "\n")
-    return 0 if summary.agrees else 1
 
 
 def quiet_pyspark() -> None:
@@ -303,6 +313,8 @@ def quiet_pyspark() -> None:
     from pyspark.logger import PySparkLogger
 
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    # Py4J logs the stacks of a Ctrl-C, then raises what it logged; one line of ours follows.
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
 
 
 if __name__ == "__main__":

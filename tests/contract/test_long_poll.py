@@ -116,6 +116,7 @@ def test_own_records_do_not_end_a_long_poll(server: Server, api: Api, topic: str
     assert (page["next_from_seq"], page["caught_up"]) == (6, True)
 
 
+@pytest.mark.slow
 def test_a_poll_that_saw_only_own_records_ends_at_the_head(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 800, "node": "me"})
@@ -140,6 +141,7 @@ def test_a_deletion_ends_a_long_poll(server: Server, api: Api, topic: str, pool:
         refused(answer, 404, "topic_not_found")
 
 
+@pytest.mark.slow
 def test_an_append_to_another_topic_does_not_end_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 600})
@@ -151,6 +153,7 @@ def test_an_append_to_another_topic_does_not_end_a_long_poll(server: Server, api
     assert took_s >= 0.59
 
 
+@pytest.mark.slow
 def test_a_wait_holds_up_nobody_else(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
     ok(api.put(topic), 201)
     polls = [Poll(pool, server, topic, {"wait_ms": 1500}) for _ in range(20)]
@@ -173,6 +176,7 @@ def test_a_client_that_leaves_while_it_waits_costs_nothing(server: Server, api: 
     assert len(api.read(topic)) == 1
 
 
+@pytest.mark.slow
 def test_requests_behind_a_long_poll_are_answered_in_order(wire: Wire, api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
     poll = request("POST", f"/v0/topics/{topic}/diff", b'{"from_seq":1,"wait_ms":300}')

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,3 +216,28 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
     assert "50 of 50 records, 100 %" in shown.err
     assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
     assert "PATH_NOT_FOUND" in capsys.readouterr().err
+
+
+def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
+    spark: SparkSession, stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
+    source = tmp_path / "rows.ndjson"
+    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
+    line = [str(source), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
+    stub.faults.extend([None, None, *[Fault(status=429, code="throttled")] * 100])
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while 429 not in stub.statuses("POST") and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        assert main(line) == 130
+    stub.faults.clear()
+    assert capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
+    assert main(line) == 0
+    assert "50 records" in capsys.readouterr().out
+    assert sorted(ids(stub)) == list(range(50))

@@ -93,6 +93,9 @@ class Commits:
 
     async def settled(self, change: Change, resident: RecordsView | None = None) -> Progress | OSError:
         """Submit one change, send it off and wait for its end."""
+        if self.wal.failed is not None:  # it may have broken since the change was wanted, and would never tell of it
+            self.engine.undo(change)
+            return self.wal.failed
         done = trio.Event()
         results: list[Progress | OSError] = []
 

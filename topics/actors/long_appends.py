@@ -22,6 +22,7 @@ from topics.formats.records import RecordsView, Rendering
 from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
 from topics.formats.sliced import slices
 from topics.storage.wal import Progress
+from topics.storage.wal_file import NoRoom
 
 LONG_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
 RUN_BYTES = 2 << 20
@@ -98,10 +99,10 @@ class LongAppends:
         request = await self._decode(body)
         check_append(request, len(body), key, self.limits)
         check_inline_config(name, request)
-        created = name not in self.engine.topics
-        topic = await self._topic(name, request, prefixes)
-        if isinstance(topic, OSError):
-            return topic
+        found = await self._topic(name, request, prefixes)
+        if isinstance(found, OSError):
+            return found
+        topic, created = found
         if request.idempotency_key is not None:
             known = self.engine.known(topic, request.idempotency_key, self._clock())
             if known is not None:
@@ -122,15 +123,15 @@ class LongAppends:
                 await trio.lowlevel.checkpoint()
         raise AssertionError("slices end with the request")
 
-    async def _topic(self, name: str, request: AppendBody, prefixes: list[str] | None) -> Topic | OSError:
-        """The topic, made if need be, with nothing under way on it."""
-        topic = self.engine.topics.get(name)
-        if topic is not None:
+    async def _topic(self, name: str, request: AppendBody, prefixes: list[str] | None) -> tuple[Topic, bool] | OSError:
+        """The topic with nothing under way on it, and whether it was made for this write."""
+        while (topic := self.engine.topics.get(name)) is not None:
             await self.commits.idle(topic)
-            return topic
+            if not topic.deleted:  # as one is whose making failed while we waited for it
+                return topic, False
         change = self.engine.create(name, request, self._clock(), prefixes)
         result = await self.commits.settled(change)
-        return result if isinstance(result, OSError) else change.topic
+        return result if isinstance(result, OSError) else (change.topic, True)
 
     async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
         rendering = Rendering(request, keep_key=keeps_key(topic, request))
@@ -154,6 +155,8 @@ class LongAppends:
         if not resident_class:
             self.commits.wal.blobs.add(topic.id, change.first_seq)
         result = await self.commits.settled(change, resident)
+        if isinstance(result, NoRoom) and not resident_class:
+            self.commits.wal.blobs.remove(topic.id, change.first_seq)  # its frame was not written: the room is needed
         return result if isinstance(result, OSError) else Done(change, result, created)
 
     async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:

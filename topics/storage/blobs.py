@@ -107,6 +107,11 @@ class BlobStore:
         """The topic is gone; its files, which may be removed once that is durable."""
         return [self.path(topic_id, seq) for seq in self._held.pop(topic_id, {})]
 
+    def remove(self, topic_id: int, first_seq: int) -> None:
+        """Take back `add` and the file: the log surely does not speak of it."""
+        self._held[topic_id].pop(first_seq, None)
+        self.path(topic_id, first_seq).unlink(missing_ok=True)
+
     def sweep(self) -> None:
         """Remove what the log does not speak of: blobs of writes that were never finished, or whose topic is gone."""
         wanted = {self.path(*blob_id) for blob_id in self.added()}

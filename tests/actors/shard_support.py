@@ -1,0 +1,184 @@
+"""A shard's actor without processes: messages are put into its router, and the test is the log's writer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import trio
+
+from tests.actors.wire import Wire
+from topics.actors.shard_actor import ShardActor
+from topics.engine.shard import ShardEngine
+from topics.formats.envelope import Failure, Success, decode, encode_notification, encode_request
+from topics.formats.message import MessageFrame
+from topics.formats.records import RecordFlags, RecordsView
+from topics.formats.requests import Limits, json_bytes
+from topics.formats.wal import Frame
+from topics.storage.blobs import BlobStore
+from topics.storage.wal import Progress
+from topics.storage.wal_file import NoRoom
+
+LIMITS = Limits(batch_records=20_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+
+
+class Log:
+    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`; ``groups`` is what was handed over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = BlobStore(folder / "blob")
+        self.frames: dict[int, Frame] = {}
+        self.groups: list[tuple[int, bool]] = []  # end, sync
+        self.position = self.written = self.synced = 0
+        self.failed: OSError | None = None
+        self._start = 0
+        self._done: list[Progress] = []
+
+    # What the actor calls
+
+    def append(self, frame: Frame) -> int:
+        position = self.position
+        self.frames[position] = frame
+        self.position += frame.length
+        return position
+
+    def flush(self, *, sync: bool) -> None:
+        if self.position > self._start or (sync and self.synced < self.position):
+            self.groups.append((self.position, sync))
+            self._start = self.position
+
+    def take_progress(self) -> list[Progress]:
+        taken, self._done = self._done, []
+        for progress in taken:
+            if progress.error is not None and not isinstance(progress.error, NoRoom):
+                self.failed = progress.error
+        return taken
+
+    def resume(self, position: int) -> None:
+        self.frames = {place: frame for place, frame in self.frames.items() if place < position}
+        self.position = self._start = position
+
+    def records(self, place: int) -> RecordsView:
+        assert place < self.written, "only what was written is read"
+        frame = self.frames[place]
+        body = memoryview(b"".join(frame.parts))
+        if frame.flags & RecordFlags.EXTERNAL:
+            body = self.blobs.body(frame.topic_id, frame.first_seq)
+        return RecordsView(frame.flags, frame.record_count, frame.ext_len, body)
+
+    # What the test calls
+
+    def write(self) -> None:
+        """Everything handed over is in the kernel's hands."""
+        self.written = self._start
+        self._done.append(Progress(self.written, self.synced, 1.5, 0.0))
+
+    def sync(self) -> None:
+        """Everything handed over is on the disk."""
+        self.written = self.synced = self._start
+        self._done.append(Progress(self.written, self.synced, 1.5, 2.5))
+
+    def fail(self, error: OSError) -> None:
+        self._done.append(Progress(self.written, self.synced, 0.0, 0.0, error))
+
+
+class Desk:
+    """One session of a front with a shard's actor; an answer has the number of its request."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery, log: Any = None, engine: ShardEngine | None = None) -> None:
+        self.log: Any = log or Log(folder)
+        self.engine = engine or ShardEngine()
+        words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0)
+        board: Any = SimpleNamespace(shard=lambda _: words)
+        shard: Any = SimpleNamespace(engine=self.engine, wal=self.log)
+        self.actor = ShardActor(shard, 0, board, LIMITS)
+        self.actor._nursery = nursery
+        self.commits = self.actor.commits
+        self.wire = Wire()
+        self.session = self.actor.router.open_session("front-0", self.wire)
+        self._cid = 0
+
+    # Requests; each gives its number. Nothing goes to the log before `flush`.
+
+    def append(self, topic: str, *datas: Any, key: str | None = None, **fields: Any) -> int:
+        return self.append_raw(topic, json_bytes({"records": [{"data": data} for data in datas], **fields}), key=key)
+
+    def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
+        return self._ask("append", {"topic": topic, "key": key, "prefixes": None, "seqs": True}, body)
+
+    def put(self, topic: str, **config: Any) -> int:
+        return self._ask("topic.put", {"topic": topic, "prefixes": None}, json_bytes(config))
+
+    def delete(self, topic: str, *, if_empty: bool = False) -> int:
+        return self._ask("topic.delete", {"topic": topic, "if_empty": if_empty})
+
+    def diff(self, topic: str, **asked: Any) -> int:
+        return self._ask("diff", {"topic": topic}, json_bytes(asked))
+
+    def cancel(self, cid: int) -> None:
+        """The front's client has gone."""
+        notification = encode_notification("call.cancelled", {"cid": cid})
+        self.actor.router.dispatch(self.session, MessageFrame(9999, 0, "event/call.cancelled", notification, b""))
+
+    def _ask(self, method: str, params: dict[str, Any], body: bytes = b"") -> int:
+        self._cid += 1
+        params["at"] = time.monotonic_ns()
+        frame = MessageFrame(self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body)
+        assert self.actor.router.dispatch(self.session, frame) is None
+        return self._cid
+
+    # The log
+
+    def flush(self) -> None:
+        self.commits.flush()
+
+    def written(self) -> OSError | None:
+        self.flush()
+        self.log.write()
+        return self.commits.advance()
+
+    def synced(self) -> OSError | None:
+        self.flush()
+        self.log.sync()
+        return self.commits.advance()
+
+    def failed(self, error: OSError) -> OSError | None:
+        """The writer says so, and the actor's loop does what it does then."""
+        self.flush()
+        self.log.fail(error)
+        found = self.commits.advance()
+        self.actor.broken = found
+        return found
+
+    def make(self, topic: str, **config: Any) -> None:
+        """A topic that is there before the test begins."""
+        self.put(topic, **config)
+        self.synced()
+        self.answers()
+
+    # Answers
+
+    def answers(self) -> list[tuple[int, int | str]]:
+        """Those that went out since the last call: number and status, or number and the error's code."""
+        return [(number, answer["code"] if "code" in answer else answer["status"]) for number, answer in self.bodies()]
+
+    def bodies(self) -> list[tuple[int, dict[str, Any]]]:
+        """The same with the whole answer."""
+        return [_read(frame) for frame in self.wire.take()]
+
+    def seqs(self, topic: str) -> list[int]:
+        """What a reader sees now."""
+        self.diff(topic, limit=1000)
+        ((_, page),) = self.bodies()
+        return [record["$seq"] for record in page["records"]]
+
+
+def _read(frame: MessageFrame) -> tuple[int, dict[str, Any]]:
+    answer = decode(frame.payload)
+    if isinstance(answer, Failure):
+        return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
+    assert isinstance(answer, Success)
+    return answer.cid, answer.result | msgspec.json.decode(bytes(frame.attachment))
