@@ -199,7 +199,7 @@ class View:
         """The rendered records."""
         raise NotImplementedError
 
-    def _bytes(self, begin: int, end: int) -> memoryview:
+    def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class View:
     def ts(self, index: int) -> int:
         """``$ts`` of a record."""
         begin = self._begin(index)
-        head = bytes(self._bytes(begin, min(begin + _HEAD_MAX, self.ends[index])))
+        head = bytes(self.part(begin, min(begin + _HEAD_MAX, self.ends[index])))
         at = head.index(b',"$ts":') + len(b',"$ts":')
         return int(head[at : head.index(b",", at)])
 
@@ -255,7 +255,7 @@ class View:
     def slice(self, start: int, stop: int) -> memoryview:
         """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
         ends = self.ends
-        return self._bytes(ends[start - 1] if start else 0, ends[stop - 1] - 1)
+        return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
     def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
         """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
@@ -284,7 +284,7 @@ class View:
                 node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
         first = self._begin(start)
         stops = self.ends[start:stop]
-        records = self._bytes(first, stops[-1]) if count else memoryview(b"")
+        records = self.part(first, stops[-1]) if count else memoryview(b"")
         marks: Sequence[int] = nothing if dead is None else dead[start:stop]
         found, end = [], 0
         for index, stop_at, node, node_len, tag_len, meta_len, mark in zip(
@@ -345,10 +345,12 @@ class RecordsView(View):
         """Whether there is a key, a node or a tag."""
         return self._ext_len > 0
 
-    def _bytes(self, begin: int, end: int) -> memoryview:
+    def part(self, begin: int, end: int) -> memoryview:
+        """Part of the blob."""
         return self.blob[begin:end]
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        """Part of a table; only of one of which ``flags`` say that it is there."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
 
