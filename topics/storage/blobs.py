@@ -112,12 +112,31 @@ class BlobStore:
         self._held[topic_id].pop(first_seq, None)
         self.path(topic_id, first_seq).unlink(missing_ok=True)
 
-    def sweep(self) -> None:
-        """Remove what the log does not speak of: blobs of writes that were never finished, or whose topic is gone."""
+    def absorb(self, topic_id: int, sealed_seq: int) -> list[Path]:
+        """A segment holds the records up to this seq: the topic's files that nobody reads any more."""
+        held = self._held.get(topic_id, {})
+        sealed = [seq for seq in held if seq <= sealed_seq]
+        for seq in sealed:
+            del held[seq]
+        return [self.path(topic_id, seq) for seq in sealed]
+
+    def sweep(self, sealed: dict[int, int]) -> list[Path]:
+        """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is gone.
+
+        ``sealed``: by topic, the last seq in a segment. The result are files whose records segments hold; an older checkpoint may
+        need them.
+        """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
+        absorbed = []
         for path in self.folder.iterdir():
-            if path not in wanted:
+            if path in wanted:
+                continue
+            topic_id, _, seq = path.name.removesuffix(SUFFIX).partition("-")
+            if path.suffix == SUFFIX and int(seq, 16) <= sealed.get(int(topic_id, 16), 0):
+                absorbed.append(path)
+            else:
                 path.unlink()
+        return absorbed
 
     @staticmethod
     def _map(path: Path) -> memoryview:

@@ -9,7 +9,7 @@
     32      1     clean        1: the shard was stopped in order and nothing followed
     33      7     zero
     40      8     body_len
-    48      ...   body         CBOR items, one after the other: the shard's map (last_id, last_epoch, segments), then a map for each topic
+    48      ...   body         CBOR items, one after the other: the shard's map (last_id, last_epoch, segments, boot), then a map for each topic
 
 Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used.
 """
@@ -51,6 +51,13 @@ class Checkpoint(NamedTuple):
     def segments(self) -> list[int]:
         """Numbers of the segments that count."""
         return self.shard["segments"]  # type: ignore[no-any-return]
+
+
+class Kept(NamedTuple):
+    """What a checkpoint that stands on the disk needs."""
+
+    replay_from: int
+    segments: frozenset[int]
 
 
 class UnknownVersion(Exception):

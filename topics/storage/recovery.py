@@ -1,6 +1,7 @@
-"""Opening a shard's data: replay the log, lay the newest checkpoint over it, cut a torn tail, refuse anything worse.
+"""Opening a shard's data: the newest whole checkpoint, the segments that it names, then the log from where it says.
 
-The log ends where only zeros follow. Where it breaks off (there is no whole frame, and not only zeros) there are two cases:
+A torn tail is cut, anything worse refused. The log ends where only zeros follow, or what a file held in an earlier life. Where it
+breaks off (there is no whole frame, and not only zeros) there are two cases:
 
     torn tail   nothing says that the log was synced beyond the break: nothing was promised, so all that follows is cut off
     damage      a whole frame after the break, a checkpoint or a next file does say so, or a file is missing: acknowledged data
@@ -12,18 +13,23 @@ A log that breaks off just at the end of its last synced write looks like a torn
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
 import cbor2
 
 from topics.engine.dedupe import DedupeWindow
+from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
+from topics.engine.store import EXTENT, Runs
 from topics.engine.topic import Topic
 from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.records import RecordFlags, blob_bytes
+from topics.formats.records import RecordFlags, View, blob_bytes, live_runs
+from topics.formats.requests import Buffer
+from topics.formats.segment import Entry
 from topics.formats.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
@@ -37,9 +43,11 @@ from topics.formats.wal import (
 )
 from topics.storage import checkpoints
 from topics.storage.blobs import BlobStore
+from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory
-from topics.storage.wal import Wal
-from topics.storage.wal_file import WalFile
+from topics.storage.segments import SegmentStore, split_place
+from topics.storage.wal import Wal, frame_records
+from topics.storage.wal_file import NEW, SPARE, WalFile
 
 REPORT_BYTES = 8 << 20  # progress is told after so much of the log
 _ZEROS = bytes(1 << 16)
@@ -52,7 +60,11 @@ class Shard:
 
     engine: ShardEngine
     wal: Wal
+    segments: SegmentStore
     checkpoint_folder: Path
+    kept: list[Kept]  # checkpoints that stand, the older first
+    absorbed: list[Path]  # blobs whose records a segment holds
+    boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
 
 
@@ -73,24 +85,33 @@ def recover(
     log cannot be written.
     """
     boot = boot_id() if boot is None else boot
-    folder, checkpoint_folder, blob_folder = (data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob"))
-    blobs = BlobStore(blob_folder)
+    folder, checkpoint_folder, blob_folder, segment_folder = (
+        data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob", "segment")
+    )
     make_directory(folder)
-    for leftover in folder.glob("*.new"):
+    for leftover in (*folder.glob(f"*{NEW}"), *folder.glob(f"*{SPARE}")):
         leftover.unlink()
-    engine = ShardEngine(shard, shards)
-    files = [WalFile.open(path, shard) for path in sorted(folder.glob("*.wal"))]
     try:
-        checkpoint = checkpoints.newest(checkpoint_folder)
+        standing = checkpoints.whole(checkpoint_folder)
     except checkpoints.UnknownVersion as error:
         raise Damaged(checkpoint_folder, 0, str(error)) from error
-    replay = _Replay(engine, blobs, now, report, checkpoint.position if checkpoint else 0)
+    checkpoint = standing[0] if standing else None
+    kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
+    segments = SegmentStore.open(
+        segment_folder, shard, checkpoint.segments if checkpoint else (), kept=frozenset().union(*(each.segments for each in kept))
+    )
+    engine, blobs = ShardEngine(shard, shards), BlobStore(blob_folder)
+    engine.store = store = _Store(engine, segments, blobs)
+    if checkpoint is not None:
+        _restore(engine, segments, checkpoint, now)
+    files = [WalFile.open(path, shard) for path in sorted(folder.glob("*.wal"))]
+    replay = _Replay(engine, blobs, now, report, checkpoint)
+    store.files = replay.files
     end, cut_bytes = replay.run(folder, files)
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
-    blobs.sweep()
-    if checkpoint is not None:
-        engine.restore(checkpoint.snapshot)
+    sealed = {topic_id: topic.sealed_seq for topic_id, topic in engine.by_id.items()}
+    absorbed = blobs.sweep(sealed)
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
@@ -100,30 +121,99 @@ def recover(
     wal.flush(sync=True)
     wal.wait_synced()  # records of `ephemeral` topics are acknowledged without the log, but not before it tells of this start
     report(1.0)
-    return Shard(engine, wal, checkpoint_folder, cut_bytes)
+    return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
+
+
+def _restore(engine: ShardEngine, segments: SegmentStore, checkpoint: Checkpoint, now: Now) -> None:
+    """Topics, then their extents."""
+    engine.restore_engine(checkpoint.shard)
+    for kept in checkpoint.topics:
+        engine.restore_topic(kept)
+    for number in checkpoint.segments:
+        for place, entry in segments.entries(number):
+            _restore_extent(engine, segments, place, entry, now)
+
+
+def _restore_extent(engine: ShardEngine, segments: SegmentStore, place: int, entry: Entry, now: Now) -> None:
+    topic = engine.by_id.get(entry.topic_id)
+    if topic is None:
+        return
+    dead, dead_count, dead_bytes = segments.dead(place), 0, 0
+    if dead is not None:
+        dead_count = bytes(dead).count(1)
+        live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
+        dead_bytes = entry.blob_bytes - live
+    try:
+        engine.restore_extent(
+            entry.topic_id, entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts, dead_count, dead_bytes
+        )
+    except Misfit as error:
+        raise Damaged(segments.segments[split_place(place)[0]].path, entry.offset, str(error)) from error
+    if now.ts - entry.last_ts < topic.config.idempotency_window_ms:
+        for key, first_seq, count, ts_ms in segments.records(place).keys():
+            if now.ts - ts_ms < topic.config.idempotency_window_ms:
+                engine.restore_key(topic, key, first_seq, count, ts_ms, now)
+
+
+class _Store:
+    """Where the engine finds records during the replay."""
+
+    def __init__(self, engine: ShardEngine, segments: SegmentStore, blobs: BlobStore) -> None:
+        self._engine, self._segments, self._blobs = engine, segments, blobs
+        self.files: list[WalFile] = []
+
+    def records(self, place: int) -> View:
+        """As `Store.records`."""
+        if place & EXTENT:
+            return self._segments.records(place)
+        file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
+        return frame_records(file, place, self._blobs)
+
+    def dead(self, place: int) -> Buffer | None:
+        """As `Store.dead`."""
+        return self._segments.dead(place) if place & EXTENT else self._engine.marks.dead(place)
+
+    def mark(self, place: int, runs: Runs) -> None:
+        """As `Store.mark`."""
+        if place & EXTENT:
+            self._segments.mark(place, chain.from_iterable(starmap(range, runs)))
+        else:
+            self._engine.marks.mark(place, self.records(place).count, runs)
+
+    def release(self, places: Sequence[int]) -> None:
+        """As `Store.release`: what is not named after the replay is found then."""
+        self._engine.marks.forget(places)
 
 
 class _Replay:
     """Feeds every frame of the log to the engine."""
 
-    def __init__(self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], promised: int) -> None:
-        """``promised``: a checkpoint says that the log was synced up to there."""
-        self.engine, self.blobs, self.now, self.boot = engine, blobs, now, ""
-        self._report, self._promised = report, promised
+    def __init__(
+        self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], checkpoint: Checkpoint | None
+    ) -> None:  # fmt: skip
+        self.engine, self.blobs, self.now = engine, blobs, now
+        self.boot: str = checkpoint.shard["boot"] if checkpoint else ""
+        self.files: list[WalFile] = []
+        self._report = report
+        # A checkpoint says that the log was synced up to ``promised``, and is in segments up to ``_from``.
+        self._promised, self._from = (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
         self._total = self._done = 0
-        self._files: list[WalFile] = []
         # By topic, where its window grew: `(position, $ts from which on the keys of the writes before it lived on)`.
         self._grown: dict[int, list[tuple[int, int]]] = {}
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
-        """Replay all files; where the log ends, and how many bytes of a torn tail were cut."""
-        self._total = max(sum(file.size for file in files), 1)
-        position = cut_bytes = 0
-        for file in files:
+        """Replay the files from where the checkpoint says; where the log ends, and how many bytes of a torn tail were cut."""
+        self.files.extend(files)
+        bases = [file.base for file in files]
+        first = max(bisect_right(bases, self._from) - 1, 0)
+        position, cut_bytes = self._from, 0
+        self._total = max(sum(file.size for file in files[first:]), 1)
+        for index, file in enumerate(files[first:], first):
             if file.base != position:
                 raise Damaged(file.path, 0, f"the log before it ends at {position:#x}: a file between is missing or cut")
-            self._files.append(file)
             position = self._replay_file(file)
+            if index + 1 < len(files) and position == bases[index + 1]:
+                continue
             cut_bytes = _length_without_zeros(file.view(), file.offset(position))
             if cut_bytes:
                 self._check_nothing_promised(file, position, last=file is files[-1])
@@ -153,8 +243,11 @@ class _Replay:
         header = None
         for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
             offset = header.position + shift
-            if not self._apply(header, view, offset):
-                raise Damaged(file.path, offset, f"frame of kind {header.kind} about topic {header.topic_id} does not fit in")
+            try:
+                self._apply(header, view, offset, file.base)
+            except Misfit as error:
+                reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
+                raise Damaged(file.path, offset, reason) from error
             if offset - told > REPORT_BYTES:
                 told = offset
                 self._report((self._done + offset) / self._total)
@@ -162,27 +255,30 @@ class _Replay:
         self._report(self._done / self._total)
         return header.end if header else file.base
 
-    def _apply(self, header: FrameHeader, view: memoryview, offset: int) -> bool:
+    def _apply(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
         kind, engine = header.kind, self.engine
+        known = header.position < self._promised
         if kind == _APPEND:
-            topic = engine.replay_append(header, self._external(header) if header.flags & _EXTERNAL else 0)
-            if topic is None:
-                return False
-            if header.ext_len:
+            external = self._external(header) if header.flags & _EXTERNAL else 0
+            topic = engine.replay_append(header, external, base, checkpointed=known)
+            if topic is not None and header.ext_len:
                 self._apply_key(topic, header, view, offset)
-            return True
-        if kind == FrameKind.TOPIC:
+        elif kind == FrameKind.TOPIC:
             self._apply_topic(header, _body(header, view, offset))
-            return True
-        if kind == FrameKind.TOPIC_DELETED:
+        elif kind == FrameKind.TOPIC_DELETED:
             self.blobs.forget(header.topic_id)
-            return engine.replay_deleted(header)
-        if kind == FrameKind.SEQS_RESERVED:
-            return engine.replay_reserved(header)
-        if kind == FrameKind.MARK:
+            engine.replay_deleted(header, checkpointed=known)
+        elif kind == FrameKind.SEQS_RESERVED:
+            engine.replay_reserved(header, checkpointed=known)
+        elif kind == FrameKind.DELETE:
+            start = offset + FRAME_HEADER_BYTES
+            engine.replay_delete(header, view[start : start + header.body_len], checkpointed=known)
+        elif kind == FrameKind.FLOOR:
+            engine.replay_floor(header, _body(header, view, offset), checkpointed=known)
+        elif kind == FrameKind.MARK:
             self.boot = _body(header, view, offset)["boot"]
-            return True
-        return False
+        else:
+            raise Misfit("this program does not know the kind")
 
     def _external(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
@@ -227,7 +323,7 @@ class _Replay:
             self._apply_key(topic, header, view, offset)
 
     def _frame(self, place: int) -> tuple[FrameHeader, memoryview, int]:
-        file = self._files[bisect_right(self._files, place, key=lambda file: file.base) - 1]
+        file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
         view, offset = file.view(), file.offset(place)
         return header_at(view, offset), view, offset
 

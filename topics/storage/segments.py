@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 from topics.formats.extent_view import ExtentView
@@ -182,12 +182,14 @@ class SegmentStore:
         make_directory(folder)
 
     @classmethod
-    def open(cls, folder: Path, shard: int, numbers: Iterable[int], *, mapped_max: int = MAPPED_MAX) -> SegmentStore:
-        """Exactly the segments with these numbers; every other file is removed. Raises `Damaged`."""
+    def open(
+        cls, folder: Path, shard: int, numbers: Iterable[int], *, kept: Set[int] = frozenset(), mapped_max: int = MAPPED_MAX
+    ) -> SegmentStore:  # fmt: skip
+        """Exactly the segments with these numbers; files of other numbers than ``kept`` are removed. Raises `Damaged`."""
         store = cls(folder, shard, mapped_max=mapped_max)
         for number in sorted(numbers):
             store.add(Segment(segment_path(folder, number), shard, number))
-        wanted = {segment.path for segment in store.segments.values()}
+        wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
         for path in folder.iterdir():
             if path not in wanted:
                 path.unlink()

@@ -21,14 +21,13 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, FrameHeader, encode_frame, scan_frames
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import write_all
 from topics.storage.wal_file import SPARE, NoRoom, WalFile
@@ -70,6 +69,16 @@ class WalCounters:
     fsyncs: int = 0
     bytes_written: int = 0
     rotations: int = 0
+
+
+def frame_records(file: WalFile, place: int, blobs: BlobStore) -> RecordsView:
+    """Records of the APPEND frame at position ``place`` of a file."""
+    view, offset = file.view(), file.offset(place)
+    _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(view, offset)
+    if flags & RecordFlags.EXTERNAL:
+        return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
+    start = offset + FRAME_HEADER_BYTES
+    return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
 
 class Wal:
@@ -154,13 +163,11 @@ class Wal:
 
     def records(self, place: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""
-        file = self._files[bisect_right(self._bases, place) - 1]
-        view, offset = file.view(), file.offset(place)
-        _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(view, offset)
-        if flags & RecordFlags.EXTERNAL:
-            return RecordsView(flags, count, ext_len, self.blobs.body(topic_id, first_seq))
-        start = offset + FRAME_HEADER_BYTES
-        return RecordsView(flags, count, ext_len, view[start : start + body_len])
+        return frame_records(self._files[bisect_right(self._bases, place) - 1], place, self.blobs)
+
+    def generation(self, place: int) -> int:
+        """Base of the file that holds ``place``."""
+        return self._bases[bisect_right(self._bases, place) - 1]
 
     @property
     def oldest(self) -> int:
@@ -170,13 +177,6 @@ class Wal:
     def whole_files(self) -> list[tuple[int, int]]:
         """``(base, end)`` of every file that will not be written any more, oldest first."""
         return list(pairwise(self._bases))
-
-    def frames(self, base: int) -> Iterator[tuple[FrameHeader, memoryview]]:
-        """Headers of the frames of the file at ``base``, and the file's bytes."""
-        file = self._files[self._bases.index(base)]
-        view = file.view()
-        for header in scan_frames(view, FILE_HEADER_BYTES, base, file.seed):
-            yield header, view
 
     def detach(self, position: int) -> list[WalFile]:
         """Forget all files that end at ``position`` or before; `retire` then takes them off the disk."""

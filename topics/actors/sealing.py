@@ -1,0 +1,306 @@
+"""Whole log files become segments, checkpoints follow, and what neither needs any more goes (decision 0009).
+
+    file whole and committed -> build, write, sync -> install in the index -> checkpoint -> free what the older checkpoint can spare
+
+All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run that fails leaves everything as it
+was and is begun anew; the log grows meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from topics.actors.commits import Commits
+from topics.engine.frames import Entry
+from topics.engine.retention import seal
+from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.topic import Topic
+from topics.formats.requests import Buffer
+from topics.formats.segment import SegmentHeader
+from topics.formats.segment_build import Piece, Source, build
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Kept
+from topics.storage.segments import Segment, split_place
+from topics.storage.recovery import Shard
+
+LOOK_S = 0.1  # how often we look whether a file is whole
+AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
+WRITE_BYTES = 4 << 20  # handed to the thread at once
+TOPICS_AT_ONCE = 64  # between two looks at other work
+log = structlog.get_logger()
+
+
+class Freed(NamedTuple):
+    """What the index named no more when a checkpoint was made; it may go when no older checkpoint stands."""
+
+    extents: list[int]
+    blobs: list[Path]
+
+
+class Sealing:
+    """The one task of a shard that moves records from its log into segments, and the only writer of checkpoints."""
+
+    def __init__(
+        self, shard: Shard, commits: Commits
+    ) -> None:  # fmt: skip
+        self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
+        self.commits, self._shard = commits, shard
+        self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
+        self.sealed = self.written = 0  # segments and checkpoints since the start of the process
+        self._kept = deque(shard.kept, maxlen=checkpoints.KEEP)
+        self._next_number = 1 + max((number for kept in shard.kept for number in kept.segments), default=0)
+        self._written_at = trio.current_time()
+        self._live = dict.fromkeys(self.segments.segments, 0)  # extents that the index names, by segment
+        for topic in self.engine.by_id.values():
+            for place in topic.frames.places():
+                if place & EXTENT and not place & RESIDENT:
+                    self._live[split_place(place)[0]] += 1
+        self._released: list[int] = []  # extents that went since the last checkpoint
+        self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
+        self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
+        commits.on_release = self._release
+
+    # The task
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            pause = LOOK_S
+            try:
+                await self._round()
+            except OSError as error:
+                log.error("sealing failed", error=str(error))
+                pause = AGAIN_S
+            await trio.sleep(pause)
+
+    async def _round(self) -> None:
+        worked = False
+        for base, end in self.wal.whole_files():
+            if base < self.replay_from:
+                continue
+            if self.commits.reached < end or self.wal.synced < end:
+                break
+            await self._seal(base, end)
+            worked = True
+        if worked or (self._wasteful and trio.current_time() - self._written_at > AGAIN_S):
+            await self.checkpoint()
+
+    @property
+    def _wasteful(self) -> bool:
+        """Another checkpoint would free room."""
+        spare = any(freed.extents or freed.blobs for freed in self._spare)
+        unused = any(not count for count in self._live.values())
+        return bool(self._released or self._absorbed or spare or unused or self.wal.oldest < self.replay_from)
+
+    # Sealing
+
+    async def _seal(self, base: int, end: int) -> None:
+        began, number = trio.current_time(), self._next_number
+        touched = await self._touched(base, end)
+        writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
+        try:
+            pieces: list[Buffer] = []
+            size = 0
+            header = SegmentHeader(self.segments.shard, number, base, end)
+            for piece in build(header, self._sources(touched, base, end), self._flags):
+                pieces.append(piece)
+                size += len(piece)
+                if size >= WRITE_BYTES:
+                    await trio.to_thread.run_sync(writer.write, pieces)
+                    pieces, size = [], 0
+                await trio.lowlevel.checkpoint()
+            await trio.to_thread.run_sync(writer.write, pieces)
+            segment = await trio.to_thread.run_sync(writer.finish)
+        except BaseException:
+            writer.abandon()
+            raise
+        self._next_number += 1
+        await self._install(segment)
+        for topic in touched:
+            topic.drop_tags(base)
+        self._absorbed += [path for topic in touched for path in self.wal.blobs.absorb(topic.id, topic.sealed_seq)]
+        self.replay_from = end
+        self.sealed += 1
+        trailer = segment.trailer
+        seconds = round(trio.current_time() - began, 3)
+        log.info("sealed", segment=number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
+
+    async def _touched(self, base: int, end: int) -> list[Topic]:
+        """Topics with records in this part of the log."""
+        found = []
+        topics = iter(list(self.engine.by_id.values()))
+        while some := list(islice(topics, TOPICS_AT_ONCE)):
+            found += [topic for topic in some if next(_writes(topic, base, end), None) is not None]
+            await trio.lowlevel.checkpoint()
+        return found
+
+    def _sources(self, touched: list[Topic], base: int, end: int) -> Iterator[Source]:
+        """Stretches of contiguous seqs. Records may go, and whole topics, while the segment is built."""
+        for topic in touched:
+            seq = topic.sealed_seq + 1
+            while not topic.deleted and (entry := next(_writes(topic, base, end, seq), None)) is not None:
+                first = seq = max(entry.first_seq, topic.start_seq, seq)
+                stretch = _Stretch(self.commits, topic, base, end, first)
+                yield Source(topic.id, first, stretch)
+                seq = stretch.seq
+
+    def _flags(self, topic_id: int, first_seq: int, count: int) -> bytearray:
+        """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
+        flags = bytearray(b"\1" * count)
+        topic = self.engine.by_id.get(topic_id)
+        if topic is None:
+            return flags
+        for entry in topic.frames.from_seq(max(first_seq, topic.start_seq)):
+            if entry.first_seq >= first_seq + count:
+                break
+            start, stop = max(entry.first_seq, topic.start_seq, first_seq), min(entry.first_seq + entry.count, first_seq + count)
+            dead = self.commits.dead(entry.place)
+            live = bytes(stop - start) if dead is None else dead[start - entry.first_seq : stop - entry.first_seq]
+            flags[start - first_seq : stop - first_seq] = live
+        return flags
+
+    async def _install(self, segment: Segment) -> None:
+        """Let the index name the extents instead of the writes, topic after topic."""
+        self.segments.add(segment)
+        self._live[segment.number] = 0
+        group: list[tuple[int, Entry]] = []
+        for place, extent in self.segments.entries(segment.number):
+            if group and group[-1][0] != extent.topic_id:
+                self._install_topic(group)
+                group = []
+                await trio.lowlevel.checkpoint()
+            entry = Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
+            group.append((extent.topic_id, entry))
+        if group:
+            self._install_topic(group)
+
+    def _install_topic(self, group: list[tuple[int, Entry]]) -> None:
+        topic = self.engine.by_id.get(group[0][0])
+        if topic is None:
+            return
+        extents = [entry for _, entry in group]
+        for entry in extents:
+            self._mark_what_went(topic, entry)
+        unused = set(seal(topic, extents, self.commits))
+        number, _ = split_place(extents[0].place)
+        self._live[number] += len(extents) - len(unused)
+        self._released += unused
+
+    def _mark_what_went(self, topic: Topic, entry: Entry) -> None:
+        """Flags that were set since they were written to the segment."""
+        now, written = self._flags(topic.id, entry.first_seq, entry.count), self.segments.dead(entry.place)
+        if now.count(1) != (0 if written is None else bytes(written).count(1)):
+            late = [index for index, flag in enumerate(now) if flag and not (written and written[index])]
+            self.segments.mark(entry.place, late)
+
+    def _release(self, place: int) -> None:
+        """The index names this extent no more."""
+        self._live[split_place(place)[0]] -= 1
+        self._released.append(place)
+
+    # Checkpoints
+
+    async def checkpoint(self) -> None:
+        """Write one, then free what neither it nor the one before it needs. Raises OSError."""
+        replay_from = self.replay_from
+        numbers = sorted(number for number, count in self._live.items() if count)
+        items = [self._head_item(numbers)]
+        freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
+        try:
+            for count, topic in enumerate(self.engine.snapshot_topics(), 1):
+                items.append(self._item(topic))
+                if count % TOPICS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+            position = await self._synced()
+            await trio.to_thread.run_sync(self.segments.sync)
+            await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
+        except BaseException:
+            self._released, self._absorbed = freed.extents + self._released, freed.blobs + self._absorbed
+            raise
+        self.written += 1
+        self._written_at = trio.current_time()
+        self._kept.append(Kept(replay_from, frozenset(numbers)))
+        self._spare.append(freed)
+        await self._free()
+
+    def write_last(self) -> None:
+        """The checkpoint of an orderly stop, when the log is closed. Raises OSError."""
+        numbers = sorted(number for number, count in self._live.items() if count)
+        items = [self._head_item(numbers)]
+        items += map(self._item, self.engine.snapshot_topics())
+        self.segments.sync()
+        checkpoints.write(self._shard.checkpoint_folder, self.wal.position, self.replay_from, items, clean=True)
+
+    def _head_item(self, numbers: list[int]) -> bytes:
+        return checkpoints.encode_item({**self.engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot})
+
+    def _item(self, topic: Topic) -> bytes:
+        return checkpoints.encode_item(self.engine.snapshot_topic(topic, self.commits.position_of(topic)))
+
+    async def _synced(self) -> int:
+        """The log's position now, once it is synced up to there."""
+        position = self.wal.position
+        self.wal.flush(sync=True)
+        while self.wal.synced < position:
+            if self.wal.failed:
+                raise self.wal.failed
+            await trio.sleep(0.002)
+        return position
+
+    async def _free(self) -> None:
+        """What both checkpoints that stand can spare."""
+        if len(self._kept) < checkpoints.KEEP:
+            return
+        older = self._kept[0]
+        named = older.segments | self._kept[-1].segments
+        dead = [number for number, count in self._live.items() if not count and number not in named]
+        for number in dead:
+            del self._live[number]
+            await trio.to_thread.run_sync(self.segments.unlink, number)
+        while len(self._spare) >= checkpoints.KEEP:
+            freed = self._spare.popleft()
+            extents = [place for place in freed.extents if self._live.get(split_place(place)[0])]
+            if extents:
+                await trio.to_thread.run_sync(self.segments.punch, extents)
+            for path in freed.blobs:
+                await trio.to_thread.run_sync(_unlink, path)
+        files = self.wal.detach(older.replay_from)
+        if files:
+            await trio.to_thread.run_sync(self.wal.retire, files)
+
+
+class _Stretch:
+    """Pieces of a stretch of contiguous seqs, as long as it goes on; ``seq`` is the first that was not given."""
+
+    def __init__(self, commits: Commits, topic: Topic, base: int, end: int, seq: int) -> None:
+        self.seq = seq
+        self._commits, self._topic, self._base, self._end = commits, topic, base, end
+
+    def __iter__(self) -> Iterator[Piece]:
+        for entry in _writes(self._topic, self._base, self._end, self.seq):
+            start = self.seq - entry.first_seq
+            if start < 0 or self._topic.deleted:
+                return
+            self.seq = entry.first_seq + entry.count
+            yield self._commits.records(entry.place), start, entry.count
+
+
+def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:
+    """Writes of a part of the log that hold ``seq`` or what follows. The index may change between two of them."""
+    for entry in topic.frames.from_seq(max(seq, topic.sealed_seq + 1)):
+        if entry.place & RESIDENT or entry.place < base:
+            continue
+        if entry.place >= end:
+            return
+        yield entry
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
