@@ -18,10 +18,11 @@ Flag ONE_NODE says that every record has the first node of "n" (the usual batch 
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import IntEnum
 from itertools import accumulate
 from operator import add
@@ -33,6 +34,8 @@ from topics.formats.requests import AppendBody, Buffer, RecordIn, json_string
 
 U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
+_HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20  # a record's seq and time, with all the digits that they may have
+_LIVE = re.compile(rb"[^\x01]+")
 
 
 class RecordFlags(IntEnum):
@@ -43,6 +46,10 @@ class RecordFlags(IntEnum):
     METAS = 4
     ONE_NODE = 8
     EXTERNAL = 16  # the frame's body is ext alone; the whole body stands in a blob file (blob.py)
+
+
+# As plain numbers: the operators of an IntFlag cost more than all else in a short read.
+_NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
 
 
 class EncodedRecords(NamedTuple):
@@ -172,41 +179,65 @@ def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
     return [json_string(text) for text in places if text is not None], refs
 
 
-class RecordsView:
-    """Reads the records of one write in place; nothing is copied before a slice is taken."""
+class View:
+    """What a write of the log and an extent of a segment answer alike: both hold ``count`` rendered records of contiguous seqs."""
 
-    __slots__ = ("_body", "_ext_len", "_flags", "count")
+    __slots__ = ("count", "flags")
 
-    def __init__(self, flags: int, count: int, ext_len: int, body: memoryview) -> None:
-        self._flags, self.count, self._ext_len, self._body = flags, count, ext_len, body
+    def __init__(self, flags: int, count: int) -> None:
+        self.flags, self.count = flags, count
 
-    def _table(self, number: int) -> memoryview:
-        start = self._ext_len + 4 * self.count * number
-        return self._body[start : start + 4 * self.count].cast("I")
-
-    @property
-    def _tables(self) -> int:
-        return 1 + (self._flags & 7).bit_count()
+    # What the two kinds hold in their own ways
 
     @property
     def ends(self) -> memoryview:
         """End of each record in the blob."""
-        return self._table(0)
+        raise NotImplementedError
 
     @property
     def blob(self) -> memoryview:
         """The rendered records."""
-        return self._body[self._ext_len + 4 * self.count * self._tables :]
+        raise NotImplementedError
 
-    def ext(self) -> dict[str, Any]:
-        """The CBOR map: key, nodes, tags."""
-        return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
+    def _bytes(self, begin: int, end: int) -> memoryview:
+        """Part of the blob."""
+        raise NotImplementedError
 
-    def _optional(self, flag: RecordFlags) -> Sequence[int]:
-        if not self._flags & flag:
-            return bytes(self.count)  # all zero
-        number = 1 + (self._flags & 7 & (flag - 1)).bit_count()
-        return self._table(number)
+    def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        """Part of a table; only of one of which ``flags`` say that it is there."""
+        raise NotImplementedError
+
+    def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
+        """The refs that stand for these nodes."""
+        raise NotImplementedError
+
+    def _node_lens(self, refs: Sequence[int]) -> list[int]:
+        """Bytes of each node as a JSON string, 0 where there is none."""
+        raise NotImplementedError
+
+    def _tag_lens(self, refs: Sequence[int]) -> list[int]:
+        """Bytes of each tag as a JSON string, 0 where there is none."""
+        raise NotImplementedError
+
+    def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        raise NotImplementedError
+
+    # What follows from it
+
+    def _begin(self, index: int) -> int:
+        return self.ends[index - 1] if index else 0
+
+    def size(self, start: int, stop: int) -> int:
+        """Bytes of the rendered records ``start`` to ``stop`` (exclusive), their commas included."""
+        return self._begin(stop) - self._begin(start)
+
+    def ts(self, index: int) -> int:
+        """``$ts`` of a record."""
+        begin = self._begin(index)
+        head = bytes(self._bytes(begin, min(begin + _HEAD_MAX, self.ends[index])))
+        at = head.index(b',"$ts":') + len(b',"$ts":')
+        return int(head[at : head.index(b",", at)])
 
     def fit(self, start: int, stop: int, budget: int) -> int:
         """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes fit ``budget``."""
@@ -216,40 +247,128 @@ class RecordsView:
 
     def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool) -> bool:
         """Whether such a reader gets each record as it stands."""
-        flags = self._flags
-        if (flags & RecordFlags.TAGS and not include_tags) or (flags & RecordFlags.METAS and not include_meta):
+        flags = self.flags
+        if (flags & _TAGS and not include_tags) or (flags & _METAS and not include_meta):
             return False
-        return not nodes or not flags & (RecordFlags.NODES | RecordFlags.ONE_NODE)
+        return not nodes or not flags & (_NODES | _ONE_NODE)
 
     def slice(self, start: int, stop: int) -> memoryview:
         """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
         ends = self.ends
-        return self.blob[ends[start - 1] if start else 0 : ends[stop - 1] - 1]
+        return self._bytes(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
-    def select(self, start: int, stop: int, nodes: Set[bytes], include_tags: bool, include_meta: bool) -> list[tuple[int, bytes]]:
-        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants."""
-        ext = self.ext()
-        names = [None, *ext.get("n", ())]
-        if self._flags & RecordFlags.ONE_NODE:
-            if ext["n"][0] in nodes:
-                return []
-            node_refs: Sequence[int] = b"\x01" * self.count
-        else:
-            node_refs = self._optional(RecordFlags.NODES)
-        tag_lens = [0, *(len(tag) + len(b',"$tag":') for tag in ext.get("t", ()))]
-        tag_refs, meta_lens = self._optional(RecordFlags.TAGS), self._optional(RecordFlags.METAS)
-        ends, blob, found = self.ends, self.blob, []
-        for index in range(start, stop):
-            if nodes and names[node_refs[index]] in nodes:
+    def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
+        """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
+        return [self.slice(*run) for run in live_runs(dead, start, stop)]
+
+    def select(
+        self, start: int, stop: int, nodes: Set[bytes], include_tags: bool, include_meta: bool, dead: Buffer | None = None
+    ) -> list[tuple[int, bytes]]:
+        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants.
+
+        ``dead`` has a byte for every record of the view; those with 1 are passed over.
+        """
+        flags = self.flags
+        skipped = self._refs_of(nodes) if nodes else frozenset[int]()
+        if flags & _ONE_NODE and skipped:
+            return []
+        count = stop - start
+        nothing: Sequence[int] = bytes(count)
+        node_refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES else nothing
+        meta_lens = self.column(_METAS, start, stop) if flags & _METAS and not include_meta else nothing
+        node_lens: Sequence[int] = nothing
+        tag_lens: Sequence[int] = nothing
+        if flags & _TAGS and not include_tags:
+            tag_lens = self._tag_lens(self.column(_TAGS, start, stop))
+            if flags & (_NODES | _ONE_NODE):
+                node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
+        first = self._begin(start)
+        stops = self.ends[start:stop]
+        records = self._bytes(first, stops[-1]) if count else memoryview(b"")
+        marks: Sequence[int] = nothing if dead is None else dead[start:stop]
+        found, end = [], 0
+        for index, stop_at, node, node_len, tag_len, meta_len, mark in zip(
+            range(start, stop), stops, node_refs, node_lens, tag_lens, meta_lens, marks, strict=True
+        ):
+            begin, end = end, stop_at - first
+            if mark == 1 or (node and node in skipped):
                 continue
-            record = bytes(blob[ends[index - 1] if index else 0 : ends[index] - 1])
-            if not include_meta and meta_lens[index]:
-                record = record[: -meta_lens[index] - 1] + b"}"
-            if not include_tags and tag_refs[index]:
-                node = names[node_refs[index]]
-                record = _without_tag(record, len(node) + len(b',"$node":') if node else 0, tag_lens[tag_refs[index]])
+            record = bytes(records[begin : end - 1])
+            if meta_len:
+                record = record[: -meta_len - 1] + b"}"
+            if tag_len:
+                record = _without_tag(record, node_len and node_len + len(b',"$node":'), tag_len + len(b',"$tag":'))
             found.append((index, record))
         return found
+
+
+def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of records in the range that are not dead, as ``(start, stop)``. Any flag other than 1 counts as live."""
+    if start >= stop:
+        return
+    if dead is None:
+        yield start, stop
+        return
+    for run in _LIVE.finditer(dead, start, stop):
+        yield run.span()
+
+
+class RecordsView(View):
+    """Reads the records of one write in place; nothing is copied before a slice is taken."""
+
+    __slots__ = ("_body", "_ext_len")
+
+    def __init__(self, flags: int, count: int, ext_len: int, body: memoryview) -> None:
+        self.flags, self.count, self._ext_len, self._body = flags, count, ext_len, body
+
+    def _table(self, number: int) -> memoryview:
+        start = self._ext_len + 4 * self.count * number
+        return self._body[start : start + 4 * self.count].cast("I")
+
+    @property
+    def ends(self) -> memoryview:
+        """End of each record in the blob."""
+        start = self._ext_len
+        return self._body[start : start + 4 * self.count].cast("I")
+
+    @property
+    def blob(self) -> memoryview:
+        """The rendered records."""
+        return self._body[self._ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
+
+    def ext(self) -> dict[str, Any]:
+        """The CBOR map: key, nodes, tags."""
+        return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
+
+    @property
+    def has_ext(self) -> bool:
+        """Whether there is a key, a node or a tag."""
+        return self._ext_len > 0
+
+    def _bytes(self, begin: int, end: int) -> memoryview:
+        return self.blob[begin:end]
+
+    def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
+        return self._table(number)[start:stop]
+
+    def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
+        return {ref for ref, node in enumerate(self.ext().get("n", ()), 1) if node in nodes}
+
+    def _node_lens(self, refs: Sequence[int]) -> list[int]:
+        lens = [0, *map(len, self.ext().get("n", ()))]
+        return [lens[ref] for ref in refs]
+
+    def _tag_lens(self, refs: Sequence[int]) -> list[int]:
+        lens = [0, *map(len, self.ext().get("t", ()))]
+        return [lens[ref] for ref in refs]
+
+    def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        if not self.flags & _TAGS:
+            return iter(())
+        tags = [b"", *self.ext()["t"]]
+        return ((index, tags[ref]) for index, ref in enumerate(self.column(_TAGS, start, stop), start) if ref)
 
 
 def _without_tag(record: bytes, node_len: int, tag_len: int) -> bytes:
@@ -268,4 +387,15 @@ def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
     return frozenset(map(json_string, nodes))
 
 
-__all__ = ["EncodedRecords", "RecordFlags", "RecordIn", "RecordsView", "Rendering", "blob_bytes", "encode", "json_nodes"]
+__all__ = [
+    "EncodedRecords",
+    "RecordFlags",
+    "RecordIn",
+    "RecordsView",
+    "Rendering",
+    "View",
+    "blob_bytes",
+    "encode",
+    "json_nodes",
+    "live_runs",
+]
