@@ -11,8 +11,10 @@ A log that breaks off just at the end of its last synced write looks like a torn
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from typing import Any
 import cbor2
 
 from topics.engine.dedupe import DedupeWindow
-from topics.engine.shard import Now, ShardEngine
+from topics.engine.shard import Misfit, Now, ShardEngine
+from topics.engine.store import Runs
 from topics.engine.topic import Topic
 from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.records import RecordFlags, blob_bytes
+from topics.formats.records import RecordFlags, RecordsView, blob_bytes
+from topics.formats.requests import Buffer
 from topics.formats.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
@@ -109,6 +113,7 @@ class _Replay:
     def __init__(self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], promised: int) -> None:
         """``promised``: a checkpoint says that the log was synced up to there."""
         self.engine, self.blobs, self.now, self.boot = engine, blobs, now, ""
+        engine.store = self
         self._report, self._promised = report, promised
         self._total = self._done = 0
         self._files: list[WalFile] = []
@@ -153,8 +158,11 @@ class _Replay:
         header = None
         for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
             offset = header.position + shift
-            if not self._apply(header, view, offset):
-                raise Damaged(file.path, offset, f"frame of kind {header.kind} about topic {header.topic_id} does not fit in")
+            try:
+                self._apply(header, view, offset, file.base)
+            except Misfit as error:
+                reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
+                raise Damaged(file.path, offset, reason) from error
             if offset - told > REPORT_BYTES:
                 told = offset
                 self._report((self._done + offset) / self._total)
@@ -162,34 +170,61 @@ class _Replay:
         self._report(self._done / self._total)
         return header.end if header else file.base
 
-    def _apply(self, header: FrameHeader, view: memoryview, offset: int) -> bool:
+    def _apply(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
         kind, engine = header.kind, self.engine
         if kind == _APPEND:
-            topic = engine.replay_append(header, self._external(header) if header.flags & _EXTERNAL else 0)
-            if topic is None:
-                return False
-            if header.ext_len:
+            topic = engine.replay_append(header, self._external(header) if header.flags & _EXTERNAL else 0, base)
+            if topic is not None and header.ext_len:
                 self._apply_key(topic, header, view, offset)
-            return True
-        if kind == FrameKind.TOPIC:
+        elif kind == FrameKind.TOPIC:
             self._apply_topic(header, _body(header, view, offset))
-            return True
-        if kind == FrameKind.TOPIC_DELETED:
+        elif kind == FrameKind.TOPIC_DELETED:
             self.blobs.forget(header.topic_id)
-            return engine.replay_deleted(header)
-        if kind == FrameKind.SEQS_RESERVED:
-            return engine.replay_reserved(header)
-        if kind == FrameKind.MARK:
+            engine.replay_deleted(header)
+        elif kind == FrameKind.SEQS_RESERVED:
+            engine.replay_reserved(header)
+        elif kind == FrameKind.DELETE:
+            start = offset + FRAME_HEADER_BYTES
+            engine.replay_delete(header, view[start : start + header.body_len])
+        elif kind == FrameKind.FLOOR:
+            engine.replay_floor(header, _body(header, view, offset))
+        elif kind == FrameKind.MARK:
             self.boot = _body(header, view, offset)["boot"]
-            return True
-        return False
+        else:
+            raise Misfit("this program does not know the kind")
 
     def _external(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
         self.blobs.add(header.topic_id, header.first_seq)
         path = self.blobs.path(header.topic_id, header.first_seq)
-        body_len = path.stat().st_size - BLOB_HEADER_BYTES if path.exists() else 0
-        return blob_bytes(body_len, header.ext_len, header.record_count, header.flags)
+        if not path.exists():
+            return header.record_count
+        return blob_bytes(path.stat().st_size - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags)
+
+    # The engine's store, as long as the log is not open
+
+    def records(self, place: int) -> RecordsView:
+        """As `Store.records`."""
+        header, view, offset = self._frame(place)
+        start, count = offset + FRAME_HEADER_BYTES, header.record_count
+        if not header.flags & _EXTERNAL:
+            return RecordsView(header.flags, count, header.ext_len, view[start : start + header.body_len])
+        if self.blobs.path(header.topic_id, header.first_seq).exists():
+            return RecordsView(header.flags, count, header.ext_len, self.blobs.body(header.topic_id, header.first_seq))
+        # Its topic is deleted further on, or it is missed when the log has ended. Until then, records of one byte will do.
+        return RecordsView(0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count)))
+
+    def dead(self, place: int) -> Buffer | None:
+        """As `Store.dead`."""
+        return self.engine.marks.dead(place)
+
+    def mark(self, place: int, runs: Runs) -> None:
+        """As `Store.mark`."""
+        self.engine.marks.mark(place, self.records(place).count, runs)
+
+    def release(self, places: Sequence[int]) -> None:
+        """As `Store.release`."""
+        self.engine.marks.forget(places)
 
     def _apply_key(self, topic: Topic, header: FrameHeader, view: memoryview, offset: int) -> None:
         if self.now.ts - header.ts_ms < topic.config.idempotency_window_ms:
@@ -205,16 +240,22 @@ class _Replay:
             self._grown.setdefault(before.id, []).append((header.position, header.ts_ms - window_ms + 1))
 
     def _keys_of_grown_windows(self) -> None:
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        for file in self._files if self._grown else ():
+            # Not by the topics' indexes: a key outlives its records.
+            for header in scan_frames(file.view(), file.offset(file.base), file.base, file.seed):
+                if header.topic_id in self._grown and header.kind == _APPEND:
+                    places[header.topic_id].append(header.position)
         for topic_id, growths in self._grown.items():
             topic = self.engine.by_id.get(topic_id)
             if topic is not None:
-                self._keys_again(topic, growths)
+                self._keys_again(topic, growths, reversed(places[topic_id]))
 
-    def _keys_again(self, topic: Topic, growths: list[tuple[int, int]]) -> None:
+    def _keys_again(self, topic: Topic, growths: list[tuple[int, int]], places: Iterable[int]) -> None:
         """A look at a window that grew later has passed over keys that live on: look again, from the newest write back."""
         alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
         young = []
-        for place in topic.frames.latest_places():
+        for place in places:
             while growths and place < growths[-1][0]:
                 alive_ts = max(alive_ts, growths.pop()[1])
             header, view, offset = self._frame(place)
