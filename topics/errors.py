@@ -11,6 +11,7 @@
         MethodNotAllowed        method_not_allowed
         TopicExistsIncompatible topic_exists_incompatible
         TopicNotEmpty           topic_not_empty
+        TopicFull               topic_full
         PayloadTooLarge         payload_too_large
         UnsupportedMediaType    unsupported_media_type
         Throttled               throttled
@@ -109,6 +110,12 @@ class TopicNotEmpty(TopicsError):
     """``if_empty`` was asked for and the topic holds records."""
 
     code = "topic_not_empty"
+
+
+class TopicFull(TopicsError):
+    """A write that does not fit into a topic with ``discard: "reject"``."""
+
+    code = "topic_full"
 
 
 class PayloadTooLarge(TopicsError):

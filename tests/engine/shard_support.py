@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from topics.engine.dedupe import Remembered
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Follow, Now, ShardEngine
+from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine
+from topics.engine.store import RESIDENT, Runs
 from topics.formats.records import EncodedRecords, RecordsView
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, json_bytes
+from topics.formats.requests import Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
 from topics.formats.wal import FrameKind
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
@@ -26,12 +28,22 @@ class Desk:
         self.now = Now(ts=1_000_000, ms=5_000)
         self.pending: list[Change] = []
         self._views: list[RecordsView] = []
+        self.engine.store = self
 
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
 
     def records(self, place: int) -> RecordsView:
-        return self._views[place]
+        return self._views[place & ~RESIDENT]
+
+    def dead(self, place: int) -> Buffer | None:
+        return self.engine.marks.dead(place)
+
+    def mark(self, place: int, runs: Runs) -> None:
+        self.engine.marks.mark(place, self.records(place).count, runs)
+
+    def release(self, places: Sequence[int]) -> None:
+        self.engine.marks.forget(places)
 
     def append(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> Append | Follow | Remembered:
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
@@ -54,6 +66,12 @@ class Desk:
             self.pending.append(change)
         return change
 
+    def delete_records(self, name: str, **body: Any) -> DeleteRecords:
+        asked = decode_delete(json_bytes(body))
+        change = self.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        self.pending.append(change)
+        return change
+
     def commit_next(self) -> Change:
         """The oldest pending change has come far enough."""
         change = self.pending.pop(0)
@@ -72,13 +90,14 @@ class Desk:
     def _place(self, change: Change) -> int:
         if not isinstance(change, Append):
             return 0
+        bit = 0
         if change.resident is not None:
-            view = view_of(change.resident)
+            view, bit = view_of(change.resident), RESIDENT
         else:
             (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
             view = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts)))
         self._views.append(view)
-        return len(self._views) - 1
+        return bit | len(self._views) - 1
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)

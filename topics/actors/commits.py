@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import trio
 
 from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
+from topics.engine.store import RESIDENT, Runs
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView
+from topics.formats.requests import Buffer
 from topics.formats.wal import FrameKind
 from topics.storage.wal import Progress, Wal
 from topics.storage.wal_file import NoRoom
-
-# Places of records that are kept in memory only have this bit; the log never grows to it.
-RESIDENT = 1 << 63
 
 Settle = Callable[[Progress | OSError], None]
 
@@ -30,15 +29,15 @@ class Waiting:
 
 
 class Commits:
-    """The only way from a decided `Change` into the log and back to the engine."""
+    """The only way from a decided `Change` into the log and back to the engine; the engine's store."""
 
     def __init__(self, engine: ShardEngine, wal: Wal, clock: Callable[[], Now]) -> None:
         self.engine, self.wal, self._clock = engine, wal, clock
+        engine.store = self
         self._until_written: deque[Waiting] = deque()
         self._until_synced: deque[Waiting] = deque()
         self._serial = 0
         self._resident: dict[int, RecordsView] = {}
-        self._resident_of: defaultdict[int, list[int]] = defaultdict(list)  # topic id to places
         self._sync_wanted = False
         self._idle: dict[int, trio.Event] = {}
         self.on_commit: Callable[[Change], None] = lambda _: None
@@ -49,6 +48,21 @@ class Commits:
     def records(self, place: int) -> RecordsView:
         """Records at a place that was given to `ShardEngine.commit`."""
         return self._resident[place] if place & RESIDENT else self.wal.records(place)
+
+    def dead(self, place: int) -> Buffer | None:
+        """As `Store.dead`."""
+        return self.engine.marks.dead(place)
+
+    def mark(self, place: int, runs: Runs) -> None:
+        """As `Store.mark`."""
+        self.engine.marks.mark(place, self.records(place).count, runs)
+
+    def release(self, places: Sequence[int]) -> None:
+        """As `Store.release`."""
+        self.engine.marks.forget(places)
+        if self._resident:
+            for place in places:
+                self._resident.pop(place, None)
 
     def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
         """Put the change's frames into the group under way. `flush` sends the group off.
@@ -81,14 +95,12 @@ class Commits:
         assert view is not None, "an ephemeral append comes with its records"
         place = RESIDENT | self._serial
         self._resident[place] = view
-        self._resident_of[change.topic.id].append(place)
         return place
 
-    def _drop(self, topic_id: int) -> None:
+    def _drop(self, topic: Topic) -> None:
         """The topic is gone: free what it kept in memory and in files of its own."""
-        for place in self._resident_of.pop(topic_id, ()):
-            self._resident.pop(place, None)
-        for path in self.wal.blobs.forget(topic_id):
+        self.release(topic.frames.places())
+        for path in self.wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
 
     async def settled(self, change: Change, resident: RecordsView | None = None) -> Progress | OSError:
@@ -136,13 +148,15 @@ class Commits:
             self._commit(queue.popleft(), progress)
 
     def _commit(self, waiting: Waiting, progress: Progress) -> None:
-        self.engine.commit(waiting.change, waiting.place, self._clock())
+        change, place = waiting.change, waiting.place
+        generation = self.wal.base_of(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
+        self.engine.commit(change, place, self._clock(), generation)
         if waiting.settle is not None:
             waiting.settle(progress)
         self._tell_idle(waiting.change.topic)
         self.on_commit(waiting.change)
         if isinstance(waiting.change, Delete):
-            self._drop(waiting.change.topic.id)
+            self._drop(waiting.change.topic)
 
     def _lose(self, error: OSError) -> None:
         lost = sorted((*self._until_written, *self._until_synced), key=lambda waiting: waiting.serial, reverse=True)

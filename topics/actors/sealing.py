@@ -27,8 +27,8 @@ from topics.formats.segment import SegmentHeader
 from topics.formats.segment_build import Piece, Source, build
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
-from topics.storage.segments import Segment, split_place
 from topics.storage.recovery import Shard
+from topics.storage.segments import Segment, split_place
 
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room

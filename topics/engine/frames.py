@@ -1,60 +1,188 @@
-"""Where the live records of one topic lie: one entry for each write, in three arrays (20 bytes an entry)."""
+"""Where the live records of one topic lie: one entry for each write or extent, in five arrays (32 bytes an entry).
+
+``size`` counts the rendered bytes of what is live in the entry; 0 means that nothing is. Records that are gone from an entry by a
+delete, or because the topic now begins behind them, are counted in a sparse dict as long as others of the entry live. *Which*
+records of an entry are deleted stands in its flags (`Store.dead`); where the topic begins is ``Topic.start_seq``.
+"""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Protocol
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from topics.formats.records import RecordsView
+from topics.engine.store import EXTENT, RESIDENT
+
+_EMPTY: array[int] = array("Q")  # shared by all that hold nothing: most topics are idle
+_NOBODY: dict[int, int] = {}  # shared likewise
+FRONT_SLACK = 16
 
 
-class RecordStore(Protocol):
-    """Finds the records of a write again by the place that was noted when they were committed."""
+class Entry(NamedTuple):
+    """Contiguous seqs that are found again as a whole. ``ts`` is the `$ts` of the first."""
 
-    def records(self, place: int) -> RecordsView:
-        """The write at ``place``; valid until the next change of the store."""
+    first_seq: int
+    record_count: int
+    place: int
+    size: int
+    ts: int
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last record."""
+        return self.first_seq + self.record_count - 1
 
 
 class FrameIndex:
-    """Writes in seq order. Seqs are contiguous inside a write; between two writes there may be a hole."""
+    """Entries in seq order; between two of them there may be a hole."""
 
-    __slots__ = ("_counts", "_first_seqs", "_places")
+    __slots__ = ("_counts", "_first_seqs", "_front", "_places", "_sizes", "_ts", "dead_entries", "gone")
 
     def __init__(self) -> None:
-        self._first_seqs = array("Q")
-        self._places = array("Q")
-        self._counts = array("I")
+        self.gone = _NOBODY  # by first seq, how many records of an entry are gone while others live
+        self._reset()
+
+    def _reset(self) -> None:
+        self._first_seqs = self._places = self._counts = self._sizes = self._ts = _EMPTY
+        self._front = 0  # entries that were dropped and are not yet taken out of the arrays
+        self.dead_entries = 0  # of which nothing lives
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) - self._front
 
-    def add(self, first_seq: int, count: int, place: int) -> None:
-        """Note a write after all others."""
+    def add(self, first_seq: int, count: int, place: int, size: int, ts: int) -> None:
+        """Note an entry after all others."""
+        if self._places is _EMPTY:
+            self._first_seqs, self._places, self._counts = array("Q"), array("Q"), array("I")
+            self._sizes, self._ts = array("I"), array("q")
         self._first_seqs.append(first_seq)
         self._counts.append(count)
         self._places.append(place)
+        self._sizes.append(size)
+        self._ts.append(ts)
 
-    def entry(self, index: int) -> tuple[int, int, int]:
-        """``(first_seq, count, place)``."""
-        return self._first_seqs[index], self._counts[index], self._places[index]
+    # Looking up
+
+    def entry(self, index: int) -> tuple[int, int, int, int]:
+        """``(first_seq, count, place, size)``."""
+        index += self._front
+        return self._first_seqs[index], self._counts[index], self._places[index], self._sizes[index]
+
+    def whole_entry(self, index: int) -> Entry:
+        """All that is known of it."""
+        return Entry(*self.entry(index), self._ts[index + self._front])
 
     def find(self, seq: int) -> int:
-        """Index of the write that holds ``seq``, or of the next one after it; ``len(self)`` when there is none."""
-        index = bisect_right(self._first_seqs, seq) - 1
-        if index >= 0 and seq < self._first_seqs[index] + self._counts[index]:
-            return index
-        return index + 1
+        """Index of the entry that holds ``seq``, or of the next one after it; ``len(self)`` when there is none."""
+        index = bisect_right(self._first_seqs, seq, self._front) - 1
+        if index >= self._front and seq < self._first_seqs[index] + self._counts[index]:
+            return index - self._front
+        return index + 1 - self._front
+
+    def find_ts(self, ts: int) -> int:
+        """Index of the first entry whose first record is of ``ts`` or later."""
+        return bisect_left(self._ts, ts, self._front) - self._front
+
+    def live_count(self, index: int) -> int:
+        """How many records of an entry are live."""
+        first_seq, count, _, size = self.entry(index)
+        return count - self.gone.get(first_seq, 0) if size else 0
+
+    def totals(self, start: int, stop: int) -> tuple[int, int]:
+        """Count and bytes of what is live in a range of entries."""
+        start, stop = start + self._front, stop + self._front
+        counts, sizes = self._counts[start:stop], self._sizes[start:stop]
+        live = sum(count for count, size in zip(counts, sizes, strict=True) if size) if self.dead_entries else sum(counts)
+        if self.gone:
+            live -= sum([self.gone.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]])
+        return live, sum(sizes)
+
+    def places(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+        """Places of a range of entries, of all if nothing is said."""
+        return self._places[start + self._front : len(self._places) if stop is None else stop + self._front]
 
     def latest_places(self) -> Iterator[int]:
-        """Places of all writes, the newest first."""
-        return reversed(self._places)
+        """Places of all entries, the newest first."""
+        return (self._places[index] for index in range(len(self._places) - 1, self._front - 1, -1))
 
-    def first_seq(self) -> int | None:
-        """Lowest seq held, None when empty."""
-        return self._first_seqs[0] if self._first_seqs else None
+    def from_seq(self, seq: int) -> Iterator[Entry]:
+        """The entries that hold ``seq`` or what follows. The index may change between two of them."""
+        while (index := self.find(seq)) < len(self):
+            entry = self.whole_entry(index)
+            yield entry
+            seq = entry.last_seq + 1
+
+    def entries_between(self, place_from: int, place_to: int) -> Iterator[Entry]:
+        """Writes of the log whose positions lie in a range, in seq order. The index may change between two of them."""
+        for entry in self.from_seq(0):
+            if entry.place & (RESIDENT | EXTENT) or entry.place < place_from:
+                continue
+            if entry.place >= place_to:
+                return
+            yield entry
+
+    # What goes
+
+    def take(self, index: int, count: int, size: int) -> None:
+        """So many live records of an entry, and their bytes, are gone."""
+        first_seq, whole, _, left = self.entry(index)
+        gone = self.gone.get(first_seq, 0) + count
+        assert gone <= whole, "a record goes once"
+        if gone == whole:
+            self._sizes[index + self._front] = 0
+            self.gone.pop(first_seq, None)
+            self.dead_entries += 1
+            return
+        assert size < left, "what is live has bytes"
+        self._note_gone(first_seq, gone)
+        self._sizes[index + self._front] = left - size
+
+    def _note_gone(self, first_seq: int, count: int) -> None:
+        if self.gone is _NOBODY:
+            self.gone = {}
+        self.gone[first_seq] = count
+
+    def drop(self, number: int) -> None:
+        """Remove the first entries. The arrays are cut now and then, so that each entry is moved a few times at most."""
+        if self.gone:
+            self._forget_gone(0, number)
+        if self.dead_entries:
+            self.dead_entries -= self._sizes[self._front : self._front + number].count(0)
+        self._front += number
+        if self._front == len(self._places):
+            self._reset()
+        elif self._front > FRONT_SLACK + len(self._places) // 32:
+            for column in (self._first_seqs, self._places, self._counts, self._sizes, self._ts):
+                del column[: self._front]
+            self._front = 0
+
+    def replace(self, first: int, stop: int, entries: Sequence[Entry], gone: Sequence[int]) -> None:
+        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were; of each so many records are gone, never all."""
+        assert first < stop, "entries take the place of others"
+        self._forget_gone(first, stop)
+        start, end = first + self._front, stop + self._front
+        self.dead_entries -= self._sizes[start:end].count(0)
+        self._first_seqs[start:end] = array("Q", [entry.first_seq for entry in entries])
+        self._counts[start:end] = array("I", [entry.record_count for entry in entries])
+        self._places[start:end] = array("Q", [entry.place for entry in entries])
+        self._sizes[start:end] = array("I", [entry.size for entry in entries])
+        self._ts[start:end] = array("q", [entry.ts for entry in entries])
+        for entry, count in zip(entries, gone, strict=True):
+            if count:
+                self._note_gone(entry.first_seq, count)
+        if self._front == len(self._places):
+            self._reset()
+
+    def _forget_gone(self, first: int, stop: int) -> None:
+        if self.gone:
+            for first_seq in self._first_seqs[first + self._front : stop + self._front]:
+                self.gone.pop(first_seq, None)
 
     def bytes_used(self) -> int:
-        """Memory of the three arrays, spare room included."""
-        return sum(part.__sizeof__() for part in (self._first_seqs, self._places, self._counts))
+        """Memory of the arrays, spare room included."""
+        columns = (self._first_seqs, self._places, self._counts, self._sizes, self._ts)
+        return sum(column.__sizeof__() for column in columns if column is not _EMPTY)
+
+
+__all__ = ["Entry", "FrameIndex"]

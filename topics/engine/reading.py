@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topics.engine.frames import RecordStore
-from topics.engine.topic import Topic
-from topics.formats.records import json_nodes
+from topics.engine.store import Store
+from topics.engine.topic import Range, Topic
+from topics.formats.records import json_nodes, live_runs
 from topics.formats.requests import Buffer, Diff
 
 # A read that must skip most of what it sees gives way to others after so many records; one that skips nothing never gets there.
@@ -49,7 +49,7 @@ class Page:
         return bool(self.count or self.tombstone)
 
 
-def read(topic: Topic, asked: Diff, store: RecordStore, from_seq: int | None = None) -> Page:
+def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None) -> Page:
     """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at least one.
 
     ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one stopped.
@@ -58,7 +58,9 @@ def read(topic: Topic, asked: Diff, store: RecordStore, from_seq: int | None = N
     tombstone = _recreated(topic, asked) if from_seq is None else None
     if tombstone:
         start = 0
-    page = Page(start, topic.head_seq, topic.head_seq, topic.earliest_seq, tombstone)
+    elif start + 1 < topic.evict_floor:
+        tombstone = _evicted(topic, start)
+    page = Page(start, topic.head_seq, topic.head_seq, topic.start_seq, tombstone)
     if start < topic.head_seq:
         _collect(topic, asked, store, page)
     return page
@@ -68,41 +70,86 @@ def _recreated(topic: Topic, asked: Diff) -> Tombstone | None:
     """The cursor belongs to an earlier topic of this name: its epoch says so, or a seq that this one never had."""
     if asked.epoch == topic.epoch or (asked.epoch is None and asked.from_seq <= topic.head_seq):
         return None
-    return Tombstone(1, topic.head_seq, "recreated", topic.earliest_seq, topic.head_seq)
+    return Tombstone(1, topic.head_seq, "recreated", topic.start_seq, topic.head_seq)
 
 
-def _collect(topic: Topic, asked: Diff, store: RecordStore, page: Page) -> None:
+def _evicted(topic: Topic, from_seq: int) -> Tombstone:
+    """The cursor has fallen behind a floor. The reason is the cause that took something above it; several, or a restart, are mixed."""
+    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor}
+    met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
+    return Tombstone(from_seq + 1, topic.start_seq - 1, met[0] if len(met) == 1 else "mixed", topic.start_seq, topic.head_seq)
+
+
+def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
+    """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap."""
+    gap_from = lost[0] if page.scanned else page.from_seq + 1
+    return Tombstone(gap_from, lost[1], "mixed", topic.start_seq, topic.head_seq)
+
+
+def _next_loss(topic: Topic, seq: int) -> Range | None:
+    """The first range of lost seqs that does not end before ``seq``."""
+    return next((lost for lost in topic.losses if lost[1] >= seq), None) if topic.losses else None
+
+
+def _collect(topic: Topic, asked: Diff, store: Store, page: Page) -> None:
     nodes = json_nodes(asked.nodes) if asked.nodes and topic.config.dedupe_node else frozenset()
-    frames, budget = topic.frames, asked.max_batch_bytes
-    seq = page.from_seq + 1
-    index = frames.find(seq)
-    while index < len(frames):
-        if page.scanned >= SCAN_RECORDS_MAX:
-            page.unfinished = not page.count
+    frames, gone, limit, budget = topic.frames, topic.frames.gone, asked.limit, asked.max_batch_bytes
+    seq = max(page.from_seq + 1, topic.start_seq)
+    index, end, lost, looked = frames.find(seq), len(frames), _next_loss(topic, seq), 0
+    while True:
+        first_seq, count, place, size = frames.entry(index) if index < end else (topic.head_seq + 1, 0, 0, 0)
+        if first_seq > seq:
+            seq = first_seq
+        if lost is not None and lost[0] <= seq:
+            if page.worth_answering:  # the next read gets the tombstone
+                seq = lost[0]
+                break
+            page.tombstone = _lost(topic, page, lost)
+            seq = lost[1] + 1
+            index, lost = frames.find(seq), _next_loss(topic, seq)
+            continue
+        if index == end:
+            seq = topic.head_seq + 1
             break
-        first_seq, count, place = frames.entry(index)
+        if looked >= SCAN_RECORDS_MAX:
+            page.unfinished = not page.worth_answering
+            break
+        if not size:  # nothing lives in it
+            index, seq, looked = index + 1, first_seq + count, looked + 1
+            continue
+        start, stop, dead = seq - first_seq, count, None
+        if first_seq in gone and (dead := store.dead(place)) is not None:
+            window = min(start + SCAN_RECORDS_MAX, count)
+            start, stop = next(live_runs(dead, start, window), (window, window))
+            looked += first_seq + start - seq
+            seq = first_seq + start
+            if start == stop:
+                index += stop == count
+                continue
+        if page.count >= limit or budget <= 0:
+            break
         view = store.records(place)
-        start = max(seq - first_seq, 0)
-        stop = view.fit(start, min(count, start + asked.limit - page.count), budget)
+        whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta)
+        room = start + limit - page.count
+        stop = view.fit(start, min(stop if whole else count, room), budget)
         if stop == start:
             if page.count:
                 break
             stop = start + 1  # at least one record, whatever its size
-        if view.cuts_nothing(nodes, asked.include_tags, asked.include_meta):
+        if whole:
             piece = view.slice(start, stop)
             page.pieces.append(piece)
             page.count += stop - start
+            page.scanned += stop - start
             budget -= len(piece)
         else:
-            found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta)
+            found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead)
             page.pieces.extend(record for _, record in found)
             page.count += len(found)
+            page.scanned += stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
             budget -= sum(len(record) for _, record in found)
-        page.scanned += stop - start
+        looked += stop - start
         seq = first_seq + stop
         if stop == count:
             index += 1
-        if page.count >= asked.limit or budget <= 0:
-            break
-    if index < len(frames):
-        page.next_from_seq = seq - 1
+    page.next_from_seq = seq - 1

@@ -9,114 +9,55 @@ in the order in which they were decided. When the log fails, every change that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import cast
 
-import cbor2
-import msgspec
-
+from topics.engine.changes import (
+    Append,
+    Change,
+    Delete,
+    DeleteRecords,
+    FloorMoved,
+    Follow,
+    Now,
+    Put,
+    Reservation,
+    delete_frame,
+    floor_frame,
+    reserving_frame,
+    runs_of_seqs,
+    topic_frame,
+)
 from topics.engine.dedupe import Remembered
+from topics.engine.frames import Entry
+from topics.engine.replay import Misfit, Replay
+from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits, seal
+from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
-from topics.errors import Forbidden, TopicNotEmpty, TopicNotFound
+from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
 from topics.formats import records
+from topics.formats.extent_view import ExtentView
 from topics.formats.names import covered
-from topics.formats.records import EncodedRecords, RecordFlags, Rendering
-from topics.formats.requests import AppendBody
+from topics.formats.records import RecordFlags, Rendering
+from topics.formats.requests import AppendBody, Match, json_string
 from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
-from topics.formats.wal import Frame, FrameHeader, FrameKind
+from topics.formats.wal import Frame, FrameKind
+
+_TAGS = int(RecordFlags.TAGS)
+RESIDENT_GENERATION_SEQS = 1 << 16  # tags of records in memory are let go in such portions
 
 
-class Now(NamedTuple):
-    """Both clocks in milliseconds: ``ts`` is what people read, ``ms`` never steps and measures durations."""
-
-    ts: int
-    ms: int
-
-
-class Change:
-    """A decided change of one topic. ``sync``: it may be answered only after a sync of its frames."""
-
-    __slots__ = ("frames", "sync", "topic")
-
-    def __init__(self, topic: Topic, frames: list[Frame], sync: bool) -> None:
-        self.topic, self.frames, self.sync = topic, frames, sync
-
-
-class Append(Change):
-    """Records on their way. ``resident`` holds them when the class keeps them in memory only.
-
-    ``ceiling``: up to which seq the frames reserve, 0 when they do not.
-    """
-
-    __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "ts")
-
-    def __init__(self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None) -> None:
-        super().__init__(topic, [], False)
-        self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
-        self.created = False
-        self.ceiling = 0
-        self.resident: EncodedRecords | None = None
-        self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
-
-    @property
-    def last_seq(self) -> int:
-        """Seq of the last record."""
-        return self.first_seq + self.count - 1
-
-
-class Follow(NamedTuple):
-    """A retry whose first attempt, ``leader``, is still on its way: it gets that one's answer."""
-
-    leader: Append
-
-
-class Put(Change):
-    """A topic made or configured; ``before`` is the config to return to."""
-
-    __slots__ = ("before", "created")
-
-    def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
-        super().__init__(topic, frames, True)
-        self.before, self.created = before, before is None
-
-
-class Delete(Change):
-    """A topic that is going."""
-
-    __slots__ = ()
-
-
-class Reservation(Change):
-    """Seqs promised to the disk ahead of use."""
-
-    __slots__ = ("ceiling",)
-
-    def __init__(self, topic: Topic, ceiling: int) -> None:
-        super().__init__(topic, [_reserving_frame(topic, ceiling)], True)
-        self.ceiling = ceiling
-
-
-class ShardEngine:
-    """Topics of one shard. Ids are unique over all shards and never used again: ``id % shards == shard``."""
-
-    def __init__(self, shard: int = 0, shards: int = 1) -> None:
-        self.shard, self.shards = shard, shards
-        self.topics: dict[str, Topic] = {}
-        self.by_id: dict[int, Topic] = {}
-        self.last_id = shard
-        self.last_epoch = 0
+class ShardEngine(Replay):
+    """Topics of one shard."""
 
     # Decisions
 
-    def topic(self, name: str) -> Topic:
-        """The topic of that name; raises `TopicNotFound`."""
-        found = self.topics.get(name)
-        if found is None:
-            raise TopicNotFound(name)
-        return found
-
     def append(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Append | Follow | Remembered:
-        """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow."""
+        """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow.
+
+        Raises `TopicFull` when they do not fit and the topic rejects, `TopicNotFound` when it is not to be made.
+        """
         topic = self.topics.get(name)
         created = topic is None
         check_inline_config(name, body)
@@ -128,19 +69,22 @@ class ShardEngine:
                 return known
         ts = max(now.ts, topic.last_ts)
         encoded = records.encode(body, topic.next_seq, ts, keeps_key(topic, body))
+        _check_room(topic, encoded.record_count, encoded.blob_bytes)
         making = []
         if created:
             self._add(topic)
-            making = [_topic_frame(topic, now)]  # before the seqs are handed out: it tells the head
+            making = [topic_frame(topic, now)]  # before the seqs are handed out: it tells the head
         change = self._begin(topic, body, ts, encoded.blob_bytes)
         if making:
             change.created = change.sync = True
             change.frames += making
+        flags, count, ext, parts, _ = encoded
+        if flags & _TAGS:
+            change.tags = _tagged(body)
         if topic.config.durability == "ephemeral":
             change.resident = encoded
-            self._reserve_with(change)
+            self._keep_in_memory(change)
         else:
-            flags, count, ext, parts, _ = encoded
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
         self._note_pending(change)
         return change
@@ -151,13 +95,16 @@ class ShardEngine:
         Its frame holds no records: they must be durable in a blob before it is written.
         """
         assert not topic.pending, "a long write has its topic to itself"
+        _check_room(topic, len(body.records), size)
         change = self._begin(topic, body, max(now.ts, topic.last_ts), size)
         if topic.config.durability != "ephemeral":
             flags, ext = rendering.flags | RecordFlags.EXTERNAL, rendering.ext
             frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
             change.frames.append(frame)
         else:
-            self._reserve_with(change)
+            self._keep_in_memory(change)
+        if rendering.flags & _TAGS:
+            change.tags = _tagged(body)
         self._note_pending(change)
         return change
 
@@ -175,6 +122,7 @@ class ShardEngine:
         change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
         topic.last_ts = ts
         topic.next_seq += change.count
+        topic.pending_bytes += size
         if key is not None:
             topic.pending_keys[key] = change
         change.sync = topic.pending_sync > 0 or topic.config.durability == "fsync" or change.last_seq > topic.reserved_seq
@@ -194,7 +142,7 @@ class ShardEngine:
         """Make the topic that a long write asks for, before its records."""
         topic = self._create_for(name, body, now, prefixes)
         self._add(topic)
-        change = Put(topic, [_topic_frame(topic, now)], None)
+        change = Put(topic, [topic_frame(topic, now)], None)
         self._note_pending(change)
         return change
 
@@ -206,12 +154,12 @@ class ShardEngine:
         if topic is None:
             topic = self._new_topic(name, config, now)
             self._add(topic)
-            change = Put(topic, [_topic_frame(topic, now)], None)
+            change = Put(topic, [topic_frame(topic, now)], None)
         else:
             before, topic.config = topic.config, config
             if config.idempotency_window_ms > before.idempotency_window_ms:
                 topic.dedupe.expire(now.ms, before.idempotency_window_ms)  # a key whose time was over does not come back
-            change = Put(topic, [_topic_frame(topic, now)] if config != before else [], before)
+            change = Put(topic, [topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
         self._note_pending(change)
         return change
@@ -228,24 +176,103 @@ class ShardEngine:
         self._note_pending(change)
         return change
 
+    def delete_records(self, name: str, before_seq: int | None, match: Match | None, now: Now) -> DeleteRecords:
+        """Delete the records below ``before_seq`` that match, of those that are there now (§5). Raises `TopicNotFound`."""
+        topic = self.topic(name)
+        bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
+        runs = None if match is None else runs_of_seqs(self._matching(topic, match, bound))
+        change = DeleteRecords(topic, bound, runs, match)
+        # What the log does not hold, no replay needs to be told of.
+        wanted = topic.start_seq < bound if runs is None else bool(runs)
+        if wanted and (runs[0][0] if runs else topic.start_seq) <= topic.logged_seq:
+            change.frames.append(delete_frame(change, now))
+        change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
+        self._note_pending(change)
+        return change
+
+    def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
+        """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
+        start = topic.start_seq
+        seqs = [seq for tags in (topic.tags or {}).values() for seq in tags.find(match) if start <= seq < bound]
+        for entry in topic.frames.from_seq(start):
+            if entry.first_seq >= bound or entry.first_seq > topic.sealed_seq:
+                break
+            if entry.size and entry.place & EXTENT and not entry.place & RESIDENT:
+                seqs += self._matching_in_extent(entry, match, max(start, entry.first_seq), bound)
+        seqs.sort()
+        return seqs
+
+    def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
+        view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
+        found = view.find_tag(json_string(match.text)) if match.op == "Eq" else view.find_prefix(json_prefix(match.text))
+        alive = found if dead is None else [index for index in found if dead[index] != 1]
+        return [seq for index in alive if start <= (seq := entry.first_seq + index) < bound]
+
+    def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
+        """Take what is too old, at once, before anything is answered or decided; the change tells the log, if it must know."""
+        logged = topic.start_seq <= topic.logged_seq
+        ttl_ms = topic.committed.ttl_ms
+        if ttl_ms and topic.count:
+            last = cut_to(topic, first_not_before(topic, now.ts - ttl_ms, self.store), self.store)
+            topic.ttl_floor = max(topic.ttl_floor, last + 1)
+            topic.floor_due |= last > 0 and logged
+        if not topic.floor_due:
+            return None
+        topic.floor_due = False
+        return FloorMoved(topic, [floor_frame(topic)], False)
+
     # What became of them
 
-    def commit(self, change: Change, place: int, now: Now) -> None:
-        """The frames are as durable as the class promises; ``place`` is where an append's records can be found again."""
+    def commit(self, change: Change, place: int, now: Now, generation: int = 0) -> None:
+        """The frames are as durable as the class promises. ``place`` is where an append's records can be found again,
+        ``generation`` the base of the log file, by which its tags are dropped when that is sealed.
+        """
         topic = change.topic
         if isinstance(change, Reservation):
             topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
+            return
+        if isinstance(change, FloorMoved):
             return
         topic.pending -= 1
         if change.sync:
             topic.pending_sync -= 1
         if isinstance(change, Append):
-            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
-            topic.commit_records(change.first_seq, change.count, place, change.ts, change.size)
-            if change.key is not None:
-                topic.pending_keys.pop(change.key, None)
-                write = Remembered(change.first_seq, change.count, now.ms)
-                topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
+            self._commit_append(change, place, now, generation)
+        elif isinstance(change, Put):
+            topic.settle_config(change.config)
+            if topic.capped:
+                apply_caps(topic, self.store)
+        elif isinstance(change, DeleteRecords):
+            self._commit_delete(change)
+
+    def _commit_append(self, change: Append, place: int, now: Now, generation: int) -> None:
+        topic = change.topic
+        topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
+        topic.pending_bytes -= change.size
+        topic.commit_records(change.first_seq, change.count, place, change.ts, change.size)
+        if change.key is not None:
+            topic.pending_keys.pop(change.key, None)
+            write = Remembered(change.first_seq, change.count, now.ms)
+            topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
+        if place & RESIDENT:
+            generation = -1 - change.first_seq // RESIDENT_GENERATION_SEQS
+        else:
+            topic.logged_seq = topic.head_seq
+        if change.tags:
+            self._note_tags(topic, change.first_seq, change.tags, generation)
+        if topic.capped:
+            apply_caps(topic, self.store)
+
+    def _commit_delete(self, change: DeleteRecords) -> None:
+        topic, before = change.topic, change.topic.count
+        if change.runs is None:
+            cut_to(topic, change.bound, self.store)
+        else:
+            delete_runs(topic, change.runs, self.store)
+        change.deleted = before - topic.count
+        if change.match is not None:
+            for tags in (topic.tags or {}).values():
+                tags.forget(change.match, change.bound)
 
     def undo(self, change: Change) -> None:
         """The frames could not be written: as if it had never been asked. Called last change first."""
@@ -256,98 +283,21 @@ class ShardEngine:
             topic.config = change.before
         elif isinstance(change, Delete):
             self._add(topic)
+        elif isinstance(change, FloorMoved):
+            topic.floor_due = True  # what was shown as gone stays so: tell the log again
         topic.forget_pending()
 
-    # Replay of the log
+    def seal(self, topic_id: int, extents: Sequence[Entry], generation: int) -> list[int]:
+        """A log file, ``generation``, is sealed: its records of the topic are found in ``extents`` from now on, in the order of seqs.
 
-    def replay_append(self, header: FrameHeader, external_size: int = 0) -> Topic | None:
-        """A write that the log holds; None when its topic is not known, which only a damaged log shows."""
-        _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
-        topic = self.by_id.get(topic_id)
-        if topic is None or first_seq <= topic.head_seq:
-            return None
-        size = external_size or records.blob_bytes(body_len, ext_len, count, flags)
-        topic.commit_records(first_seq, count, place, ts_ms, size)
-        topic.last_ts = ts_ms
-        topic.next_seq = topic.head_seq + 1
-        return topic
-
-    def replay_key(self, topic: Topic, key: str, header: FrameHeader, now: Now) -> None:
-        """The idempotency key of a write that was just replayed."""
-        age_ms = max(0, now.ts - header.ts_ms)
-        topic.dedupe.remember(key, Remembered(header.first_seq, header.record_count, now.ms - age_ms), 1 << 62)
-
-    def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
-        """A topic made or configured."""
-        config = msgspec.convert(body["config"], TopicConfig)
-        topic = self.by_id.get(header.topic_id)
-        if topic is None:
-            topic = Topic(header.topic_id, body["name"], body["epoch"], config, header.first_seq)
-            self._add(topic)
-        topic.config = config
-        topic.head_seq = max(topic.head_seq, body["head"])
-        topic.next_seq = topic.head_seq + 1
-
-    def replay_deleted(self, header: FrameHeader) -> bool:
-        """A topic removed; False when it is not known."""
-        topic = self.by_id.get(header.topic_id)
-        if topic is None:
-            return False
-        self._remove(topic)
-        return True
-
-    def replay_reserved(self, header: FrameHeader) -> bool:
-        """Seqs promised ahead of use; False when the topic is not known."""
-        topic = self.by_id.get(header.topic_id)
-        if topic is None:
-            return False
-        topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
-        return True
-
-    def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
-        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
-
-        The frames say so to the next replay: they must be synced before the first write.
+        Their flags must hold what was deleted. Gives the places of those that are not needed, because nothing lives in them.
         """
-        frames = []
-        for topic in self.topics.values():
-            resident = topic.config.durability == "ephemeral"
-            if not clean and (resident or tail_may_be_lost) and topic.head_seq < topic.reserved_seq:
-                topic.head_seq = topic.reserved_seq
-                topic.next_seq = topic.head_seq + 1
-                frames.append(_topic_frame(topic, now))
-            topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
-        return frames
-
-    # Checkpoint
-
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as plain values."""
-        return {
-            "last_id": self.last_id,
-            "last_epoch": self.last_epoch,
-            "topics": [
-                {"id": topic.id, "head": topic.head_seq, "ts": topic.last_ts, "window": topic.config.idempotency_window_ms}
-                for topic in self.topics.values()
-            ],
-        }
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Heads of a checkpoint, laid over the replayed log."""
-        self.last_id = max(self.last_id, snapshot["last_id"])
-        self.last_epoch = max(self.last_epoch, snapshot["last_epoch"])
-        for kept in snapshot["topics"]:
-            topic = self.by_id.get(kept["id"])
-            if topic is not None:
-                topic.head_seq = max(topic.head_seq, kept["head"])
-                topic.next_seq = topic.head_seq + 1
-                topic.last_ts = max(topic.last_ts, kept["ts"])
-
-    # Lists
-
-    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
-        """Names of topics in order, those past ``after`` (§1.3)."""
-        return iter(sorted(_matching(self.topics, prefix, after, prefixes)))
+        topic = self.by_id.get(topic_id)
+        if topic is None:
+            return [extent.place for extent in extents]
+        if topic.tags:
+            topic.tags.pop(generation, None)
+        return seal(topic, extents, self.store)
 
     # Inside
 
@@ -365,25 +315,17 @@ class ShardEngine:
         epoch = max(self.last_epoch + 1, now.ts)
         return Topic(self.last_id + self.shards, name, epoch, config, 0 if config.durability == "fsync" else RESERVE_MIN)
 
-    def _add(self, topic: Topic) -> None:
-        topic.deleted = False
-        self.topics[topic.name] = self.by_id[topic.id] = topic
-        self.last_id = max(self.last_id, topic.id)
-        self.last_epoch = max(self.last_epoch, topic.epoch)
-
-    def _remove(self, topic: Topic) -> None:
-        topic.deleted = True
-        del self.by_id[topic.id]
-        if self.topics.get(topic.name) is topic:
-            del self.topics[topic.name]
-
     def _reserve_with(self, change: Append) -> None:
         """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged."""
         topic = change.topic
         ceiling = topic.reservation_after(change.last_seq)
         if ceiling is not None and change.last_seq > topic.reserving_seq:
             topic.reserving_seq = change.ceiling = ceiling
-            change.frames.append(_reserving_frame(topic, ceiling))
+            change.frames.append(reserving_frame(topic, ceiling))
+
+    def _keep_in_memory(self, change: Append) -> None:
+        self._reserve_with(change)
+        change.topic.note_resident(change.first_seq, change.last_seq)
 
     def _note_pending(self, change: Change) -> None:
         change.topic.pending += 1
@@ -402,24 +344,40 @@ def keeps_key(topic: Topic, body: AppendBody) -> bool:
     return body.idempotency_key is not None and topic.config.idempotency_window_ms > 0
 
 
+def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:
+    """Raises `TopicFull` when a topic that rejects would hold more than its caps."""
+    if config.discard == "reject" and not fits(config, count, size):
+        raise TopicFull(f'topic "{name}" is full', topic=name, cap_records=config.cap_records, cap_bytes=config.cap_bytes)
+
+
+def _check_room(topic: Topic, count: int, size: int) -> None:
+    if topic.config.discard == "reject":
+        pending = topic.next_seq - topic.head_seq - 1
+        check_room(topic.config, topic.count + pending + count, topic.bytes + topic.pending_bytes + size, topic.name)
+
+
+def _tagged(body: AppendBody) -> list[tuple[int, bytes]]:
+    return [(index, json_string(record.tag)) for index, record in enumerate(body.records) if record.tag is not None]
+
+
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
     if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
         raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
 
 
-def _reserving_frame(topic: Topic, ceiling: int) -> Frame:
-    return Frame(FrameKind.SEQS_RESERVED, topic.id, ceiling)
-
-
-def _topic_frame(topic: Topic, now: Now) -> Frame:
-    body = cbor2.dumps(
-        {"name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1}
-    )
-    return Frame(FrameKind.TOPIC, topic.id, topic.reserved_seq, now.ts, ext_len=len(body), parts=(body,))
-
-
-def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None) -> list[str]:
-    return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
-
-
-__all__ = ["Append", "Change", "Delete", "Follow", "Now", "Put", "Reservation", "ShardEngine", "check_inline_config", "keeps_key"]
+__all__ = [
+    "Append",
+    "Change",
+    "Delete",
+    "DeleteRecords",
+    "FloorMoved",
+    "Follow",
+    "Misfit",
+    "Now",
+    "Put",
+    "Reservation",
+    "ShardEngine",
+    "check_inline_config",
+    "check_room",
+    "keeps_key",
+]

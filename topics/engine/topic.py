@@ -2,32 +2,52 @@
 
 Two heads: ``next_seq`` is what the next write is given, ``head_seq`` the last seq that is as durable as its class promises.
 Readers see no more than ``head_seq``; a write that fails on its way to the disk takes ``next_seq`` back (`Topic.forget_pending`).
+
+Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and speaks for what may be seen.
+
+Three floors: the seq below which a cap, the TTL, or a restart has taken something. All are at most ``start_seq``, which stands on the
+first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``.
 """
 
 from __future__ import annotations
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.frames import FrameIndex
+from topics.engine.tags import TagIndex
 from topics.formats.topic_config import PRIORITY_LIMIT, TopicConfig
 
 # Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took unsynced records.
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
 
+Range = tuple[int, int]
+"""First and last seq."""
+
 
 class Topic:
     """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same name."""
 
     __slots__ = (
-        "bytes", "config", "count", "dedupe", "deleted", "epoch", "frames", "head_seq", "id", "last_read_ms", "last_read_ts",
-        "last_ts", "last_write_ts", "name", "next_seq", "pending", "pending_keys", "pending_sync", "reserved_seq",
-        "reserving_seq",
+        "bytes", "cap_floor", "capped", "committed", "config", "count", "dedupe", "deleted", "epoch", "floor_due", "frames",
+        "head_seq", "id", "last_read_ms", "last_read_ts", "last_ts", "last_write_ts", "logged_seq", "loss_floor", "losses", "name",
+        "next_seq", "pending", "pending_bytes", "pending_keys", "pending_sync", "reserved_seq", "reserving_seq", "resident",
+        "sealed_seq", "start_seq", "tags", "ttl_floor",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig, reserved_seq: int = RESERVE_MIN) -> None:
-        self.id, self.name, self.epoch, self.config = topic_id, name, epoch, config
+        self.id, self.name, self.epoch = topic_id, name, epoch
+        self.config = config
+        self.settle_config(config)
         self.head_seq = 0
         self.next_seq = 1
+        self.start_seq = 1
+        self.cap_floor = self.ttl_floor = self.loss_floor = 1
+        self.losses: tuple[Range, ...] = ()
+        self.resident: tuple[Range, ...] = ()  # seqs of records that are kept in memory only: a restart takes them
+        self.logged_seq = 0  # no record above it is in the log
+        self.sealed_seq = 0  # no record above it is in a segment
+        self.floor_due = False  # the log must be told of a floor that it cannot know
+        self.tags: dict[int, TagIndex] | None = None  # by log file
         self.count = 0
         self.bytes = 0
         self.frames = FrameIndex()
@@ -40,19 +60,34 @@ class Topic:
         self.reserving_seq = reserved_seq  # the reservation that is on its way to the disk
         self.pending = 0  # changes decided and not yet committed
         self.pending_sync = 0  # those of them that wait for a sync
+        self.pending_bytes = 0  # of records decided and not yet committed
         self.pending_keys: dict[str, object] = {}
         self.deleted = False
 
     @property
     def earliest_seq(self) -> int:
         """Seq of the first live record; ``head_seq + 1`` when there is none (§1.2)."""
-        first = self.frames.first_seq()
-        return self.head_seq + 1 if first is None else first
+        return self.start_seq
+
+    @property
+    def evict_floor(self) -> int:
+        """A cursor that wants a seq below it has lost something (§3.3)."""
+        return max(self.cap_floor, self.ttl_floor, self.loss_floor)
+
+    @property
+    def perishable(self) -> bool:
+        """Whether `ShardEngine.expire` may have something to do."""
+        return self.committed.ttl_ms > 0 or self.floor_due
+
+    def settle_config(self, config: TopicConfig) -> None:
+        """This config is durable."""
+        self.committed = config
+        self.capped = config.cap_records > 0 or config.cap_bytes > 0
 
     def commit_records(self, first_seq: int, count: int, place: int, ts_ms: int, size: int) -> None:
         """Make a write readable."""
         assert first_seq > self.head_seq, "writes are committed in seq order"
-        self.frames.add(first_seq, count, place)
+        self.frames.add(first_seq, count, place, size, ts_ms)
         self.head_seq = first_seq + count - 1
         self.count += count
         self.bytes += size
@@ -62,13 +97,30 @@ class Topic:
         """Give back the seqs of writes that failed before anyone could see them."""
         self.next_seq = self.head_seq + 1
         self.reserving_seq = self.reserved_seq
-        self.pending = self.pending_sync = 0
+        self.pending = self.pending_sync = self.pending_bytes = 0
         self.pending_keys.clear()
+        self.resident = tuple((first, min(last, self.head_seq)) for first, last in self.resident if first <= self.head_seq)
 
     def reservation_after(self, last_seq: int) -> int | None:
         """Ceiling to reserve now that ``last_seq`` is going to be used, None while there is enough."""
         step = min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
+
+    # What a restart takes
+
+    def note_resident(self, first_seq: int, last_seq: int) -> None:
+        """These seqs are handed out to records that are kept in memory only."""
+        self.resident = joined(self.resident, (first_seq, last_seq))
+
+    def losses_at_restart(self) -> tuple[Range, ...]:
+        """What would be lost if the process ended now."""
+        at_risk = [(max(first, self.start_seq), last) for first, last in self.resident if last >= self.start_seq]
+        found: tuple[Range, ...] = ()
+        for lost in sorted((*self.losses, *at_risk)):
+            found = joined(found, lost)
+        return found
+
+    # Priority
 
     def touch(self, now_ts: int, now_ms: int) -> None:
         """A read, for the automatic priority (§0.10)."""
@@ -81,3 +133,10 @@ class Topic:
         if not self.config.auto_priority or self.last_read_ms is None:
             return 0
         return max(0, PRIORITY_LIMIT // 2 - (now_ms - self.last_read_ms) // 1000)
+
+
+def joined(ranges: tuple[Range, ...], more: Range) -> tuple[Range, ...]:
+    """``ranges`` and one that does not begin before the last of them; what touches becomes one."""
+    if ranges and more[0] <= ranges[-1][1] + 1:
+        return (*ranges[:-1], (ranges[-1][0], max(more[1], ranges[-1][1])))
+    return (*ranges, more)

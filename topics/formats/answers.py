@@ -66,6 +66,13 @@ def deleted(topic: str, *, existed: bool) -> bytes:
     return b'{"topic":"%b","deleted":%b,"routers_removed":[]' % (topic.encode(), _BOOL[existed])
 
 
+def records_deleted(topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int) -> bytes:
+    """Answer to a delete of records (§5) up to ``performance``."""
+    return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
+        topic.encode(), removed, earliest_seq, head_seq, count, size,
+    )  # fmt: skip
+
+
 def state(fields: dict[str, Any]) -> bytes:
     """Answer to a topic GET (§1.2) up to ``performance``."""
     return json_bytes(fields)[:-1]

@@ -6,7 +6,7 @@ The decoder checks grammar and types but neither UTF-8 inside raw values nor the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -215,6 +215,56 @@ def decode_diff(body: Buffer, limits: Limits) -> Diff:
         max_batch_bytes=min(asked.max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
         epoch=asked.epoch,
     )
+
+
+class Match(NamedTuple):
+    """Which tags a delete is about (§5): ``Eq`` the text itself, ``Glob`` every tag that begins with it."""
+
+    op: Literal["Eq", "Glob"]
+    text: str
+
+
+class DeleteBody(msgspec.Struct):
+    """Body of ``POST /v0/topics/:topic/delete`` (§5), as it was sent."""
+
+    before_seq: int | None = None
+    match: Any = None
+
+
+class DeleteRequest(NamedTuple):
+    """A checked delete: what is below ``before_seq`` and matches, each if given."""
+
+    before_seq: int | None
+    match: Match | None
+
+
+_delete = msgspec.json.Decoder(DeleteBody)
+
+
+def decode_delete(body: Buffer) -> DeleteRequest:
+    """Body of a delete. Raises `InvalidRequest`."""
+    asked = _decode(_delete, body or b"{}")
+    if asked.before_seq is not None and not 0 <= asked.before_seq <= U64_MAX:
+        raise InvalidRequest("before_seq must be an integer from 0 to 2^64 - 1", field="before_seq")
+    match = None if asked.match is None else _match(asked.match)
+    if asked.before_seq is None and match is None:
+        raise InvalidRequest("before_seq or match is required")
+    return DeleteRequest(asked.before_seq, match)
+
+
+def _match(given: Any) -> Match:
+    if isinstance(given, str):
+        return Match("Eq", given)
+    if not isinstance(given, list) or len(given) != 3 or given[0] != "tag" or not isinstance(given[2], str):
+        raise InvalidRequest('match must be a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]', field="match")
+    _, op, text = given
+    if op == "Eq":
+        return Match("Eq", text)
+    if op != "Glob":
+        raise InvalidRequest("match knows Eq and Glob", field="match")
+    if not text.endswith("*") or "*" in text[:-1]:
+        raise InvalidRequest("a Glob has one *, at its end", field="match")
+    return Match("Glob", text[:-1])
 
 
 def json_string(text: str) -> bytes:

@@ -20,17 +20,24 @@ Frame: header of 64 bytes, body, zeros up to a multiple of 8.
     8       8     position      of this frame; must be where the last one ended
     16      8     durable       position up to which the log was known to be synced when this frame was made
     24      8     topic_id      0 when the frame is about no topic
-    32      8     first_seq     first seq that the frame assigns; ceiling of a SEQS_RESERVED frame
+    32      8     first_seq     first seq that the frame assigns; of other kinds see below
     40      8     ts_ms         commit time, milliseconds since 1970, signed
     48      4     body_len      without the padding
-    52      4     record_count  of an APPEND frame
+    52      4     record_count  of an APPEND frame; number of runs of a DELETE frame
     56      4     ext_len       length of the CBOR map at the start of the body
     60      1     kind          FrameKind
     61      1     flags         RecordFlags of an APPEND frame
     62      2     zero
 
-Body by kind: APPEND as in ``records.py``; TOPIC a CBOR map (name, epoch, config, head); MARK a CBOR map (boot); TOPIC_DELETED and
-SEQS_RESERVED have none. ``first_seq`` of a TOPIC frame is its reserved ceiling too.
+By kind, what ``first_seq`` means besides, and the body:
+
+    APPEND         the first record's seq          as in ``records.py``
+    DELETE         no runs: all seqs below it go   (u64 first seq, u64 length) for each run of seqs that goes, in rising order
+    TOPIC          ceiling of reserved seqs        CBOR map: name, epoch, config, head, last_ts, start, floors, losses
+    MARK                                           CBOR map: boot
+    TOPIC_DELETED                                  none
+    SEQS_RESERVED  ceiling of reserved seqs        none
+    FLOOR          the first live seq              CBOR array: floors of cap, TTL and loss
 """
 
 from __future__ import annotations
@@ -73,6 +80,7 @@ class FrameKind(IntEnum):
     MARK = 6
     TOPIC_DELETED = 7
     SEQS_RESERVED = 8
+    FLOOR = 9
 
 
 class FileHeader(NamedTuple):

@@ -23,6 +23,7 @@ STATUS: dict[type[errors.TopicsError], int] = {
     errors.TopicNotEmpty: 409,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedMediaType: 415,
+    errors.TopicFull: 422,
     errors.Throttled: 429,
     errors.Internal: 500,
     errors.NotReady: 503,

@@ -12,7 +12,9 @@ A log that breaks off just at the end of its last synced write looks like a torn
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, starmap
@@ -21,15 +23,13 @@ from typing import Any
 
 import cbor2
 
-from topics.engine.dedupe import DedupeWindow
 from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.engine.store import EXTENT, Runs
-from topics.engine.topic import Topic
 from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.records import RecordFlags, View, blob_bytes, live_runs
+from topics.formats.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
 from topics.formats.requests import Buffer
-from topics.formats.segment import Entry
+from topics.formats.segment import Entry, Key
 from topics.formats.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
@@ -102,12 +102,12 @@ def recover(
     )
     engine, blobs = ShardEngine(shard, shards), BlobStore(blob_folder)
     engine.store = store = _Store(engine, segments, blobs)
-    if checkpoint is not None:
-        _restore(engine, segments, checkpoint, now)
+    extents = _restore(engine, segments, checkpoint) if checkpoint else {}
     files = [WalFile.open(path, shard) for path in sorted(folder.glob("*.wal"))]
     replay = _Replay(engine, blobs, now, report, checkpoint)
     store.files = replay.files
     end, cut_bytes = replay.run(folder, files)
+    replay.remember_keys(segments, extents)
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
     sealed = {topic_id: topic.sealed_seq for topic_id, topic in engine.by_id.items()}
@@ -124,20 +124,21 @@ def recover(
     return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
 
 
-def _restore(engine: ShardEngine, segments: SegmentStore, checkpoint: Checkpoint, now: Now) -> None:
-    """Topics, then their extents."""
+def _restore(engine: ShardEngine, segments: SegmentStore, checkpoint: Checkpoint) -> dict[int, list[int]]:
+    """Topics, then their extents; the places of all these, by topic."""
     engine.restore_engine(checkpoint.shard)
     for kept in checkpoint.topics:
         engine.restore_topic(kept)
+    places: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
         for place, entry in segments.entries(number):
-            _restore_extent(engine, segments, place, entry, now)
+            if entry.topic_id in engine.by_id:
+                _restore_extent(engine, segments, place, entry)
+                places[entry.topic_id].append(place)
+    return places
 
 
-def _restore_extent(engine: ShardEngine, segments: SegmentStore, place: int, entry: Entry, now: Now) -> None:
-    topic = engine.by_id.get(entry.topic_id)
-    if topic is None:
-        return
+def _restore_extent(engine: ShardEngine, segments: SegmentStore, place: int, entry: Entry) -> None:
     dead, dead_count, dead_bytes = segments.dead(place), 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
@@ -149,10 +150,6 @@ def _restore_extent(engine: ShardEngine, segments: SegmentStore, place: int, ent
         )
     except Misfit as error:
         raise Damaged(segments.segments[split_place(place)[0]].path, entry.offset, str(error)) from error
-    if now.ts - entry.last_ts < topic.config.idempotency_window_ms:
-        for key, first_seq, count, ts_ms in segments.records(place).keys():
-            if now.ts - ts_ms < topic.config.idempotency_window_ms:
-                engine.restore_key(topic, key, first_seq, count, ts_ms, now)
 
 
 class _Store:
@@ -167,7 +164,12 @@ class _Store:
         if place & EXTENT:
             return self._segments.records(place)
         file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
-        return frame_records(file, place, self._blobs)
+        try:
+            return frame_records(file, place, self._blobs)
+        except FileNotFoundError:
+            # Its topic is deleted further on, or it is missed when the log has ended. Until then, records of one byte will do.
+            count = header_at(file.view(), file.offset(place)).record_count
+            return RecordsView(0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count)))
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
@@ -198,8 +200,7 @@ class _Replay:
         # A checkpoint says that the log was synced up to ``promised``, and is in segments up to ``_from``.
         self._promised, self._from = (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
         self._total = self._done = 0
-        # By topic, where its window grew: `(position, $ts from which on the keys of the writes before it lived on)`.
-        self._grown: dict[int, list[tuple[int, int]]] = {}
+        self._keys: defaultdict[int, list[Key]] = defaultdict(list)  # by topic, in the order of the log
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
         """Replay the files from where the checkpoint says; where the log ends, and how many bytes of a torn tail were cut."""
@@ -220,7 +221,6 @@ class _Replay:
         if position < self._promised:
             path = files[-1].path if files else folder
             raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
-        self._keys_of_grown_windows()
         if files:
             _end_at(files[-1], position, cut=cut_bytes > 0)
         return position, cut_bytes
@@ -262,11 +262,12 @@ class _Replay:
             external = self._external(header) if header.flags & _EXTERNAL else 0
             topic = engine.replay_append(header, external, base, checkpointed=known)
             if topic is not None and header.ext_len:
-                self._apply_key(topic, header, view, offset)
+                self._note_key(header, view, offset)
         elif kind == FrameKind.TOPIC:
-            self._apply_topic(header, _body(header, view, offset))
+            engine.replay_topic(header, _body(header, view, offset))
         elif kind == FrameKind.TOPIC_DELETED:
             self.blobs.forget(header.topic_id)
+            self._keys.pop(header.topic_id, None)
             engine.replay_deleted(header, checkpointed=known)
         elif kind == FrameKind.SEQS_RESERVED:
             engine.replay_reserved(header, checkpointed=known)
@@ -284,48 +285,23 @@ class _Replay:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
         self.blobs.add(header.topic_id, header.first_seq)
         path = self.blobs.path(header.topic_id, header.first_seq)
-        body_len = path.stat().st_size - BLOB_HEADER_BYTES if path.exists() else 0
-        return blob_bytes(body_len, header.ext_len, header.record_count, header.flags)
+        if not path.exists():
+            return header.record_count
+        return blob_bytes(path.stat().st_size - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags)
 
-    def _apply_key(self, topic: Topic, header: FrameHeader, view: memoryview, offset: int) -> None:
-        if self.now.ts - header.ts_ms < topic.config.idempotency_window_ms:
-            key = _body(header, view, offset).get("k")
-            if key is not None:
-                self.engine.replay_key(topic, key, header, self.now)
+    def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:
+        key = _body(header, view, offset).get("k")
+        if key is not None:
+            self._keys[header.topic_id].append(Key(key, header.first_seq, header.record_count, header.ts_ms))
 
-    def _apply_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
-        before = self.engine.by_id.get(header.topic_id)
-        window_ms = before.config.idempotency_window_ms if before else 0
-        self.engine.replay_topic(header, body)
-        if before and before.config.idempotency_window_ms > window_ms:
-            self._grown.setdefault(before.id, []).append((header.position, header.ts_ms - window_ms + 1))
-
-    def _keys_of_grown_windows(self) -> None:
-        for topic_id, growths in self._grown.items():
-            topic = self.engine.by_id.get(topic_id)
-            if topic is not None:
-                self._keys_again(topic, growths)
-
-    def _keys_again(self, topic: Topic, growths: list[tuple[int, int]]) -> None:
-        """A look at a window that grew later has passed over keys that live on: look again, from the newest write back."""
-        alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
-        young = []
-        for place in topic.frames.latest_places():
-            while growths and place < growths[-1][0]:
-                alive_ts = max(alive_ts, growths.pop()[1])
-            header, view, offset = self._frame(place)
-            if header.ts_ms < alive_ts:
-                break  # and so are all before it
-            if header.ext_len:
-                young.append((header, view, offset))
-        topic.dedupe = DedupeWindow()
-        for header, view, offset in reversed(young):
-            self._apply_key(topic, header, view, offset)
-
-    def _frame(self, place: int) -> tuple[FrameHeader, memoryview, int]:
-        file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
-        view, offset = file.view(), file.offset(place)
-        return header_at(view, offset), view, offset
+    def remember_keys(self, segments: SegmentStore, extents: dict[int, list[int]]) -> None:
+        """Idempotency keys come last: only now is it known how long each topic keeps them. ``extents``: places by topic, in order."""
+        for topic in self.engine.by_id.values():
+            alive_ts = max(self.now.ts - topic.config.idempotency_window_ms + 1, topic.keys_from_ts)
+            sealed = chain.from_iterable(segments.records(place).keys() for place in extents.get(topic.id, ()))
+            for key in chain(sealed, self._keys.get(topic.id, ())):
+                if key.ts_ms >= alive_ts:
+                    self.engine.restore_key(topic, *key, self.now)
 
 
 def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:

@@ -1,0 +1,313 @@
+"""A shard's topics, and how they come back: from a checkpoint, from the extents of segments, and from the frames of the log.
+
+    restore_engine, restore_topic ...  ->  restore_extent ...  ->  replay_* for each frame  ->  finish_replay
+
+Without a checkpoint the replay begins with the first frame that there ever was. With one, frames are replayed over a state that is
+newer than they are: ``checkpointed`` says that a frame stands below the checkpoint's position, where it may tell of what is known
+already, or of a topic that has gone since. Nothing else may: `Misfit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from topics.engine.changes import Now, floors, runs_of_frame, topic_frame
+from topics.engine.dedupe import Remembered
+from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, settle, trim
+from topics.engine.store import Marks, Store
+from topics.engine.tags import TagIndex
+from topics.engine.topic import Topic
+from topics.errors import TopicNotFound
+from topics.formats.names import covered
+from topics.formats.records import RecordFlags, blob_bytes
+from topics.formats.requests import Buffer
+from topics.formats.topic_config import TopicConfig
+from topics.formats.wal import Frame, FrameHeader
+
+_TAGS = int(RecordFlags.TAGS)
+
+
+class Misfit(Exception):
+    """A frame or an extent that cannot follow on what came before it: something is damaged or missing."""
+
+
+class TopicTable:
+    """Topics of one shard. Ids are unique over all shards and never used again: ``id % shards == shard``.
+
+    ``store`` reaches their records. It must be set before anything is taken from a topic: by caps, age, deletes, or a replay.
+    """
+
+    store: Store
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        self.shard, self.shards = shard, shards
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.last_id = shard
+        self.last_epoch = 0
+        self.marks = Marks()  # of records that are in no segment; for the store to keep
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name; raises `TopicNotFound`."""
+        found = self.topics.get(name)
+        if found is None:
+            raise TopicNotFound(name)
+        return found
+
+    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
+        """Names of topics in order, those past ``after`` (§1.3)."""
+        return iter(sorted(_matching(self.topics, prefix, after, prefixes)))
+
+    def _add(self, topic: Topic) -> None:
+        topic.deleted = False
+        self.topics[topic.name] = self.by_id[topic.id] = topic
+        self.last_id = max(self.last_id, topic.id)
+        self.last_epoch = max(self.last_epoch, topic.epoch)
+
+    def _remove(self, topic: Topic) -> None:
+        topic.deleted = True
+        del self.by_id[topic.id]
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+
+    def _note_tags(self, topic: Topic, first_seq: int, tagged: Iterable[tuple[int, bytes]], generation: int) -> None:
+        if topic.tags is None:
+            topic.tags = {}
+        index = topic.tags.get(generation)
+        if index is None:
+            index = topic.tags[generation] = TagIndex()
+        index.add(tagged, first_seq)
+
+
+class Replay(TopicTable):
+    """How topics come back."""
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        super().__init__(shard, shards)
+        # By topic id, of topics that came from a checkpoint: their head, and the position from which on frames are news.
+        self._restored: dict[int, tuple[int, int]] = {}
+
+    # Frames
+
+    def replay_append(
+        self, header: FrameHeader, external_size: int = 0, generation: int = 0, *, checkpointed: bool = False
+    ) -> Topic | None:
+        """A write; None when it is passed over. ``generation``: base of the log file. Raises `Misfit`."""
+        _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
+        topic = self.by_id.get(topic_id)
+        if topic is None or first_seq <= topic.head_seq:
+            if not checkpointed:
+                raise Misfit("the topic is not known" if topic is None else f"seq {first_seq} is there already")
+            return None
+        topic.commit_records(first_seq, count, place, ts_ms, external_size or blob_bytes(body_len, ext_len, count, flags))
+        topic.last_ts = ts_ms
+        topic.logged_seq = topic.head_seq
+        topic.next_seq = topic.head_seq + 1
+        if first_seq < topic.start_seq:
+            trim(topic, len(topic.frames) - 1, self.store)
+        if flags & _TAGS:
+            self._note_tags(topic, first_seq, self.store.records(place).tagged(0, count), generation)
+        if topic.capped and place >= self._news_from(topic):
+            apply_caps(topic, self.store)
+        return topic
+
+    def replay_key(self, topic: Topic, key: str, header: FrameHeader, now: Now) -> None:
+        """The idempotency key of a write that was just replayed."""
+        self.restore_key(topic, key, header.first_seq, header.record_count, header.ts_ms, now)
+
+    def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
+        """A topic made or configured. One that the checkpoint no longer knows comes back until its end is replayed too."""
+        config = msgspec.convert(body["config"], TopicConfig)
+        topic = self.by_id.get(header.topic_id)
+        if topic is None:
+            topic = Topic(header.topic_id, body["name"], body["epoch"], config, header.first_seq)
+            self._add_older(topic)
+        elif header.position < self._news_from(topic):
+            return
+        topic.config = config
+        topic.settle_config(config)
+        topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
+        topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
+        topic.head_seq = max(topic.head_seq, body["head"])
+        topic.next_seq = topic.head_seq + 1
+        self._raise_floors(topic, body.get("floors", (1, 1, 1)), body.get("start", 1))
+        if topic.capped:
+            apply_caps(topic, self.store)
+
+    def replay_deleted(self, header: FrameHeader, *, checkpointed: bool = False) -> None:
+        """A topic removed. Raises `Misfit`."""
+        topic = self._known(header, checkpointed)
+        if topic is not None:
+            self.marks.forget(topic.frames.places())
+            self._remove(topic)
+
+    def replay_reserved(self, header: FrameHeader, *, checkpointed: bool = False) -> None:
+        """Seqs promised ahead of use. Raises `Misfit`."""
+        topic = self._known(header, checkpointed)
+        if topic is not None:
+            topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
+
+    def replay_delete(self, header: FrameHeader, body: Buffer, *, checkpointed: bool = False) -> None:
+        """Records deleted; doing it twice does no harm. Raises `Misfit`."""
+        topic = self._known(header, checkpointed)
+        if topic is None:
+            return
+        if header.record_count:
+            delete_runs(topic, runs_of_frame(body), self.store)
+        else:
+            cut_to(topic, header.first_seq, self.store)
+
+    def replay_floor(self, header: FrameHeader, body: Any, *, checkpointed: bool = False) -> None:
+        """Records gone of themselves. Raises `Misfit`."""
+        topic = self._known(header, checkpointed)
+        if topic is not None and header.position >= self._news_from(topic):
+            self._raise_floors(topic, body, header.first_seq)
+
+    def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
+
+        The frames say so to the next replay: they must be synced before the first write.
+        """
+        frames = []
+        for topic in self.topics.values():
+            restored_head, _ = self._restored.get(topic.id, (0, 0))
+            topic.head_seq = max(topic.head_seq, restored_head)
+            resident = topic.config.durability == "ephemeral"
+            skipped = not clean and (resident or tail_may_be_lost) and topic.head_seq < topic.reserved_seq
+            if skipped:
+                lose(topic, (topic.head_seq + 1, topic.reserved_seq))
+            topic.next_seq = topic.head_seq + 1
+            settle(topic, self.store)
+            if skipped:
+                frames.append(topic_frame(topic, now))
+            topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
+        self._restored = {}
+        return frames
+
+    def _known(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
+        topic = self.by_id.get(header.topic_id)
+        if topic is None and not checkpointed:
+            raise Misfit("the topic is not known")
+        return topic
+
+    def _news_from(self, topic: Topic) -> int:
+        """Frames of the topic below this position have been applied to it: their caps and settings are not applied again."""
+        return self._restored.get(topic.id, (0, 0))[1]
+
+    def _raise_floors(self, topic: Topic, told: Iterable[int], start_seq: int) -> None:
+        cut_to(topic, start_seq, self.store)
+        settle(topic, self.store)
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor = map(max, floors(topic), told)
+
+    def _add_older(self, topic: Topic) -> None:
+        """A topic that the log tells of: when the checkpoint knows a later one of its name, that one keeps the name."""
+        later = self.topics.get(topic.name)
+        self._add(topic)
+        if later is not None and later.id > topic.id:
+            self.topics[topic.name] = later
+
+    # Checkpoint
+
+    def snapshot_engine(self) -> dict[str, int]:
+        """What a checkpoint keeps of the shard itself."""
+        return {"last_id": self.last_id, "last_epoch": self.last_epoch}
+
+    def snapshot_topics(self) -> Iterator[Topic]:
+        """The topics to be kept. Any of them may change, go or come between two steps."""
+        for topic_id in list(self.by_id):
+            topic = self.by_id.get(topic_id)
+            if topic is not None:
+                yield topic
+
+    def snapshot_topic(self, topic: Topic, position: int) -> dict[str, Any]:
+        """What a checkpoint keeps of a topic, as plain values: what is committed.
+
+        Every frame of the topic below ``position`` is committed, and none from there on.
+        """
+        return {
+            "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
+            "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
+            "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
+            "logged": topic.logged_seq, "position": position,
+        }  # fmt: skip
+
+    def restore_engine(self, kept: dict[str, int]) -> None:
+        """Take over what `snapshot_engine` gave."""
+        self.last_id = max(self.last_id, kept["last_id"])
+        self.last_epoch = max(self.last_epoch, kept["last_epoch"])
+
+    def restore_topic(self, kept: dict[str, Any]) -> Topic:
+        """Take over what `snapshot_topic` gave, before any extent or frame. Its records come with these."""
+        config = msgspec.convert(kept["config"], TopicConfig)
+        topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
+        topic.start_seq = kept["start"]
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor = kept["floors"]
+        topic.losses = tuple((first, last) for first, last in kept["losses"])
+        topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
+        topic.logged_seq = kept["logged"]
+        self._restored[topic.id] = kept["head"], kept["position"]
+        self._add(topic)
+        return topic
+
+    def restore_extent(
+        self, topic_id: int, first_seq: int, count: int, place: int, size: int, ts: int, dead_count: int, dead_bytes: int
+    ) -> bool:
+        """An extent that the checkpoint names, after its topic, in the order of seqs. False when nothing lives in it: it is not used.
+
+        ``size``: all rendered bytes; ``dead_count`` and ``dead_bytes``: what its flags say. Raises `Misfit`.
+        """
+        topic = self.by_id.get(topic_id)
+        if topic is None:
+            return False
+        if first_seq <= topic.head_seq:
+            raise Misfit(f"seq {first_seq} of topic {topic_id} is there already")
+        last_seq = first_seq + count - 1
+        topic.sealed_seq = last_seq
+        topic.logged_seq = max(topic.logged_seq, last_seq)
+        if last_seq < topic.start_seq or dead_count >= count:
+            topic.head_seq = last_seq
+            return False
+        frames, written = topic.frames, topic.last_write_ts
+        topic.commit_records(first_seq, count, place, ts, size)
+        topic.last_write_ts = written
+        if dead_count:
+            frames.take(len(frames) - 1, dead_count, dead_bytes)
+            topic.count -= dead_count
+            topic.bytes -= dead_bytes
+        trim(topic, len(frames) - 1, self.store)
+        return frames.entry(len(frames) - 1)[3] > 0
+
+    def restore_key(self, topic: Topic, key: str, first_seq: int, count: int, ts_ms: int, now: Now) -> None:
+        """An idempotency key of an earlier write. The oldest comes first."""
+        age_ms = max(0, now.ts - ts_ms)
+        topic.dedupe.remember(key, Remembered(first_seq, count, now.ms - age_ms), 1 << 62)
+
+    # Checkpoints that hold heads alone
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as plain values."""
+        return {
+            **self.snapshot_engine(),
+            "topics": [
+                {"id": topic.id, "head": topic.head_seq, "ts": topic.last_ts, "window": topic.config.idempotency_window_ms}
+                for topic in self.topics.values()
+            ],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Heads of a checkpoint, laid over the replayed log."""
+        self.restore_engine(snapshot)
+        for kept in snapshot["topics"]:
+            topic = self.by_id.get(kept["id"])
+            if topic is not None:
+                if kept["head"] > topic.head_seq:
+                    lose(topic, (topic.head_seq + 1, kept["head"]))
+                topic.next_seq = topic.head_seq + 1
+                topic.last_ts = max(topic.last_ts, kept["ts"])
+
+
+def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None) -> list[str]:
+    return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
