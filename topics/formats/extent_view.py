@@ -138,7 +138,7 @@ class ExtentView(View):
 
     def idempotency_keys(self) -> Iterator[Key]:
         """Writes that had an idempotency key, in the order of their seqs."""
-        return (Key(*fields) for fields in cbor2.loads(bytes(self._keys)))
+        return (Key(*fields) for fields in (cbor2.loads(bytes(self._keys)) if self._keys else ()))
 
     def _records(self, start: int, stop: int) -> memoryview:
         ends = self._posting_ends

@@ -29,8 +29,9 @@ from topics.formats.segment import (
     padding,
 )
 
-EXTENT_BYTES = 64 << 20  # a longer stretch becomes several extents: tables are checked at one go, and a blob's length is a u32
-EXTENT_RECORDS = 1 << 18
+# A longer stretch becomes several extents: the tables of one are read and checked at one go, whatever is asked of it.
+EXTENT_BYTES = 64 << 20
+EXTENT_RECORDS = 1 << 16
 # What one step of a build does at most: about a millisecond.
 STEP_BYTES = 1 << 20
 STEP_PIECES = 128
@@ -133,7 +134,8 @@ class _Texts:
         self.fill(count)
         places = self._places
         if len(refs) == 1:
-            self.refs.append(refs[0] and places.setdefault(texts[refs[0] - 1], len(places) + 1))
+            ref = refs[0]
+            self.refs.append(places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0)
             return
         table = {ref: places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0 for ref in set(refs)}
         self.refs.extend(map(table.__getitem__, refs))
@@ -273,12 +275,11 @@ class _Extent:
 
     def _add_texts(self, view: RecordsView, start: int, stop: int) -> None:
         ext, flags, count = view.ext(), int(view.flags), self.count
-        if flags & _ONE_NODE:
-            self._nodes.add(count, ext["n"], b"\1" * (stop - start))
-        elif flags & _NODES:
-            self._nodes.add(count, ext["n"], view.column(_NODES, start, stop))
+        if flags & (_NODES | _ONE_NODE):
+            alike = flags & _ONE_NODE or view.count == 1
+            self._nodes.add(count, ext["n"], b"\1" * (stop - start) if alike else view.column(_NODES, start, stop))
         if flags & _TAGS:
-            self._tags.add(count, ext["t"], view.column(_TAGS, start, stop))
+            self._tags.add(count, ext["t"], b"\1" if view.count == 1 else view.column(_TAGS, start, stop))
         key = ext.get("k")
         if key is not None and self._keyed is not view:  # a write in several extents has its key in each of them
             self._keyed = view

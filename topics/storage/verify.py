@@ -65,6 +65,9 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
             yield path
         for path in sorted((data_dir / "checkpoint" / name).glob("*.ckpt")):
             yield from verify_checkpoint(path)
+            position = _position(path)
+            if position > (end or 0):
+                yield Finding(path, 16, f"says that the log was synced to {position:#x}, and it ends at {end or 0:#x}")
             yield path
         for path in sorted((data_dir / "segment" / name).glob(f"*{SEGMENT_SUFFIX}")):
             yield from verify_segment(path, shard)
@@ -231,7 +234,7 @@ def verify_blob(path: Path) -> Iterator[Finding]:
 
 
 def verify_checkpoint(path: Path) -> Iterator[Finding]:
-    """A checkpoint file."""
+    """A checkpoint file, for itself."""
     try:
         checkpoint = checkpoints.decode(path.read_bytes())
     except checkpoints.UnknownVersion as error:
@@ -241,3 +244,12 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
         yield Finding(path, 0, "is no whole checkpoint")
     elif path.name != f"{checkpoint.position:016x}.ckpt":
         yield Finding(path, 16, f"is the checkpoint of position {checkpoint.position:#x}")
+
+
+def _position(path: Path) -> int:
+    """Of a checkpoint; 0 when it is not whole."""
+    try:
+        checkpoint = checkpoints.decode(path.read_bytes())
+    except checkpoints.UnknownVersion:
+        return 0
+    return checkpoint.position if checkpoint else 0
