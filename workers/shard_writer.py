@@ -16,8 +16,6 @@ from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shard_actor import ShardActor, clock
 from topics.config import Settings
 from topics.formats.requests import Limits
-from topics.storage import checkpoints
-from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
@@ -66,7 +64,7 @@ async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], 
     # Nothing is answered any more: what the checkpoint says is the last word.
     shard.wal.stop()
     if actor.broken is None:
-        checkpoints.write(shard.checkpoint_folder, Checkpoint(shard.wal.position, True, shard.engine.snapshot()))
+        actor.sealing.write_last()
 
 
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:

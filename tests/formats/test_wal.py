@@ -172,7 +172,7 @@ def test_the_checksums_are_the_documented_ones() -> None:
 
 def test_numbers_of_kinds_never_change() -> None:
     assert {kind.name: kind.value for kind in FrameKind} == {
-        "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8,
+        "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8, "FLOOR": 9,
     }  # fmt: skip
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 

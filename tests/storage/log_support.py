@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from topics.actors.commits import Commits
+from topics.actors.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Follow, Now
 from topics.formats.requests import Diff, Limits, decode_append, decode_config, json_bytes
-from topics.storage import checkpoints
-from topics.storage.checkpoints import Checkpoint
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal import Progress
 
@@ -36,7 +35,7 @@ class Client:
         self.now = now
         self.shard: Shard = recover(path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot)
         self.engine, self.wal = self.shard.engine, self.shard.wal
-        self.commits = Commits(self.engine, self.wal, lambda: self.now)
+        self.commits = Commits(self.engine, self.wal, self.shard.segments, lambda: self.now)
 
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
@@ -116,7 +115,7 @@ class Client:
     def stop(self) -> None:
         """An orderly stop, as the shard's process makes it."""
         self.wal.stop()
-        checkpoints.write(self.shard.checkpoint_folder, Checkpoint(self.wal.position, True, self.engine.snapshot()))
+        Sealing(self.shard, self.commits).write_last()
 
 
 def state(client: Client) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def put(store: BlobStore, topic_id: int = 5, first_seq: int = 10) -> Path:
     for start in range(0, len(BODY), 3000):
         writer.write([BODY[start : start + 1000], BODY[start + 1000 : start + 3000]])
     writer.finish()
-    store.add(topic_id, first_seq)
+    store.add(topic_id, first_seq, 0)
     return store.path(topic_id, first_seq)
 
 
@@ -68,7 +68,7 @@ def test_a_missing_file_is_refused(store: BlobStore) -> None:
 
 def test_another_writes_blob_is_refused(store: BlobStore) -> None:
     put(store).rename(store.path(5, 11))
-    store.add(5, 11)
+    store.add(5, 11, 0)
     with pytest.raises(Damaged, match="another write"):
         store.verify(5, 11)
 
@@ -96,6 +96,6 @@ def test_the_sweep_keeps_what_the_log_speaks_of(store: BlobStore) -> None:
     put(store, topic_id=6)
     gone = store.forget(6)
     (store.folder / "7-1.new").write_bytes(b"half")
-    store.sweep()
+    store.sweep({})
     assert list(store.folder.iterdir()) == [kept]
     assert gone == [store.path(6, 10)]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain, starmap
 
 import trio
 
 from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
-from topics.engine.store import RESIDENT, Runs
+from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
-from topics.formats.records import RecordsView
+from topics.formats.records import RecordFlags, RecordsView, View
 from topics.formats.requests import Buffer
 from topics.formats.wal import FrameKind
+from topics.storage.segments import SegmentStore
 from topics.storage.wal import Progress, Wal
 from topics.storage.wal_file import NoRoom
+
+EXTERNAL = int(RecordFlags.EXTERNAL)
 
 Settle = Callable[[Progress | OSError], None]
 
@@ -22,17 +26,17 @@ Settle = Callable[[Progress | OSError], None]
 class Waiting:
     """A change on its way; ``settle`` is called with the progress that made it durable, or with the error that lost it."""
 
-    __slots__ = ("change", "end", "place", "serial", "settle")
+    __slots__ = ("change", "end", "place", "serial", "settle", "start")
 
-    def __init__(self, change: Change, place: int, end: int, serial: int, settle: Settle | None) -> None:
-        self.change, self.place, self.end, self.serial, self.settle = change, place, end, serial, settle
+    def __init__(self, change: Change, place: int, start: int, end: int, serial: int, settle: Settle | None) -> None:
+        self.change, self.place, self.start, self.end, self.serial, self.settle = change, place, start, end, serial, settle
 
 
 class Commits:
     """The only way from a decided `Change` into the log and back to the engine; the engine's store."""
 
-    def __init__(self, engine: ShardEngine, wal: Wal, clock: Callable[[], Now]) -> None:
-        self.engine, self.wal, self._clock = engine, wal, clock
+    def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore, clock: Callable[[], Now]) -> None:
+        self.engine, self.wal, self.segments, self._clock = engine, wal, segments, clock
         engine.store = self
         self._until_written: deque[Waiting] = deque()
         self._until_synced: deque[Waiting] = deque()
@@ -41,43 +45,65 @@ class Commits:
         self._sync_wanted = False
         self._idle: dict[int, trio.Event] = {}
         self.on_commit: Callable[[Change], None] = lambda _: None
+        self.on_release: Callable[[int], None] = lambda _: None  # is told of extents that no topic names any more
 
     def __len__(self) -> int:
         return len(self._until_written) + len(self._until_synced)
 
-    def records(self, place: int) -> RecordsView:
+    @property
+    def reached(self) -> int:
+        """Every change with a frame before this position of the log is committed."""
+        return min((queue[0].start for queue in (self._until_written, self._until_synced) if queue), default=self.wal.position)
+
+    def position_of(self, topic: Topic) -> int:
+        """Every change of the topic with a frame before this position is committed, and none from there on."""
+        if not topic.pending:
+            return self.wal.position
+        waiting = chain(self._until_written, self._until_synced)
+        return min((each.start for each in waiting if each.change.topic is topic), default=self.wal.position)
+
+    def records(self, place: int) -> View:
         """Records at a place that was given to `ShardEngine.commit`."""
-        return self._resident[place] if place & RESIDENT else self.wal.records(place)
+        if place & RESIDENT:
+            return self._resident[place]
+        return self.segments.records(place) if place & EXTENT else self.wal.records(place)
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
-        return self.engine.marks.dead(place)
+        return self.segments.dead(place) if place & EXTENT and not place & RESIDENT else self.engine.marks.dead(place)
 
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
-        self.engine.marks.mark(place, self.records(place).count, runs)
+        if place & EXTENT and not place & RESIDENT:
+            self.segments.mark(place, chain.from_iterable(starmap(range, runs)))
+        else:
+            self.engine.marks.mark(place, self.records(place).count, runs)
 
     def release(self, places: Sequence[int]) -> None:
         """As `Store.release`."""
         self.engine.marks.forget(places)
-        if self._resident:
-            for place in places:
+        for place in places:
+            if place & RESIDENT:
                 self._resident.pop(place, None)
+            elif place & EXTENT:
+                self.on_release(place)
 
     def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
         """Put the change's frames into the group under way. `flush` sends the group off.
 
         ``resident``: records of an append whose class keeps them in memory, when the change does not carry them itself.
         """
-        place = 0
+        place, start = 0, self.wal.position
         for frame in change.frames:
             at = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
                 place = at
+                if frame.flags & EXTERNAL:
+                    self.wal.blobs.add(frame.topic_id, frame.first_seq, at)
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             place = self._keep(change, resident)
-        waiting = Waiting(change, place, self.wal.position, self._serial, settle)
+        waiting = Waiting(change, place, start, self.wal.position, self._serial, settle)
         if change.sync:
             self._sync_wanted = True
             self._until_synced.append(waiting)

@@ -152,8 +152,6 @@ class LongAppends:
         except OSError as error:
             self.engine.undo(change)
             return error
-        if not resident_class:
-            self.commits.wal.blobs.add(topic.id, change.first_seq)
         result = await self.commits.settled(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
             self.commits.wal.blobs.remove(topic.id, change.first_seq)  # its frame was not written: the room is needed

@@ -8,6 +8,7 @@ was and is begun anew; the log grows meanwhile.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -22,6 +23,7 @@ from topics.engine.frames import Entry
 from topics.engine.retention import seal
 from topics.engine.store import EXTENT, RESIDENT
 from topics.engine.topic import Topic
+from topics.formats.records import RecordsView
 from topics.formats.requests import Buffer
 from topics.formats.segment import SegmentHeader
 from topics.formats.segment_build import Piece, Source, build
@@ -56,7 +58,7 @@ class Sealing:
         self.sealed = self.written = 0  # segments and checkpoints since the start of the process
         self._kept = deque(shard.kept, maxlen=checkpoints.KEEP)
         self._next_number = 1 + max((number for kept in shard.kept for number in kept.segments), default=0)
-        self._written_at = trio.current_time()
+        self._written_at = time.monotonic()
         self._live = dict.fromkeys(self.segments.segments, 0)  # extents that the index names, by segment
         for topic in self.engine.by_id.values():
             for place in topic.frames.places():
@@ -76,7 +78,7 @@ class Sealing:
             try:
                 await self._round()
             except OSError as error:
-                log.error("sealing failed", error=str(error))
+                log.warning("sealing failed", error=str(error), again_s=AGAIN_S)
                 pause = AGAIN_S
             await trio.sleep(pause)
 
@@ -89,7 +91,7 @@ class Sealing:
                 break
             await self._seal(base, end)
             worked = True
-        if worked or (self._wasteful and trio.current_time() - self._written_at > AGAIN_S):
+        if worked or (self._wasteful and time.monotonic() - self._written_at > AGAIN_S):
             await self.checkpoint()
 
     @property
@@ -102,7 +104,7 @@ class Sealing:
     # Sealing
 
     async def _seal(self, base: int, end: int) -> None:
-        began, number = trio.current_time(), self._next_number
+        began, number = time.monotonic(), self._next_number
         touched = await self._touched(base, end)
         writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
         try:
@@ -125,11 +127,11 @@ class Sealing:
         await self._install(segment)
         for topic in touched:
             topic.drop_tags(base)
-        self._absorbed += [path for topic in touched for path in self.wal.blobs.absorb(topic.id, topic.sealed_seq)]
+        self._absorbed += self.wal.blobs.absorb(end)
         self.replay_from = end
         self.sealed += 1
         trailer = segment.trailer
-        seconds = round(trio.current_time() - began, 3)
+        seconds = round(time.monotonic() - began, 3)
         log.info("sealed", segment=number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
 
     async def _touched(self, base: int, end: int) -> list[Topic]:
@@ -160,7 +162,7 @@ class Sealing:
         for entry in topic.frames.from_seq(max(first_seq, topic.start_seq)):
             if entry.first_seq >= first_seq + count:
                 break
-            start, stop = max(entry.first_seq, topic.start_seq, first_seq), min(entry.first_seq + entry.count, first_seq + count)
+            start, stop = max(entry.first_seq, topic.start_seq, first_seq), min(entry.first_seq + entry.record_count, first_seq + count)
             dead = self.commits.dead(entry.place)
             live = bytes(stop - start) if dead is None else dead[start - entry.first_seq : stop - entry.first_seq]
             flags[start - first_seq : stop - first_seq] = live
@@ -195,7 +197,7 @@ class Sealing:
 
     def _mark_what_went(self, topic: Topic, entry: Entry) -> None:
         """Flags that were set since they were written to the segment."""
-        now, written = self._flags(topic.id, entry.first_seq, entry.count), self.segments.dead(entry.place)
+        now, written = self._flags(topic.id, entry.first_seq, entry.record_count), self.segments.dead(entry.place)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [index for index, flag in enumerate(now) if flag and not (written and written[index])]
             self.segments.mark(entry.place, late)
@@ -225,7 +227,7 @@ class Sealing:
             self._released, self._absorbed = freed.extents + self._released, freed.blobs + self._absorbed
             raise
         self.written += 1
-        self._written_at = trio.current_time()
+        self._written_at = time.monotonic()
         self._kept.append(Kept(replay_from, frozenset(numbers)))
         self._spare.append(freed)
         await self._free()
@@ -288,8 +290,10 @@ class _Stretch:
             start = self.seq - entry.first_seq
             if start < 0 or self._topic.deleted:
                 return
-            self.seq = entry.first_seq + entry.count
-            yield self._commits.records(entry.place), start, entry.count
+            self.seq = entry.first_seq + entry.record_count
+            view = self._commits.records(entry.place)
+            assert isinstance(view, RecordsView), "writes of the log are told by their frames"
+            yield view, start, entry.record_count
 
 
 def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:

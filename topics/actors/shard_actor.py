@@ -27,6 +27,7 @@ from topics.actors.message_router import (
     RpcErrorPayload,
     Session,
 )
+from topics.actors.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
 from topics.engine.topic import Topic
@@ -64,8 +65,9 @@ class ShardActor:
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words = board.shard(index)
-        self.commits = Commits(shard.engine, shard.wal, clock)
+        self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
         self.commits.on_commit = self._committed
+        self.sealing = Sealing(shard, self.commits)
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
         self.broken: OSError | None = None
@@ -97,6 +99,7 @@ class ShardActor:
             nursery.start_soon(self._follow_log)
             nursery.start_soon(self.router.expire_overdue)
             nursery.start_soon(self._beat)
+            nursery.start_soon(self.sealing.run)
             self.words.state = ShardState.READY
             await stop.wait()
             await self._settle_all()

@@ -119,6 +119,7 @@ def topic_frame(topic: Topic, now: Now) -> Frame:
         {
             "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1,
             "last_ts": topic.last_ts, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
+            "keys_from": topic.keys_from_seq,
         }
     )  # fmt: skip
     return Frame(FrameKind.TOPIC, topic.id, topic.reserved_seq, now.ts, ext_len=len(body), parts=(body,))

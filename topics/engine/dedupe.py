@@ -27,6 +27,10 @@ class DedupeWindow:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def oldest_seq(self, otherwise: int) -> int:
+        """First seq of the oldest write that is remembered."""
+        return self._keys[self._order[0]].first_seq if self._order else otherwise
+
     def find(self, key: str, now_ms: int, window_ms: int) -> Remembered | None:
         """What ``key`` stands for while it is younger than ``window_ms``."""
         found = self._keys.get(key)

@@ -130,6 +130,7 @@ class Replay(TopicTable):
         topic.config = config
         topic.settle_config(config)
         topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
+        topic.keys_from_seq = max(topic.keys_from_seq, body.get("keys_from", 0))
         topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
         topic.head_seq = max(topic.head_seq, body["head"])
         topic.next_seq = topic.head_seq + 1
@@ -231,7 +232,7 @@ class Replay(TopicTable):
             "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
             "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
             "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
-            "logged": topic.logged_seq, "position": position,
+            "logged": topic.logged_seq, "position": position, "keys_from": topic.keys_from_seq,
         }  # fmt: skip
 
     def restore_engine(self, kept: dict[str, int]) -> None:
@@ -247,7 +248,7 @@ class Replay(TopicTable):
         topic.cap_floor, topic.ttl_floor, topic.loss_floor = kept["floors"]
         topic.losses = tuple((first, last) for first, last in kept["losses"])
         topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
-        topic.logged_seq = kept["logged"]
+        topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
         self._restored[topic.id] = kept["head"], kept["position"]
         self._add(topic)
         return topic
@@ -284,29 +285,6 @@ class Replay(TopicTable):
         """An idempotency key of an earlier write. The oldest comes first."""
         age_ms = max(0, now.ts - ts_ms)
         topic.dedupe.remember(key, Remembered(first_seq, count, now.ms - age_ms), 1 << 62)
-
-    # Checkpoints that hold heads alone
-
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as plain values."""
-        return {
-            **self.snapshot_engine(),
-            "topics": [
-                {"id": topic.id, "head": topic.head_seq, "ts": topic.last_ts, "window": topic.config.idempotency_window_ms}
-                for topic in self.topics.values()
-            ],
-        }
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Heads of a checkpoint, laid over the replayed log."""
-        self.restore_engine(snapshot)
-        for kept in snapshot["topics"]:
-            topic = self.by_id.get(kept["id"])
-            if topic is not None:
-                if kept["head"] > topic.head_seq:
-                    lose(topic, (topic.head_seq + 1, kept["head"]))
-                topic.next_seq = topic.head_seq + 1
-                topic.last_ts = max(topic.last_ts, kept["ts"])
 
 
 def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None) -> list[str]:

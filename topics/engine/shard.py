@@ -159,6 +159,7 @@ class ShardEngine(Replay):
             before, topic.config = topic.config, config
             if config.idempotency_window_ms > before.idempotency_window_ms:
                 topic.dedupe.expire(now.ms, before.idempotency_window_ms)  # a key whose time was over does not come back
+                topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
             change = Put(topic, [topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
         self._note_pending(change)

@@ -29,7 +29,8 @@ class Topic:
 
     __slots__ = (
         "bytes", "cap_floor", "capped", "committed", "config", "count", "dedupe", "deleted", "epoch", "floor_due", "frames",
-        "head_seq", "id", "last_read_ms", "last_read_ts", "last_ts", "last_write_ts", "logged_seq", "loss_floor", "losses", "name",
+        "head_seq", "id", "keys_from_seq",
+        "last_read_ms", "last_read_ts", "last_ts", "last_write_ts", "logged_seq", "loss_floor", "losses", "name",
         "next_seq", "pending", "pending_bytes", "pending_keys", "pending_sync", "reserved_seq", "reserving_seq", "resident",
         "sealed_seq", "start_seq", "tags", "ttl_floor",
     )  # fmt: skip
@@ -52,6 +53,7 @@ class Topic:
         self.bytes = 0
         self.frames = FrameIndex()
         self.dedupe = DedupeWindow()
+        self.keys_from_seq = 0  # idempotency keys of writes before it were forgotten, and stay so when the window grows
         self.last_ts = 0  # $ts never goes back within a topic
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
@@ -105,6 +107,11 @@ class Topic:
         """Ceiling to reserve now that ``last_seq`` is going to be used, None while there is enough."""
         step = min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
+
+    def drop_tags(self, generation: int) -> None:
+        """Segments hold what was written to this log file, tags and all."""
+        if self.tags is not None:
+            self.tags.pop(generation, None)
 
     # What a restart takes
 

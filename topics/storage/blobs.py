@@ -69,6 +69,7 @@ class BlobStore:
         self.folder = folder
         make_directory(folder)
         self._held: dict[int, dict[int, memoryview | None]] = defaultdict(dict)
+        self._positions: dict[tuple[int, int], int] = {}  # of the frames that speak of them
 
     def path(self, topic_id: int, first_seq: int) -> Path:
         """File of the write of this topic that begins with this seq."""
@@ -78,9 +79,10 @@ class BlobStore:
         """Raises OSError when there is no room."""
         return BlobWriter(self, topic_id, first_seq, body_len)
 
-    def add(self, topic_id: int, first_seq: int) -> None:
-        """The log now holds a frame that speaks of this blob."""
+    def add(self, topic_id: int, first_seq: int, position: int) -> None:
+        """The log now holds a frame, at ``position``, that speaks of this blob."""
         self._held[topic_id][first_seq] = None
+        self._positions[topic_id, first_seq] = position
 
     def body(self, topic_id: int, first_seq: int) -> memoryview:
         """Body of an added blob."""
@@ -105,20 +107,23 @@ class BlobStore:
 
     def forget(self, topic_id: int) -> list[Path]:
         """The topic is gone; its files, which may be removed once that is durable."""
-        return [self.path(topic_id, seq) for seq in self._held.pop(topic_id, {})]
+        seqs = self._held.pop(topic_id, {})
+        for seq in seqs:
+            del self._positions[topic_id, seq]
+        return [self.path(topic_id, seq) for seq in seqs]
 
     def remove(self, topic_id: int, first_seq: int) -> None:
         """Take back `add` and the file: the log surely does not speak of it."""
         self._held[topic_id].pop(first_seq, None)
+        self._positions.pop((topic_id, first_seq), None)
         self.path(topic_id, first_seq).unlink(missing_ok=True)
 
-    def absorb(self, topic_id: int, sealed_seq: int) -> list[Path]:
-        """A segment holds the records up to this seq: the topic's files that nobody reads any more."""
-        held = self._held.get(topic_id, {})
-        sealed = [seq for seq in held if seq <= sealed_seq]
-        for seq in sealed:
-            del held[seq]
-        return [self.path(topic_id, seq) for seq in sealed]
+    def absorb(self, position: int) -> list[Path]:
+        """Segments hold what the log says before ``position``: files that nobody reads any more."""
+        sealed = [blob_id for blob_id, at in self._positions.items() if at < position]
+        for topic_id, seq in sealed:
+            del self._positions[topic_id, seq], self._held[topic_id][seq]
+        return [self.path(*blob_id) for blob_id in sealed]
 
     def sweep(self, sealed: dict[int, int]) -> list[Path]:
         """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is gone.

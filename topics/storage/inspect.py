@@ -93,14 +93,11 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
     if checkpoint is None:
         yield "offset 0: is no whole checkpoint"
         return
-    yield f"checkpoint at {checkpoint.position:#x}" + (", of an orderly stop" if checkpoint.clean else "")
-    for name, value in checkpoint.snapshot.items():
-        rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-        if rows is None:
-            yield f"{name}: {value!r}"
-        else:
-            yield f"{name}: {len(value)}"
-            yield from (f"  {key}: {row!r}" for key, row in rows)
+    end = ", of an orderly stop" if checkpoint.clean else ""
+    yield f"checkpoint at {checkpoint.position:#x}, replay from {checkpoint.replay_from:#x}{end}"
+    yield from (f"{name}: {value!r}" for name, value in checkpoint.shard.items())
+    yield f"topics: {len(checkpoint.topics)}"
+    yield from (f"  {topic!r}" for topic in checkpoint.topics)
 
 
 def describe_blob(path: Path) -> Iterator[str]:

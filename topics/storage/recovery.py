@@ -283,7 +283,7 @@ class _Replay:
 
     def _external(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
-        self.blobs.add(header.topic_id, header.first_seq)
+        self.blobs.add(header.topic_id, header.first_seq, header.position)
         path = self.blobs.path(header.topic_id, header.first_seq)
         if not path.exists():
             return header.record_count
@@ -297,11 +297,11 @@ class _Replay:
     def remember_keys(self, segments: SegmentStore, extents: dict[int, list[int]]) -> None:
         """Idempotency keys come last: only now is it known how long each topic keeps them. ``extents``: places by topic, in order."""
         for topic in self.engine.by_id.values():
-            alive_ts = max(self.now.ts - topic.config.idempotency_window_ms + 1, topic.keys_from_ts)
-            sealed = chain.from_iterable(segments.records(place).keys() for place in extents.get(topic.id, ()))
+            alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
+            sealed = chain.from_iterable(segments.records(place).idempotency_keys() for place in extents.get(topic.id, ()))
             for key in chain(sealed, self._keys.get(topic.id, ())):
-                if key.ts_ms >= alive_ts:
-                    self.engine.restore_key(topic, *key, self.now)
+                if key.ts_ms >= alive_ts and key.first_seq >= topic.keys_from_seq:
+                    self.engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now)
 
 
 def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:
