@@ -236,9 +236,9 @@ def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(tmp_path: Pat
         order.append(f"sync {file.base}")
         real_sync(file)
 
-    def create(file: WalFile) -> None:
+    def create(file: WalFile, spare: Path | None) -> None:
         order.append(f"create {file.base}")
-        real_create(file)
+        real_create(file, spare)
 
     monkeypatch.setattr(WalFile, "sync", sync)
     monkeypatch.setattr(WalFile, "create", create)

@@ -61,7 +61,9 @@ class Kept(NamedTuple):
 
 
 class UnknownVersion(Exception):
-    """A checkpoint of a version that this program does not read."""
+    """A checkpoint of a version that this program does not read. ``path``: its file, once that is known."""
+
+    path: Path | None = None
 
 
 def encode_item(value: dict[str, Any]) -> bytes:
@@ -118,7 +120,8 @@ def whole(folder: Path) -> list[Checkpoint]:
         try:
             checkpoint = decode(path.read_bytes())
         except UnknownVersion as error:
-            raise UnknownVersion(f"{path} {error}") from error
+            error.path = path
+            raise
         if checkpoint is not None:
             found.append(checkpoint)
     return found

@@ -94,7 +94,7 @@ def recover(
     try:
         standing = checkpoints.whole(checkpoint_folder)
     except checkpoints.UnknownVersion as error:
-        raise Damaged(checkpoint_folder, 0, str(error)) from error
+        raise Damaged(error.path or checkpoint_folder, 8, str(error)) from error
     checkpoint = standing[0] if standing else None
     kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
     segments = SegmentStore.open(

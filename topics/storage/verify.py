@@ -65,9 +65,7 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
             yield path
         for path in sorted((data_dir / "checkpoint" / name).glob("*.ckpt")):
             yield from verify_checkpoint(path)
-            position = _position(path)
-            if position > (end or 0):
-                yield Finding(path, 16, f"says that the log was synced to {position:#x}, and it ends at {end or 0:#x}")
+            yield from _unfounded(path, end or 0, data_dir / "segment" / name)
             yield path
         for path in sorted((data_dir / "segment" / name).glob(f"*{SEGMENT_SUFFIX}")):
             yield from verify_segment(path, shard)
@@ -242,14 +240,18 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
         return
     if checkpoint is None:
         yield Finding(path, 0, "is no whole checkpoint")
-    elif path.name != f"{checkpoint.position:016x}.ckpt":
-        yield Finding(path, 16, f"is the checkpoint of position {checkpoint.position:#x}")
 
 
-def _position(path: Path) -> int:
-    """Of a checkpoint; 0 when it is not whole."""
+def _unfounded(path: Path, end: int, segments: Path) -> Iterator[Finding]:
+    """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
     try:
         checkpoint = checkpoints.decode(path.read_bytes())
     except checkpoints.UnknownVersion:
-        return 0
-    return checkpoint.position if checkpoint else 0
+        return
+    if checkpoint is None:
+        return
+    if checkpoint.position > end:
+        yield Finding(path, 16, f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}")
+    for number in checkpoint.segments:
+        if not segment_path(segments, number).exists():
+            yield Finding(path, checkpoints.HEADER_BYTES, f"speaks of segment {number:#x}, and it is not there")
