@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics import __version__
@@ -13,14 +14,23 @@ from topics import __version__
 if TYPE_CHECKING:
     from topics.boot import Boot
 
+FAILED = 1
 USAGE_ERROR = 2
+DAMAGED = 3
 EPILOG = "Settings are TOPICS_* variables; 'topics serve --print-config' lists them with the values that would be used."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status (2: wrong arguments or settings)."""
+    """Run the command line; the exit status (2: wrong arguments or settings; 3: damaged data)."""
     arguments = _parser().parse_args(argv)
-    return _serve(arguments, os.environ)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        status = run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", metavar="PORT", help="on which port (TOPICS_PORT, 4000); 0 takes a free one")
     serve.add_argument("--data-dir", metavar="DIR", help="where the data is kept (TOPICS_DATA_DIR, ./topics-data)")
     serve.add_argument("--print-config", action="store_true", help="print the settings that would be used, and exit")
+    serve.set_defaults(run=lambda arguments: _serve(arguments, os.environ))
+    verify = commands.add_parser(
+        "verify",
+        help="look for damage in a data directory",
+        description="Look for damage in a data directory that no server has. 3: found.",
+    )
+    verify.add_argument("directory", metavar="DIR", type=Path)
+    verify.set_defaults(run=_verify)
+    inspect = commands.add_parser("inspect", help="show what a data file holds", description="Show what a file of a data directory holds.")
+    inspect.add_argument("file", metavar="FILE", type=Path)
+    inspect.set_defaults(run=_inspect)
     return parser
 
 
@@ -53,6 +74,49 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
         _print_config(start)
         return 0
     return _run(start, environ)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, held_for_reading
+    from topics.storage.verify import Finding, verify_directory
+
+    files = findings = 0
+    try:
+        with held_for_reading(arguments.directory) as shards:
+            for found in verify_directory(arguments.directory, shards):
+                if isinstance(found, Finding):
+                    findings += 1
+                    sys.stdout.write(f"{found}\n")
+                else:
+                    files += 1
+    except DataDirectoryInUse as error:
+        sys.stderr.write(f"topics: {error}; stop it first, or verify a copy\n")
+        return FAILED
+    except DataDirectoryDamaged as error:
+        sys.stderr.write(f"topics: {error}\n")
+        return DAMAGED
+    except OSError as error:
+        return _cannot_read(error)
+    sys.stdout.write(f"{files} files, " + (f"{findings} findings\n" if findings else "no damage\n"))
+    return DAMAGED if findings else 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from topics.storage.inspect import describe
+
+    try:
+        for line in describe(arguments.file):
+            sys.stdout.write(f"{line}\n")
+    except OSError as error:
+        return _cannot_read(error)
+    return 0
+
+
+def _cannot_read(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        raise error
+    sys.stderr.write(f"topics: {error.filename}: {error.strerror}\n")
+    return FAILED
 
 
 def _print_config(start: Boot) -> None:

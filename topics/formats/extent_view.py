@@ -26,6 +26,11 @@ class Dictionary:
     def __len__(self) -> int:
         return len(self._ends)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the texts fill the bytes, to the last."""
+        return len(self._bytes) == (self._ends[-1] if len(self) else 0)
+
     def text(self, ref: int) -> bytes:
         """The JSON string."""
         return bytes(self._bytes[self._ends[ref - 2] if ref > 1 else 0 : self._ends[ref - 1]])
@@ -110,7 +115,7 @@ class ExtentView(View):
     @property
     def blob(self) -> memoryview:
         """The rendered records, checked to the last."""
-        return self._bytes(0, len(self._data))
+        return self.part(0, len(self._data))
 
     @property
     def postings(self) -> Iterator[tuple[int, memoryview]]:
@@ -131,15 +136,16 @@ class ExtentView(View):
         """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
         return ((index, self.tags.text(ref)) for index, ref in enumerate(self._tag_refs[start:stop], start) if ref)
 
-    def keys(self) -> Iterator[Key]:
+    def idempotency_keys(self) -> Iterator[Key]:
         """Writes that had an idempotency key, in the order of their seqs."""
-        return (Key(*fields) for fields in cbor2.loads(bytes(self._keys)))
+        return (Key(*fields) for fields in (cbor2.loads(bytes(self._keys)) if self._keys else ()))
 
     def _records(self, start: int, stop: int) -> memoryview:
         ends = self._posting_ends
         return self._postings[ends[start - 1] if start else 0 : ends[stop - 1]]
 
-    def _bytes(self, begin: int, end: int) -> memoryview:
+    def part(self, begin: int, end: int) -> memoryview:
+        """Part of the blob, checked."""
         first, last = begin // CHUNK_BYTES, -(-end // CHUNK_BYTES)
         if self._checked.find(0, first, last) >= 0:
             self._check(first, last)

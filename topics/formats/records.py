@@ -35,6 +35,7 @@ from topics.formats.requests import AppendBody, Buffer, RecordIn, json_string
 U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
 _HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20  # a record's seq and time, with all the digits that they may have
+_NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
 _LIVE = re.compile(rb"[^\x01]+")
 
 
@@ -199,7 +200,7 @@ class View:
         """The rendered records."""
         raise NotImplementedError
 
-    def _bytes(self, begin: int, end: int) -> memoryview:
+    def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob."""
         raise NotImplementedError
 
@@ -235,7 +236,7 @@ class View:
     def ts(self, index: int) -> int:
         """``$ts`` of a record."""
         begin = self._begin(index)
-        head = bytes(self._bytes(begin, min(begin + _HEAD_MAX, self.ends[index])))
+        head = bytes(self.part(begin, min(begin + _HEAD_MAX, self.ends[index])))
         at = head.index(b',"$ts":') + len(b',"$ts":')
         return int(head[at : head.index(b",", at)])
 
@@ -255,7 +256,7 @@ class View:
     def slice(self, start: int, stop: int) -> memoryview:
         """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
         ends = self.ends
-        return self._bytes(ends[start - 1] if start else 0, ends[stop - 1] - 1)
+        return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
     def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
         """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
@@ -284,7 +285,7 @@ class View:
                 node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
         first = self._begin(start)
         stops = self.ends[start:stop]
-        records = self._bytes(first, stops[-1]) if count else memoryview(b"")
+        records = bytes(self.part(first, stops[-1])) if count else b""
         marks: Sequence[int] = nothing if dead is None else dead[start:stop]
         found, end = [], 0
         for index, stop_at, node, node_len, tag_len, meta_len, mark in zip(
@@ -293,11 +294,16 @@ class View:
             begin, end = end, stop_at - first
             if mark == 1 or (node and node in skipped):
                 continue
-            record = bytes(records[begin : end - 1])
+            if tag_len:
+                # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
+                at = records.index(b",", records.index(b",", begin) + 1)
+                if node_len:
+                    at += node_len + _NODE_LEN
+                record = records[begin:at] + records[at + tag_len + _TAG_LEN : end - 1]
+            else:
+                record = records[begin : end - 1]
             if meta_len:
                 record = record[: -meta_len - 1] + b"}"
-            if tag_len:
-                record = _without_tag(record, node_len and node_len + len(b',"$node":'), tag_len + len(b',"$tag":'))
             found.append((index, record))
         return found
 
@@ -345,10 +351,12 @@ class RecordsView(View):
         """Whether there is a key, a node or a tag."""
         return self._ext_len > 0
 
-    def _bytes(self, begin: int, end: int) -> memoryview:
+    def part(self, begin: int, end: int) -> memoryview:
+        """Part of the blob."""
         return self.blob[begin:end]
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        """Part of a table; only of one of which ``flags`` say that it is there."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
 
@@ -369,12 +377,6 @@ class RecordsView(View):
             return iter(())
         tags = [b"", *self.ext()["t"]]
         return ((index, tags[ref]) for index, ref in enumerate(self.column(_TAGS, start, stop), start) if ref)
-
-
-def _without_tag(record: bytes, node_len: int, tag_len: int) -> bytes:
-    # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
-    at = record.index(b",", record.index(b',"$ts":') + 1) + node_len
-    return record[:at] + record[at + tag_len :]
 
 
 def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:

@@ -29,14 +29,16 @@ from topics.formats.segment import (
     padding,
 )
 
-EXTENT_BYTES = 64 << 20  # a longer stretch becomes several extents: tables are checked at one go, and a blob's length is a u32
-EXTENT_RECORDS = 1 << 18
+# A longer stretch becomes several extents: the tables of one are read and checked at one go, whatever is asked of it.
+EXTENT_BYTES = 64 << 20
+EXTENT_RECORDS = 1 << 16
 # What one step of a build does at most: about a millisecond.
 STEP_BYTES = 1 << 20
 STEP_PIECES = 128
-STEP_RECORDS = 8192
+STEP_RECORDS = 1024  # taken in; a record with a tag of its own costs a microsecond
+STEP_ROWS = 8192  # of a table
 STEP_TEXTS = 1024
-RUN_TEXTS = 4096
+RUN_TEXTS = 2048
 STEP_EXTENTS = 256
 _NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
 
@@ -125,13 +127,15 @@ class _Texts:
         self._places: dict[bytes, int] = {}
         self.refs = array("I")
         self.texts: list[bytes] = []
+        self.ends = array("I")  # of the texts in order
 
     def add(self, count: int, texts: Sequence[bytes], refs: Sequence[int]) -> None:
         """The next records' refs into ``texts``, from 1; there were ``count`` records before."""
         self.fill(count)
         places = self._places
         if len(refs) == 1:
-            self.refs.append(refs[0] and places.setdefault(texts[refs[0] - 1], len(places) + 1))
+            ref = refs[0]
+            self.refs.append(places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0)
             return
         table = {ref: places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0 for ref in set(refs)}
         self.refs.extend(map(table.__getitem__, refs))
@@ -143,47 +147,52 @@ class _Texts:
 
     def sort(self) -> Iterator[None]:
         """Put all texts in order into ``texts``, and let refs name their places there. Yields now and then."""
-        unsorted = list(self._places)
-        runs = []
-        for start in range(0, len(unsorted), RUN_TEXTS):
-            runs.append(sorted(unsorted[start : start + RUN_TEXTS]))
+        unsorted, runs = iter(self._places), []
+        while run := sorted(islice(unsorted, RUN_TEXTS)):
+            runs.append(run)
             yield
         merged = merge(*runs)
-        new_refs = array("I", bytes(4 * (len(unsorted) + 1)))
+        new_refs = array("I", bytes(4 * (len(self._places) + 1)))
         while part := list(islice(merged, STEP_TEXTS)):
             for ref, text in enumerate(part, len(self.texts) + 1):
                 new_refs[self._places[text]] = ref
             self.texts += part
+            _accumulate(self.ends, map(len, part))
             yield
         refs, self.refs = self.refs, array("I")
-        for start in range(0, len(refs), STEP_RECORDS):
-            self.refs.extend(map(new_refs.__getitem__, refs[start : start + STEP_RECORDS]))
+        for start in range(0, len(refs), STEP_ROWS):
+            self.refs.extend(map(new_refs.__getitem__, refs[start : start + STEP_ROWS]))
             yield
-
-    def ends(self) -> array[int]:
-        """End of each text."""
-        return array("I", accumulate(map(len, self.texts)))
 
     def postings(self) -> Iterator[tuple[bytes, bytes]]:
         """When sorted: the ends of the postings, and the postings, at the very end; empty ones before."""
         if not self.texts:
             return
         counts = array("I", bytes(4 * (len(self.texts) + 1)))
-        for start in range(0, len(self.refs), STEP_RECORDS):
-            for ref in self.refs[start : start + STEP_RECORDS]:
+        for start in range(0, len(self.refs), STEP_ROWS):
+            for ref in self.refs[start : start + STEP_ROWS]:
                 counts[ref] += 1
             yield b"", b""
         counts[0] = 0
         at = array("I", [0])  # where the next record of each ref goes: at first where the ref's records begin, at last where they end
-        at.extend(accumulate(counts))
+        for start in range(0, len(counts), STEP_ROWS):
+            _accumulate(at, counts[start : start + STEP_ROWS])
+            yield b"", b""
         postings = array("I", bytes(4 * at.pop()))
-        for start in range(0, len(self.refs), STEP_RECORDS):
-            for index, ref in enumerate(self.refs[start : start + STEP_RECORDS], start):
+        for start in range(0, len(self.refs), STEP_ROWS):
+            for index, ref in enumerate(self.refs[start : start + STEP_ROWS], start):
                 if ref:
                     postings[at[ref]] = index
                     at[ref] += 1
             yield b"", b""
         yield at[1:].tobytes(), postings.tobytes()
+
+
+def _accumulate(ends: array[int], lens: Iterable[int]) -> None:
+    """Add the ends of what has these lengths and follows on the rest."""
+    sums = accumulate(lens, initial=ends[-1] if ends else 0)
+    next(sums)
+    ends.extend(sums)
 
 
 class _Pieces:
@@ -206,7 +215,7 @@ class _Extent:
     def __init__(self, first_seq: int, bytes_max: int, records_max: int) -> None:
         self.first_seq, self._bytes_max, self._records_max = first_seq, bytes_max, records_max
         self.full = False
-        self.size = 0  # of the blob
+        self.count = self.size = 0  # records and bytes of the blob so far
         self.flags = 0
         self.first_ts = self.last_ts = 0
         self._ends = array("I")
@@ -214,11 +223,6 @@ class _Extent:
         self._chunk_crcs, self._chunk_crc = array("I"), 0
         self._keys: list[bytes] = []
         self._keyed: RecordsView | None = None
-
-    @property
-    def count(self) -> int:
-        """Records so far."""
-        return len(self._ends)
 
     def take(self, pieces: _Pieces) -> bytes:
         """Add what is worth a step, or find that this extent is full; the bytes that were added."""
@@ -247,8 +251,6 @@ class _Extent:
 
     def _fitting(self, view: RecordsView, start: int, stop: int, size_max: int, count_max: int) -> int:
         """How far the piece may be taken."""
-        if view.count == 1:
-            return start + (self.size + len(view.blob) <= size_max and self.count < count_max)
         stop = min(stop, start + count_max - self.count)
         if self.size + view.size(start, stop) <= size_max:
             return stop
@@ -260,25 +262,24 @@ class _Extent:
         if view.flags & _METAS:
             self._meta_lens.frombytes(bytes(4 * (self.count - len(self._meta_lens))))
             self._meta_lens.extend(view.column(_METAS, start, stop))
-        blob = view.blob
-        if view.count == 1:
-            self.size += len(blob)
-            self._ends.append(self.size)
-            return blob
-        ends = view.ends
-        begin = ends[start - 1] if start else 0
-        self._ends.extend(map((self.size - begin).__add__, ends[start:stop]))
-        self.size = self._ends[-1]
-        return blob[begin : ends[stop - 1]]
+        blob, ends = view.blob, view.ends
+        if view.count > 1:
+            begin = ends[start - 1] if start else 0
+            blob = blob[begin : ends[stop - 1]]
+            self._ends.extend(map((self.size - begin).__add__, ends[start:stop]))
+        else:
+            self._ends.append(self.size + len(blob))
+        self.count += stop - start
+        self.size += len(blob)
+        return blob
 
     def _add_texts(self, view: RecordsView, start: int, stop: int) -> None:
         ext, flags, count = view.ext(), int(view.flags), self.count
-        if flags & _ONE_NODE:
-            self._nodes.add(count, ext["n"], b"\1" * (stop - start))
-        elif flags & _NODES:
-            self._nodes.add(count, ext["n"], view.column(_NODES, start, stop))
+        if flags & (_NODES | _ONE_NODE):
+            alike = flags & _ONE_NODE or view.count == 1
+            self._nodes.add(count, ext["n"], b"\1" * (stop - start) if alike else view.column(_NODES, start, stop))
         if flags & _TAGS:
-            self._tags.add(count, ext["t"], view.column(_TAGS, start, stop))
+            self._tags.add(count, ext["t"], b"\1" if view.count == 1 else view.column(_TAGS, start, stop))
         key = ext.get("k")
         if key is not None and self._keyed is not view:  # a write in several extents has its key in each of them
             self._keyed = view
@@ -316,7 +317,7 @@ class _Extent:
         if nodes.texts:
             self.flags |= _ONE_NODE if len(nodes.texts) == 1 and 0 not in nodes.refs else _NODES
         keys = b"\x9f%b\xff" % b"".join(self._keys) if self._keys else b""
-        node_ends, tag_ends = nodes.ends(), tags.ends()
+        node_ends, tag_ends = nodes.ends, tags.ends
         yield TABLES_HEAD.pack(
             len(node_ends), node_ends[-1] if node_ends else 0, len(tag_ends), tag_ends[-1] if tag_ends else 0,
             len(postings) // 4, len(self._chunk_crcs), len(keys),
@@ -330,6 +331,6 @@ class _Extent:
             yield meta_lens.tobytes()
         yield b"".join((self._chunk_crcs.tobytes(), node_ends.tobytes(), tag_ends.tobytes(), posting_ends, postings))
         for texts in (nodes, tags):
-            for start in range(0, len(texts.texts), STEP_RECORDS):
-                yield b"".join(texts.texts[start : start + STEP_RECORDS])
+            for start in range(0, len(texts.texts), STEP_ROWS):
+                yield b"".join(texts.texts[start : start + STEP_ROWS])
         yield keys

@@ -15,9 +15,11 @@ long as one of them lives, nobody else can write here.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from crc32c import crc32c
@@ -65,6 +67,28 @@ class DataDirectory:
         os.close(self._lock)
 
 
+@contextlib.contextmanager
+def held_for_reading(path: Path) -> Iterator[int]:
+    """The shard count of a directory that no server has, nor can take meanwhile. Nothing in it is changed.
+
+    Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
+    """
+    if not (path / "meta").exists():
+        raise DataDirectoryDamaged(f"{path} is no data directory: it has no file meta")
+    # A copy may have no LOCK; then nobody can hold it, and the directory itself stands in.
+    lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(path, lock) from None
+        shards = _read_meta(path)
+        assert shards is not None, "there is a meta"
+        yield shards
+    finally:
+        os.close(lock)
+
+
 def encode_meta(shards: int, version: int = VERSION) -> bytes:
     """The bytes of ``meta``."""
     head = META.pack(MAGIC, version, shards, 0, 0)[:_CRC_AT]
@@ -99,12 +123,17 @@ def _lock(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        error = _in_use(path, lock)
         os.close(lock)
-        raise DataDirectoryInUse(f"the data directory {path} is in use by process {holder or '(unknown)'}") from None
+        raise error from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
+
+
+def _in_use(path: Path, lock: int) -> DataDirectoryInUse:
+    holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+    return DataDirectoryInUse(f"the data directory {path} is in use by process {holder or '(unknown)'}")
 
 
 def _read_meta(path: Path) -> int | None:

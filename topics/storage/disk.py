@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,6 +49,14 @@ def make_directory(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         sync_directory(path.parent)
+
+
+def mapped(path: Path) -> memoryview:
+    """The whole file, read in place; an empty one too."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ))
 
 
 def write_aside(path: Path, pieces: Sequence[Buffer]) -> None:

@@ -1,0 +1,137 @@
+"""Shows what stands in a file of a data directory, in lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from topics.formats import blob, segment, wal
+from topics.formats.extent_view import ExtentView
+from topics.formats.records import RecordFlags
+from topics.formats.segment import BadSegment, Entry
+from topics.formats.wal import FILE_HEADER_BYTES, BadHeader, FrameKind
+from topics.storage import checkpoints, data_dir
+from topics.storage.disk import mapped
+from topics.storage.verify import frames, is_punched
+
+MAGIC_BYTES = 8
+_KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
+
+
+def describe(path: Path) -> Iterator[str]:
+    """Lines about any file of ours; it is known by its first bytes. Damage is said in its line. Raises OSError."""
+    with path.open("rb") as file:
+        magic = file.read(MAGIC_BYTES)
+    known = _KINDS.get(magic)
+    if known is None:
+        yield f"{path} is no file of a data directory"
+    else:
+        yield from known(path)
+
+
+def describe_segment(path: Path) -> Iterator[str]:
+    """Its header, then a line for each extent."""
+    data = mapped(path)
+    try:
+        header = segment.decode_header(data[: segment.HEADER_BYTES])
+        yield f"segment {header.number} of shard {header.shard}, log {header.base:#x} to {header.end:#x}, {len(data)} bytes"
+        trailer = segment.decode_trailer(data[-segment.TRAILER_BYTES :], len(data))
+        directory = data[trailer.directory_at : len(data) - segment.TRAILER_BYTES]
+        segment.check_directory(directory, trailer)
+    except BadSegment as error:
+        yield f"offset {error.offset}: {error.reason}"
+        return
+    yield f"{trailer.entry_count} extents, {trailer.record_count} records"
+    for index, entry in enumerate(segment.decode_directory(directory)):
+        yield f"extent {index} at {entry.offset}: {_extent(entry, data)}"
+
+
+def _extent(entry: Entry, data: memoryview) -> str:
+    dead = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
+    text = (
+        f"topic {entry.topic_id}, seqs {entry.first_seq} to {entry.first_seq + entry.record_count - 1}, {dead} deleted, "
+        f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, {_flags(entry.flags)}"
+    )
+    if is_punched(entry, data):
+        return f"{text}; its room was given back"
+    try:
+        view = ExtentView(entry, data)
+    except BadSegment as error:
+        return f"{text}; offset {error.offset}: {error.reason}"
+    return f"{text}; {len(view.nodes)} nodes, {len(view.tags)} tags, {sum(1 for _ in view.idempotency_keys())} keys"
+
+
+def describe_log(path: Path) -> Iterator[str]:
+    """Its header, then a line for each frame."""
+    data = mapped(path)
+    try:
+        header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
+    except BadHeader as error:
+        yield f"offset 0: {error}"
+        return
+    yield f"log of shard {header.shard} from {header.base:#x}, {len(data)} bytes"
+    offset = FILE_HEADER_BYTES
+    for frame in frames(data, header):
+        kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
+        about = f" topic {frame.topic_id}," if frame.topic_id else ""
+        seqs = f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1}," if frame.record_count else ""
+        shape = f", {_flags(frame.flags)}" if frame.record_count else ""
+        yield f"offset {offset}: {kind},{about}{seqs} {frame.body_len} bytes, {_time(frame.ts_ms)}{shape}"
+        offset = FILE_HEADER_BYTES + frame.end - header.base
+    left = len(bytes(data[offset:]).rstrip(b"\0"))
+    yield f"offset {offset}: the end of the frames; " + (f"{left} bytes of something else follow" if left else "zeros follow")
+
+
+def describe_checkpoint(path: Path) -> Iterator[str]:
+    """Its position, then its members."""
+    try:
+        checkpoint = checkpoints.decode(path.read_bytes())
+    except checkpoints.UnknownVersion as error:
+        yield f"offset 8: {error}"
+        return
+    if checkpoint is None:
+        yield "offset 0: is no whole checkpoint"
+        return
+    yield f"checkpoint at {checkpoint.position:#x}" + (", of an orderly stop" if checkpoint.clean else "")
+    for name, value in checkpoint.snapshot.items():
+        rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+        if rows is None:
+            yield f"{name}: {value!r}"
+        else:
+            yield f"{name}: {len(value)}"
+            yield from (f"  {key}: {row!r}" for key, row in rows)
+
+
+def describe_blob(path: Path) -> Iterator[str]:
+    """The write that it belongs to."""
+    yield f"blob of the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
+
+
+def describe_meta(path: Path) -> Iterator[str]:
+    """The shard count."""
+    try:
+        yield f"data directory of {data_dir.decode_meta(path.read_bytes())} shards"
+    except ValueError as error:
+        yield str(error)
+
+
+_KINDS: dict[bytes, Callable[[Path], Iterator[str]]] = {
+    segment.MAGIC: describe_segment,
+    wal.FILE_MAGIC: describe_log,
+    checkpoints.MAGIC: describe_checkpoint,
+    blob.MAGIC: describe_blob,
+    data_dir.MAGIC: describe_meta,
+}
+
+
+def _flags(flags: int) -> str:
+    names = [flag.name.lower() for flag in RecordFlags if flags & flag and flag.name]
+    return "+".join(names) or "plain"
+
+
+def _time(ts_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"ts {ts_ms}"

@@ -1,0 +1,352 @@
+"""Segment files of one shard (formats/segment.py): written aside in one go, then mapped and read in place.
+
+Only delete flags change, in place. A segment costs a byte for each of its extents; maps are made when a reader comes and the least
+recently used one is let go, so that a scan of everything leaves memory as it was. What a reader still holds keeps its map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from topics.formats.extent_view import ExtentView
+from topics.formats.requests import Buffer
+from topics.formats.segment import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    BadSegment,
+    Entry,
+    SegmentHeader,
+    Trailer,
+    check_directory,
+    decode_directory,
+    decode_entry,
+    decode_header,
+    decode_trailer,
+    padding,
+)
+from topics.storage.disk import Damaged, make_directory, mapped, sync_directory, write_all
+
+SEGMENT_PLACE = 1 << 62
+EXTENT_BITS = 24
+_EXTENT_MASK = (1 << EXTENT_BITS) - 1
+MAPPED_MAX = 4
+VIEWS_MAX = 1024  # of one map; more are made again
+MARK_BYTES = 4096  # flags are written by blocks of so many
+FINDINGS_MAX = 100
+SUFFIX = ".seg"
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+_NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV}
+
+
+def place_of(number: int, extent: int) -> int:
+    """Where an index finds this extent of this segment."""
+    return SEGMENT_PLACE | number << EXTENT_BITS | extent
+
+
+def split_place(place: int) -> tuple[int, int]:
+    """``(segment's number, extent's number)``."""
+    return (place & ~SEGMENT_PLACE) >> EXTENT_BITS, place & _EXTENT_MASK
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """File of a segment."""
+    return folder / f"{number:010x}{SUFFIX}"
+
+
+class SegmentWriter:
+    """A segment on its way to the disk: `write` what `segment_build.build` gives, then `finish`. Use a thread."""
+
+    def __init__(self, folder: Path, header: SegmentHeader) -> None:
+        """Raises OSError."""
+        self.header, self.path = header, segment_path(folder, header.number)
+        self._aside = self.path.with_suffix(".tmp")
+        self._offset = 0
+        self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Append to the file."""
+        write_all(self._fd, pieces, self._offset)
+        self._offset += sum(map(len, pieces))
+
+    def sync(self) -> None:
+        """Optional, now and then: the log's own syncs find a short queue."""
+        os.fdatasync(self._fd)
+
+    def finish(self) -> Segment:
+        """Make the file durable under its name, and open it."""
+        os.fdatasync(self._fd)
+        self._close()
+        self._aside.replace(self.path)
+        sync_directory(self.path.parent)
+        return Segment(self.path, self.header.shard, self.header.number)
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._close()
+        self._aside.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Segment:
+    """A whole segment file. Opening reads its header, directory and flags."""
+
+    def __init__(self, path: Path, shard: int, number: int) -> None:
+        """Raises `Damaged`."""
+        self.path, self.number = path, number
+        self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
+        try:
+            with path.open("rb") as file:
+                self.header, self.trailer, directory, flags = _read_ends(file.fileno())
+        except FileNotFoundError as error:
+            raise Damaged(path, 0, "the checkpoint speaks of it, and it is not there") from error
+        except BadSegment as error:
+            raise Damaged(path, error.offset, f"segment {error.reason}") from error
+        if (self.header.shard, self.header.number) != (shard, number):
+            raise Damaged(path, 0, f"belongs to shard {self.header.shard}, number {self.header.number}")
+        self.size = self.trailer.file_length
+        self.has_dead = bytearray(self.trailer.entry_count)
+        if flags.count(0) != len(flags):
+            self._note_flags(directory, flags)
+
+    def _note_flags(self, directory: bytes, flags: bytes) -> None:
+        at = self.trailer.flags_at
+        for extent, entry in enumerate(decode_directory(directory)):
+            start = entry.flags_at - at
+            part = flags[start : start + entry.record_count]
+            self.has_dead[extent] = 1 in part
+            if part.translate(None, b"\0\1"):
+                strange = [index for index, flag in enumerate(part) if flag > 1]
+                self.findings += [f"{self.path}, offset {entry.flags_at + index}: delete flag {part[index]}" for index in strange]
+        del self.findings[FINDINGS_MAX:]
+
+    def damaged(self, offset: int, reason: str) -> Exception:
+        """What a reader is to raise."""
+        return Damaged(self.path, offset, reason)
+
+    def entries(self) -> Iterator[Entry]:
+        """All extents, read from the file."""
+        with self.path.open("rb") as file:
+            return decode_directory(os.pread(file.fileno(), ENTRY_BYTES * self.trailer.entry_count, self.trailer.directory_at))
+
+
+def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
+    size = os.fstat(fd).st_size
+    header = decode_header(os.pread(fd, HEADER_BYTES, 0))
+    trailer = decode_trailer(os.pread(fd, TRAILER_BYTES, max(size - TRAILER_BYTES, 0)), size)
+    directory = os.pread(fd, ENTRY_BYTES * trailer.entry_count, trailer.directory_at)
+    check_directory(directory, trailer)
+    return header, trailer, directory, os.pread(fd, trailer.record_count, trailer.flags_at)
+
+
+class _Mapped:
+    """A segment in memory, with the views of it that were asked for."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self.data = mapped(segment.path)
+        self.views: dict[int, ExtentView] = {}
+
+    def entry(self, extent: int) -> Entry:
+        return decode_entry(self.data, self._segment.trailer.directory_at + ENTRY_BYTES * extent)
+
+    def view(self, extent: int) -> ExtentView:
+        view = self.views.get(extent)
+        if view is None:
+            if len(self.views) >= VIEWS_MAX:
+                self.views.clear()
+            view = self.views[extent] = ExtentView(self.entry(extent), self.data, self._segment.damaged)
+        return view
+
+
+class SegmentStore:
+    """All segments of a shard that count."""
+
+    def __init__(self, folder: Path, shard: int, *, mapped_max: int = MAPPED_MAX) -> None:
+        self.folder, self.shard = folder, shard
+        self.segments: dict[int, Segment] = {}
+        self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
+        self._mapped_max = mapped_max
+        self._dirty: set[int] = set()
+        self._dirty_lock = threading.Lock()  # `sync` takes them all while `mark` adds one
+        make_directory(folder)
+
+    @classmethod
+    def open(cls, folder: Path, shard: int, numbers: Iterable[int], *, mapped_max: int = MAPPED_MAX) -> SegmentStore:
+        """Exactly the segments with these numbers; every other file is removed. Raises `Damaged`."""
+        store = cls(folder, shard, mapped_max=mapped_max)
+        for number in sorted(numbers):
+            store.add(Segment(segment_path(folder, number), shard, number))
+        wanted = {segment.path for segment in store.segments.values()}
+        for path in folder.iterdir():
+            if path not in wanted:
+                path.unlink()
+        return store
+
+    def begin(self, number: int, base: int, end: int) -> SegmentWriter:
+        """A new segment for the positions ``base`` to ``end`` of the log. Raises OSError."""
+        return SegmentWriter(self.folder, SegmentHeader(self.shard, number, base, end))
+
+    def add(self, segment: Segment) -> None:
+        """From now on it counts."""
+        self.segments[segment.number] = segment
+
+    def entries(self, number: int) -> Iterator[tuple[int, Entry]]:
+        """``(place, entry)`` of each extent of a segment."""
+        return ((place_of(number, extent), entry) for extent, entry in enumerate(self.segments[number].entries()))
+
+    @property
+    def findings(self) -> list[str]:
+        """What was strange, and not bad enough to stop."""
+        return [finding for segment in self.segments.values() for finding in segment.findings]
+
+    @property
+    def mapped_count(self) -> int:
+        """How many segments are mapped."""
+        return len(self._mapped)
+
+    # Reading
+
+    def records(self, place: int) -> ExtentView:
+        """The extent at ``place``. It, and whatever is read of it, raises `Damaged`. Valid as long as it is held."""
+        number, extent = split_place(place)
+        return self._map(number).view(extent)
+
+    def dead(self, place: int) -> memoryview | None:
+        """Delete flags of the extent at ``place`` as they are and will be; None while none is set."""
+        number, extent = split_place(place)
+        if not self.segments[number].has_dead[extent]:
+            return None
+        held = self._map(number)
+        entry = held.entry(extent)
+        return held.data[entry.flags_at : entry.flags_at + entry.record_count]
+
+    def _map(self, number: int) -> _Mapped:
+        held = self._mapped.get(number)
+        if held is None:
+            held = self._mapped[number] = _Mapped(self.segments[number])
+            if len(self._mapped) > self._mapped_max:
+                self._mapped.popitem(last=False)
+        else:
+            self._mapped.move_to_end(number)
+        return held
+
+    # Deleting
+
+    def mark(self, place: int, indexes: Iterable[int]) -> None:
+        """Set the delete flags of these records. Readers see it at once; `sync` makes it durable."""
+        number, extent = split_place(place)
+        segment = self.segments[number]
+        blocks: dict[int, list[int]] = {}
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            entry = _entry(fd, segment, extent)
+            for index in indexes:
+                assert 0 <= index < entry.record_count, "a mark is one of the extent's records"
+                blocks.setdefault(index // MARK_BYTES, []).append(index)
+            for block, marked in blocks.items():
+                _mark_block(fd, entry, block * MARK_BYTES, marked)
+        finally:
+            os.close(fd)
+        if blocks:
+            segment.has_dead[extent] = 1
+            with self._dirty_lock:
+                self._dirty.add(number)
+
+    def sync(self) -> None:
+        """Make all marks that were set before this call durable. May run in a thread while others are set."""
+        with self._dirty_lock:
+            dirty, self._dirty = self._dirty, set()
+        try:
+            while dirty:
+                number = next(iter(dirty))
+                if number in self.segments:
+                    _sync(self.segments[number].path)
+                dirty.discard(number)
+        finally:
+            with self._dirty_lock:
+                self._dirty |= dirty
+
+    def punch(self, places: Iterable[int]) -> None:
+        """Give the room of these extents back; nobody may ask for their records again. May run in a thread.
+
+        All their flags are set first, durably: an extent of zeros is damage only where a record is live.
+        """
+        by_segment: dict[int, list[int]] = {}
+        for place in places:
+            number, extent = split_place(place)
+            by_segment.setdefault(number, []).append(extent)
+        for number, extents in by_segment.items():
+            self._punch(self.segments[number], extents)
+
+    def _punch(self, segment: Segment, extents: list[int]) -> None:
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            entries = [_entry(fd, segment, extent) for extent in extents]
+            for extent, entry in zip(extents, entries, strict=True):
+                write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
+                segment.has_dead[extent] = 1
+            os.fdatasync(fd)
+            for extent, entry in zip(extents, entries, strict=True):
+                held = self._mapped.get(segment.number)
+                if held:
+                    held.views.pop(extent, None)
+                _punch_hole(fd, entry.offset, entry.length + padding(entry.length))
+        finally:
+            os.close(fd)
+
+    def unlink(self, number: int) -> None:
+        """It counts no more, and its file goes. Durable once the folder is synced; what no checkpoint names goes at the next start."""
+        segment = self.segments.pop(number)
+        self._mapped.pop(number, None)
+        with self._dirty_lock:
+            self._dirty.discard(number)
+        segment.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of all maps."""
+        self._mapped.clear()
+
+
+def _entry(fd: int, segment: Segment, extent: int) -> Entry:
+    return decode_entry(os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent))
+
+
+def _mark_block(fd: int, entry: Entry, start: int, marked: list[int]) -> None:
+    # No other process writes here, and every byte but the marked ones stays what it was: a crash leaves old or new ones.
+    flags = bytearray(os.pread(fd, min(MARK_BYTES, entry.record_count - start), entry.flags_at + start))
+    for index in marked:
+        flags[index - start] = 1
+    low, high = min(marked) - start, max(marked) - start + 1
+    write_all(fd, [flags[low:high]], entry.flags_at + start + low)
+
+
+def _sync(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # unlinked meanwhile
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def _punch_hole(fd: int, offset: int, length: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE), ctypes.c_int64(offset), ctypes.c_int64(length)
+    if not hasattr(libc, "fallocate") or libc.fallocate(*arguments) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in _NOT_SUPPORTED:
+        raise OSError(code, os.strerror(code))
