@@ -129,13 +129,19 @@ class LongAppends:
             await self.commits.idle(topic)
             if not topic.deleted:  # as one is whose making failed while we waited for it
                 return topic, False
-        change = self.engine.create(name, request, self._clock(), prefixes)
+        now, size = self._clock(), 0
+        if request.config is not None and request.config.discard == "reject":  # what does not fit makes no topic either
+            size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
+        change = self.engine.create(name, request, now, prefixes, size)
         result = await self.commits.settled(change)
         return result if isinstance(result, OSError) else (change.topic, True)
 
     async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
         rendering = Rendering(request, keep_key=keeps_key(topic, request))
         now = self._clock()
+        expired = self.engine.expire(topic, now)
+        if expired is not None:
+            self.commits.submit(expired, None)
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]

@@ -34,7 +34,7 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicsError
 from topics.formats import answers
 from topics.formats.message import MessageFrame
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_diff, json_bytes
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, decode_diff, json_bytes
 from topics.storage.recovery import Shard
 from topics.storage.wal import Progress
 
@@ -82,6 +82,7 @@ class ShardActor:
             ("topic.put", self._put),
             ("topic.get", self._get),
             ("topic.delete", self._delete),
+            ("topic.delete_records", self._delete_records),
             ("topic.list", self._list),
         ):
             self.router.route(f"rpc/{name}", handler)
@@ -163,6 +164,7 @@ class ShardActor:
             self._nursery.start_soon(self._append_long, message)
             return
         body = decode_append(message.attachment, params["key"], self.limits)
+        self._freshen(self.engine.topics.get(params["topic"]))
         outcome = self.engine.append(params["topic"], body, self._now, params["prefixes"])
         message.release()
         if isinstance(outcome, Append):
@@ -237,6 +239,7 @@ class ShardActor:
         name = params["topic"]
         if self.long_appends.holds(name, self._delete, message):
             return None
+        self._freshen(self.engine.topics.get(name))
         change = self.engine.delete(name, params["if_empty"], self._now)
         if change is None:
             return _reply(rpc, params, answers.deleted(name, existed=False))
@@ -247,6 +250,39 @@ class ShardActor:
             return _reply(rpc, params, answers.deleted(name, existed=True))
 
         return self.commits.submit(change, settle)
+
+    def _delete_records(self, message: InboundMessage) -> None:
+        rpc, params = _request(message)
+        self._writable()
+        if self.long_appends.holds(params["topic"], self._delete_records, message):
+            return
+        asked = decode_delete(message.attachment)
+        message.release()
+        topic = self._fresh_topic(params["topic"])
+        change = self.engine.delete_records(topic.name, asked.before_seq, asked.match, self._now)
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return _refuse(rpc, result)
+            body = answers.records_deleted(
+                topic.name, change.deleted, earliest_seq=topic.start_seq, head_seq=topic.head_seq, count=topic.count, size=topic.bytes
+            )  # fmt: skip
+            return _reply(rpc, params, body)
+
+        self.commits.submit(change, settle)
+
+    def _fresh_topic(self, name: str) -> Topic:
+        """The topic of that name, as it is now. Raises `TopicNotFound`."""
+        topic = self.engine.topic(name)
+        self._freshen(topic)
+        return topic
+
+    def _freshen(self, topic: Topic | None) -> None:
+        """Let go what is too old, before anything is answered or decided."""
+        if topic is not None and topic.perishable:
+            change = self.engine.expire(topic, self._now)
+            if change is not None and self.broken is None:
+                self.commits.submit(change, None)
 
     def _writable(self) -> None:
         if self.broken is not None:
@@ -264,7 +300,7 @@ class ShardActor:
         rpc, params = _request(message)
         asked = decode_diff(message.attachment, self.limits)
         message.release()
-        topic = self.engine.topic(params["topic"])
+        topic = self._fresh_topic(params["topic"])
         topic.touch(*self._now)
         page = read(topic, asked, self.commits)
         if page.unfinished or (asked.wait_ms and not page.worth_answering):
@@ -284,6 +320,9 @@ class ShardActor:
                         await trio.lowlevel.checkpoint()
                     else:
                         await self._changed.setdefault(topic.id, trio.Event()).wait()
+                    if not topic.deleted:
+                        self._now = clock()
+                        self._freshen(topic)
                     page = read(topic, asked, self.commits, page.next_from_seq)
                     scanned += page.scanned
         self._polls.pop((message.session, rpc.cid), None)
@@ -292,6 +331,7 @@ class ShardActor:
             return
         page.scanned = scanned
         _reply_page(rpc, params, topic, page)
+        self.commits.flush()
         for link in self._links:
             link.flush()
 
@@ -308,7 +348,7 @@ class ShardActor:
 
     def _get(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
-        topic = self.engine.topic(params["topic"])
+        topic = self._fresh_topic(params["topic"])
         if params["touch"]:
             topic.touch(*self._now)
         _reply(rpc, params, answers.state(_state(topic, self._now)))
@@ -319,7 +359,7 @@ class ShardActor:
         for name in self.engine.names(params["prefix"], params["after"], params["prefixes"]):
             if len(items) == params["limit"]:
                 break
-            topic = self.engine.topics[name]
+            topic = self._fresh_topic(name)
             if params["touch"]:
                 topic.touch(*self._now)
             items.append([name, json_bytes(_summary(topic, self._now))])

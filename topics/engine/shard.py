@@ -138,9 +138,10 @@ class ShardEngine(Replay):
         topic.reserving_seq = ceiling
         return Reservation(topic, ceiling)
 
-    def create(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Put:
-        """Make the topic that a long write asks for, before its records."""
+    def create(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None, size: int = 0) -> Put:
+        """Make the topic that a long write asks for, before its records. ``size``: their bytes, where it matters."""
         topic = self._create_for(name, body, now, prefixes)
+        _check_room(topic, len(body.records), size)
         self._add(topic)
         change = Put(topic, [topic_frame(topic, now)], None)
         self._note_pending(change)

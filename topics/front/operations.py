@@ -35,6 +35,7 @@ class Operations:
             "topic.put": self.topic_put,
             "topic.get": self.topic_get,
             "topic.delete": self.topic_delete,
+            "topic.delete_records": self.topic_delete_records,
             "topic.list": self.topic_list,
             "health": self.health,
             "ready": self.ready,
@@ -90,6 +91,10 @@ class Operations:
         """§1.4."""
         params = {"topic": request.topic, "if_empty": request.query.if_empty, "at": at}
         return await self._ask(request, "topic.delete", params)
+
+    async def topic_delete_records(self, request: Request, body: Body, at: int) -> Answer:
+        """§5."""
+        return await self._ask(request, "topic.delete_records", {"topic": request.topic, "at": at}, body)
 
     async def topic_list(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.3. Every shard gives its names in order; one more than fits tells whether another page follows."""
