@@ -222,10 +222,8 @@ def test_a_tag_is_matched_as_text_however_it_is_written(api: Api, topic: str, es
         assert [record["data"] for record in api.read(topic)] == left
 
 
-@pytest.mark.parametrize("prefix", [*ODD_TAGS, "\\u", "ax"], ids=lambda prefix: f"5 {prefix!a}*")
+@pytest.mark.parametrize("prefix", [*(tag for tag in ODD_TAGS if "*" not in tag), "\\u", "ax"], ids=lambda prefix: f"5 {prefix!a}*")
 def test_a_glob_takes_the_tags_that_begin_with_its_text(api: Api, topic: str, prefix: str) -> None:
-    if "*" in prefix:
-        pytest.skip("a * inside is a 400")
     ok(api.append(topic, records=[{"data": tag, "tag": tag} for tag in ODD_TAGS]), 201)
     gone = [tag for tag in ODD_TAGS if tag.startswith(prefix)]
     body = json.dumps({"match": ["tag", "Glob", prefix + "*"]}, ensure_ascii=False).encode()
@@ -355,7 +353,7 @@ def test_a_path_nearby_is_a_404(api: Api, topic: str, filled: TopicModel, path: 
 
 # --- who may delete (§0.2)
 
-KEYS = ",".join(["full", "reader:read", "writer:write", "deleter:delete", "admin:admin", "all-but:rwa", "mine:d:t42:|shared.", "t42::t42:"])
+KEYS = ",".join(["full", "reader:read", "writer:write", "deleter:delete", "admin:admin", "all-but:r+w+a", "mine:d:t42:|shared.", "t42::t42:"])
 
 
 @pytest.fixture(scope="module")
