@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.storage.log_support import Client
+from topics.engine.reading import read
 from topics.engine.shard import Now
 from topics.errors import TopicNotFound
+from topics.formats.requests import Diff
 from topics.storage.data_dir import DataDirectory
 
 FILE_BYTES = 64 << 10
@@ -66,7 +68,7 @@ class Opened:
         gaps = []
         cursor = from_seq
         while True:
-            page = self.client.read(name, cursor)
+            page = read(topic, Diff(from_seq=cursor, limit=1000, include_tags=True), self.client.commits)
             if page.tombstone is not None:
                 gaps.append((page.tombstone.gap_from, page.tombstone.gap_to))
             for record in json.loads(b"[%b]" % b",".join(map(bytes, page.pieces))):
