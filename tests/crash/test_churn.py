@@ -11,7 +11,7 @@ from tests.crash.churn import campaign
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("TEST_KILLS", "6"))
+KILLS = int(os.environ.get("TEST_KILLS", "5"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
 
 
