@@ -251,6 +251,18 @@ class Owner(threading.Thread):
             self._check_state()
         self._check_covered(cursor, records, gaps, page)
 
+    def check_again(self) -> None:
+        """After the end of the work: check a few times, and note what is wrong."""
+        if self.report.problem is not None:
+            return
+        try:
+            for _ in range(3):
+                self.check()
+        except Wrong as wrong:
+            self.report.problem = f"{self._topic}, after a clean restart: {wrong}"
+        finally:
+            self._hang_up()
+
     def _read(self, cursor: int) -> tuple[dict[int, Any], list[tuple[int, int]], Any]:
         records: dict[int, Any] = {}
         gaps = []
@@ -398,17 +410,8 @@ def campaign(data_dir: Path, *, seed: int, kills: int, kinds: tuple[str, ...] = 
         server.stop()
         server.start()
         for owner in owners:
-            _check_again(owner)
+            owner.check_again()
     return summary
-
-
-def _check_again(owner: Owner) -> None:
-    if owner.report.problem is None:
-        try:
-            for _ in range(3):
-                owner.check()
-        except Wrong as wrong:
-            owner.report.problem = f"{owner.name}, after a clean restart: {wrong}"
 
 
 def main() -> int:
