@@ -11,19 +11,17 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.contract.api import Api
+from tests.crash.killer import BACK_S, Killer
 from tests.crash.writers import Writer, finish, verify
-from tests.server import Server, kill_one
+from tests.server import Server
 
 SHARDS = 2
 WRITERS = 6
 TOPICS = [f"{durability}-{number}" for durability in ("fsync", "disk") for number in range(4)]
-EVERYTHING = "everything"
-BACK_S = 20.0  # for the campaign; how fast a single shard is back is measured in test_kill.py
 
 
 @dataclass(slots=True)
@@ -31,18 +29,15 @@ class Summary:
     """What a campaign did and what it found."""
 
     seed: int
-    kills: Counter[str] = field(default_factory=Counter)
-    outages_s: list[float] = field(default_factory=list)
+    killed: str = "nobody"
     writes: int = 0
     retries: int = 0
     deduped: int = 0
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        killed = ", ".join(f"{role} {count}x" for role, count in sorted(self.kills.items()))
-        outage = f"longest {max(self.outages_s, default=0):.2f} s"
         lines = [
-            f"seed {self.seed}: killed {killed}; outages: {outage}",
+            f"seed {self.seed}: {self.killed}",
             f"{self.writes} writes acknowledged, {self.retries} attempts repeated, {self.deduped} recognised as duplicates",
             f"{len(self.problems)} problems",
             *self.problems[:20],
@@ -58,6 +53,7 @@ class Campaign:
         self._server = Server(data_dir, shards=SHARDS)
         self._kills = kills
         self._random = random.Random(seed)
+        self._killer = Killer(self._server, SHARDS, self._random)
 
     def run(self) -> Summary:
         with self._server as server:
@@ -75,35 +71,13 @@ class Campaign:
         try:
             for _ in range(self._kills):
                 time.sleep(self._random.uniform(0.05, 1.2))  # the moment is the point
-                self._kill()
+                self._killer.kill()
         finally:
+            self.summary.killed = str(self._killer)
             self._ledgers = finish(writers)
         self.summary.writes = sum(len(ledger.acked) for ledger in self._ledgers)
         self.summary.retries = sum(ledger.retries for ledger in self._ledgers)
         self.summary.deduped = sum(ledger.deduped for ledger in self._ledgers)
-
-    def _kill(self) -> None:
-        roles = self._server.wait_roles(SHARDS + 1, BACK_S)
-        role = self._random.choice([*sorted(roles), EVERYTHING])
-        self.summary.kills[role] += 1
-        killed_at = time.monotonic()
-        if role == EVERYTHING:
-            self._server.kill()
-            self._server.start(BACK_S)
-        else:
-            kill_one(roles[role])
-            self._wait_replaced(role, roles[role])
-        self.summary.outages_s.append(time.monotonic() - killed_at)
-
-    def _wait_replaced(self, role: str, old: int) -> None:
-        """Until another process has the role and the server is ready; sometimes the next kill comes before that."""
-        if self._random.random() < 0.2:
-            return
-        deadline = time.monotonic() + BACK_S
-        while self._server.roles().get(role, old) == old:
-            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
-            time.sleep(0.005)
-        self._server.wait_ready(BACK_S)
 
     def _verify(self, when: str) -> None:
         self._server.wait_ready(BACK_S)

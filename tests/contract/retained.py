@@ -1,0 +1,93 @@
+"""Assertions about what a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tests.contract.api import Api, ok
+from tests.model import TopicModel
+
+STONE = {"gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq"}
+FLOORS = ("head_seq", "earliest_seq", "count", "bytes")
+LOSSES = ("cap", "ttl", "mixed")  # reasons of an involuntary loss within one incarnation
+
+
+def seqs(page: Any) -> list[int]:
+    return [record["$seq"] for record in page["records"]]
+
+
+def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
+    """Both ends of the page's tombstone, which must have exactly the fields of §3.3 and one of ``reasons``; None without one."""
+    stone = page["tombstone"]
+    if stone is None:
+        return None
+    assert set(stone) == STONE, stone
+    assert stone["reason"] in (reasons or LOSSES), stone
+    assert stone["gap_from"] <= stone["gap_to"], stone
+    assert stone["gap_to"] == stone["earliest_seq"] - 1, stone
+    assert (stone["earliest_seq"], stone["head_seq"]) == (page["earliest_seq"], page["head_seq"])
+    assert isinstance(stone["missed_estimate"], int)
+    assert 0 < stone["missed_estimate"] <= stone["gap_to"] - stone["gap_from"] + 1, stone
+    return stone["gap_from"], stone["gap_to"]
+
+
+def page_of(api: Api, topic: str, from_seq: int, **fields: Any) -> Any:
+    """One whole page, whose cursor fields agree with each other."""
+    page = ok(api.diff(topic, from_seq=from_seq, limit=1000, **fields))
+    assert page["caught_up"] == (page["next_from_seq"] == page["head_seq"])
+    assert page["lag"] == page["head_seq"] - page["next_from_seq"]
+    assert page["earliest_seq"] <= page["head_seq"] + 1
+    assert page["next_from_seq"] >= max([from_seq, *seqs(page)])
+    assert page["performance"]["records_scanned"] >= len(page["records"])
+    return page
+
+
+def floors(api: Api, topic: str) -> dict[str, int]:
+    """head_seq, earliest_seq, count and bytes, on which the state and the list agree."""
+    state = api.state(topic)
+    assert state["next_seq"] == state["head_seq"] + 1
+    (item,) = [item for item in ok(api.listing(prefix=topic))["topics"] if item["topic"] == topic]
+    found = {name: state[name] for name in FLOORS}
+    assert {name: item[name] for name in FLOORS} == found
+    assert (found["bytes"] == 0) == (found["count"] == 0)
+    return found
+
+
+def agrees(api: Api, topic: str, model: TopicModel, cursors: Collection[int] | None = None, *reasons: str) -> None:
+    """State, list and reads from every cursor are what the model says."""
+    found = floors(api, topic)
+    assert (found["head_seq"], found["earliest_seq"], found["count"]) == (model.head_seq, model.earliest_seq, len(model.live))
+    for cursor in range(model.head_seq + 1) if cursors is None else cursors:
+        page = page_of(api, topic, cursor, include_tags=True)
+        assert gap(page, *(reasons or ("cap",))) == model.gap(cursor), f"from {cursor}, of {model}"
+        assert [(record["$seq"], record["data"], record.get("$tag")) for record in page["records"]] == [
+            (seq, *model.live[seq]) for seq in model.after(cursor)
+        ]
+        assert (page["next_from_seq"], page["caught_up"]) == (model.head_seq, True)
+        assert page["earliest_seq"] == model.earliest_seq
+
+
+def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
+    """What each record adds to ``bytes`` when the records are written one by one to ``topic``, which has no caps."""
+    found = []
+    before = 0
+    for record in records:
+        answer = api.append(topic, records=[record])
+        ok(answer, answer.status)
+        now = api.state(topic)["bytes"]
+        found.append(now - before)
+        before = now
+    return found
+
+
+def everything(api: Api, topic: str) -> dict[str, Any]:
+    """All that a reader can notice of a topic and that a restart must not change."""
+    state = api.state(topic)
+    names = ("head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "epoch", "last_write_ts")
+    pages = [api.diff(topic, from_seq=cursor, limit=1000, include_tags=True).json() for cursor in range(state["head_seq"] + 1)]
+    for page in pages:
+        del page["performance"]
+        if page["tombstone"]:
+            del page["tombstone"]["missed_estimate"]  # §3.3: approximate
+    return {name: state[name] for name in names} | {"pages": pages}

@@ -1,0 +1,262 @@
+"""What a restart leaves of each durability class, and of a topic whose class was changed in place (§0.10, §3.3).
+
+Where a class promises nothing, one thing is promised still: no seq is given twice, and what is missing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, ok, refused
+from tests.contract.retained import LOSSES
+from tests.server import Server
+
+pytestmark = pytest.mark.slow
+
+ENDS = ("stop", "kill")
+
+
+@dataclass(slots=True)
+class Read:
+    """What a reader has learned from one cursor to the head."""
+
+    data: dict[int, Any] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    head_seq: int = 0
+
+
+def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
+    """Follow the pages; every tombstone must be of an involuntary loss, and lie where the reader is."""
+    found = Read()
+    cursor = from_seq
+    while True:
+        page = ok(api.diff(topic, from_seq=cursor, limit=limit))
+        stone = page["tombstone"]
+        if stone is not None:
+            assert stone["reason"] in LOSSES
+            assert cursor < stone["gap_from"] <= stone["gap_to"] <= page["head_seq"], (cursor, stone)
+            found.lost.update(range(stone["gap_from"], stone["gap_to"] + 1))
+        found.data |= {record["$seq"]: record["data"] for record in page["records"]}
+        cursor = page["next_from_seq"]
+        if page["caught_up"]:
+            found.head_seq = page["head_seq"]
+            return found
+
+
+def everything_is_told(api: Api, topic: str, written: dict[int, Any], from_seq: int = 0) -> Read:
+    """Each seq after the cursor is read as it was written or told as lost, never both; nothing is read that was not written."""
+    for limit in (1, 7, 1000):
+        found = read_from(api, topic, from_seq, limit)
+        assert found.lost.isdisjoint(found.data)
+        assert {*found.data} | found.lost == {*range(from_seq + 1, found.head_seq + 1)}
+        assert all(written[seq] == data for seq, data in found.data.items())
+    state = api.state(topic)
+    assert (state["count"] == 0) == (state["bytes"] == 0)
+    assert state["count"] == len(read_from(api, topic).data)
+    assert state["earliest_seq"] == min(read_from(api, topic).data, default=state["head_seq"] + 1)
+    return found
+
+
+def write(api: Api, topic: str, written: dict[int, Any], count: int, **fields: Any) -> None:
+    """Append ``count`` records in writes of two and note them; no seq may come a second time."""
+    highest = max(written, default=0)
+    while count:
+        data = [[topic, len(written) + number] for number in range(min(2, count))]
+        answer = api.append(topic, *data, **fields)
+        body = ok(answer, answer.status)
+        assert body["first_seq"] > highest, f"seq {body['first_seq']} was given before (up to {highest})"
+        highest = body["last_seq"]
+        written.update(zip(body["seqs"], data, strict=True))
+        count -= len(data)
+
+
+class Stage:
+    """One server and what was written to its topics. ``restart`` ends it as the scene says."""
+
+    def __init__(self, server: Server, end: str) -> None:
+        self.server, self.end = server, end
+        self.api = Api(server.address)
+        self.written: dict[str, dict[int, Any]] = {}
+
+    def put(self, topic: str, **config: Any) -> Any:
+        answer = self.api.put(topic, config)
+        return ok(answer, answer.status)["config"]
+
+    def write(self, topic: str, count: int, **fields: Any) -> None:
+        write(self.api, topic, self.written.setdefault(topic, {}), count, **fields)
+
+    def told(self, topic: str, from_seq: int = 0) -> Read:
+        return everything_is_told(self.api, topic, self.written[topic], from_seq)
+
+    def restart(self) -> None:
+        self.api.close()
+        self.server.stop() if self.end == "stop" else self.server.kill()
+        self.server.start()
+        self.api = Api(self.server.address)
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One server for all tests of one end; each test has topics of its own names."""
+    path: Path = tmp_path_factory.mktemp("classes") / "data"
+    with Server(path, shards=1) as server:
+        stage = Stage(server, request.param)
+        yield stage
+        stage.api.close()
+
+
+def test_classes_over_two_restarts(stage: Stage) -> None:
+    configs = {name: stage.put(name, durability=name, priority=7) for name in ("ephemeral", "memory", "disk", "fsync")}
+    for name in configs:
+        stage.write(name, 9)
+    heads = dict.fromkeys(configs, 9)
+    for _ in range(2):
+        stage.restart()
+        for name, config in configs.items():
+            state = stage.api.state(name)
+            assert state["config"] == config, "the config survives in every class"
+            assert state["head_seq"] >= heads[name]
+            found = stage.told(name)
+            if name in ("disk", "fsync"):
+                assert found.data == stage.written[name]
+                assert not found.lost
+            stage.write(name, 4)
+            assert stage.told(name).data.keys() >= {*list(stage.written[name])[-4:]}
+            heads[name] = stage.api.state(name)["head_seq"]
+
+
+def test_the_loss_of_an_ephemeral_topic_is_told_to_whoever_missed_it(stage: Stage) -> None:
+    stage.put("told", durability="ephemeral")
+    stage.write("told", 6)
+    stage.restart()
+    state = stage.api.state("told")
+    head = state["head_seq"]
+    assert (state["count"], state["bytes"], state["earliest_seq"]) == (0, 0, head + 1)
+    if stage.end == "stop":
+        assert head == 6, "a checkpoint keeps the head"
+    for cursor in range(6):
+        page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
+        stone = page["tombstone"]
+        assert stone["reason"] in LOSSES
+        assert [stone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [cursor + 1, head, head + 1, head]
+        assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], head, True)
+    assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
+    stage.write("told", 2)
+    for cursor in (0, 3):
+        page = ok(stage.api.diff("told", from_seq=cursor))
+        assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (cursor + 1, head)
+        assert [record["$seq"] for record in page["records"]] == [head + 1, head + 2]
+    assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
+
+
+def test_an_ephemeral_topic_is_whole_while_the_process_runs(stage: Stage) -> None:
+    stage.put("whole", durability="ephemeral", cap_records=5)
+    stage.write("whole", 8)
+    found = stage.told("whole")
+    assert (found.lost, [*found.data]) == ({1, 2, 3}, [4, 5, 6, 7, 8])
+    answer = ok(stage.api.call("POST", "/v0/topics/whole/delete", {"before_seq": 7}))
+    assert (answer["deleted"], answer["earliest_seq"], answer["count"]) == (3, 7, 2)
+
+
+CHANGES: list[tuple[str, str]] = [
+    ("ephemeral", "fsync"),
+    ("ephemeral", "disk"),
+    ("ephemeral", "memory"),
+    ("memory", "fsync"),
+    ("fsync", "ephemeral"),
+    ("disk", "ephemeral"),
+    ("fsync", "memory"),
+    ("fsync", "disk"),
+    ("disk", "fsync"),
+]
+
+
+def test_a_class_changes_in_place(stage: Stage) -> None:
+    for first, then in CHANGES:
+        name = f"{first}-{then}"
+        stage.put(name, durability=first)
+        stage.write(name, 5)
+        epoch = stage.api.state(name)["epoch"]
+        config = stage.put(name, durability=then)
+        assert (config["durability"], config["durable"]) == (then, then == "fsync")
+        assert stage.api.state(name)["epoch"] == epoch
+        assert stage.told(name).data == stage.written[name], "a change of class loses nothing while the process runs"
+        stage.write(name, 5)
+    stage.restart()
+    for first, then in CHANGES:
+        name = f"{first}-{then}"
+        found = stage.told(name)
+        kept = {seq for half, durability in ((range(1, 6), first), (range(6, 11), then)) if durability in ("disk", "fsync") for seq in half}
+        assert kept <= {*found.data}, f"{name}: {kept - {*found.data}} are lost"
+        assert stage.api.state(name)["config"]["durability"] == then
+        stage.write(name, 3)
+        assert kept <= {*stage.told(name).data}
+
+
+def test_a_class_that_goes_back_and_forth_loses_only_what_it_may(stage: Stage) -> None:
+    kept: set[int] = set()
+    for durability in ("fsync", "ephemeral", "disk", "ephemeral", "fsync"):
+        stage.put("t", durability=durability)
+        before = {*stage.written.get("t", {})}
+        stage.write("t", 4)
+        if durability != "ephemeral":
+            kept |= {*stage.written["t"]} - before
+    stage.restart()
+    assert kept <= {*stage.told("t").data}
+    for cursor in (2, 6, 10, 14):
+        stage.told("t", cursor)
+    stage.put("t", durability="ephemeral")
+    stage.write("t", 2)
+    stage.restart()
+    assert kept <= {*stage.told("t").data}
+
+
+def test_losses_add_up_over_restarts(stage: Stage) -> None:
+    stage.put("sums", durability="ephemeral")
+    for _ in range(2):
+        stage.write("sums", 3)
+        stage.restart()
+        stage.told("sums")
+    stage.put("sums", durability="fsync")
+    stage.write("sums", 3)
+    stage.restart()
+    assert [*stage.told("sums").data.values()] == [*stage.written["sums"].values()][-3:]
+
+
+def test_an_ephemeral_topic_made_by_a_write_and_deleted_again(stage: Stage) -> None:
+    stage.write("made", 3, config={"durability": "ephemeral", "cap_records": 2})
+    stage.write("gone", 3, config={"durability": "ephemeral"})
+    ok(stage.api.delete("gone"))
+    stage.restart()
+    refused(stage.api.get("gone"), 404, "topic_not_found")
+    assert stage.api.state("made")["config"]["cap_records"] == 2
+    stage.told("made")
+    stage.write("made", 3)
+    stage.told("made")
+
+
+KINDS: dict[str, Callable[[Stage, str], Any]] = {
+    "by-cap": lambda stage, topic: stage.put(topic, cap_records=3),
+    "by-delete": lambda stage, topic: ok(stage.api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4})),
+}
+
+
+def test_a_floor_of_an_ephemeral_topic_never_goes_back(stage: Stage) -> None:
+    for topic, move in KINDS.items():
+        stage.put(topic, durability="ephemeral")
+        stage.write(topic, 6)
+        move(stage, topic)
+        assert stage.api.state(topic)["earliest_seq"] == 4
+    stage.restart()
+    for topic in KINDS:
+        assert stage.api.state(topic)["earliest_seq"] >= 7
+        stage.put(topic, cap_records=0)
+        stage.write(topic, 1)
+        page = ok(stage.api.diff(topic, from_seq=0))
+        assert page["tombstone"]["gap_from"] == 1
+        assert page["tombstone"]["gap_to"] == page["earliest_seq"] - 1

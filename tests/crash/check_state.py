@@ -1,0 +1,185 @@
+"""Judges a data directory as a power loss may have left it: ``python -m tests.crash.check_state ACKNOWLEDGED DATA_DIR``.
+
+ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable CRASH_BEFORE_NS is the moment of the loss: what was
+acknowledged before it is promised, what was sent before it may have happened, and nothing else can have. By class:
+
+    fsync               every acknowledged record is there unless it was deleted or evicted, every acknowledged delete holds
+    disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like
+    memory, ephemeral   records may be gone; those that are there are the ones that were written
+    all                 making, configuring and removing a topic holds; no seq that was acknowledged is given again; what is missing
+                        and was not deleted is told by a tombstone; recovering twice is recovering once
+
+Exit status 0: nothing is wrong. 1: each line says what is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.crash.opened import Found, Opened
+from tests.model import Kept, TopicModel
+
+BOOTS = ("after the power loss", "after another")
+
+
+@dataclass(slots=True)
+class Moment:
+    """What one incarnation of a topic looked like after some step."""
+
+    model: TopicModel
+    removed: bool = False
+
+
+@dataclass(slots=True)
+class History:
+    """One topic's steps up to the loss. The last ``doubtful`` of ``moments`` may have happened or not."""
+
+    name: str
+    durability: str = ""
+    moments: list[Moment] = field(default_factory=lambda: [Moment(TopicModel(), removed=True)])
+    promised: int = 0  # index of the moment that was acknowledged last
+    controlled: int = 0  # index of the moment of the last acknowledged put or remove: synced in every class
+    handed_out: int = 0  # the highest seq that was acknowledged in the latest incarnation
+
+    def add(self, note: dict[str, Any], before_ns: int) -> None:
+        last = self.moments[-1]
+        model = TopicModel(last.model.cap_records, last.model.head_seq, last.model.evict_floor, dict(last.model.live))
+        acknowledged = note["acknowledged"] < before_ns
+        if note["step"] == "remove":
+            self.moments.append(Moment(TopicModel(), removed=True))
+        else:
+            self._apply(model, note)
+            self.moments.append(Moment(model))
+        if acknowledged:
+            self.promised = len(self.moments) - 1
+            if note["step"] in ("put", "remove"):
+                self.controlled = self.promised
+                self.handed_out = 0 if note["step"] == "remove" else self.handed_out
+            if note["step"] == "append":
+                self.handed_out = note["first_seq"] + len(note["records"]) - 1
+
+    def _apply(self, model: TopicModel, note: dict[str, Any]) -> None:
+        if note["step"] == "put":
+            self.durability = note["config"].get("durability", self.durability)
+            model.set_cap(note["config"].get("cap_records", model.cap_records))
+        elif note["step"] == "append":
+            model.append((Kept(record["data"], record.get("tag")) for record in note["records"]), note["first_seq"])
+        else:
+            model.delete(**note["body"])
+
+    @property
+    def possible(self) -> list[Moment]:
+        """The moments that a recovery may come back to."""
+        exact = self.durability == "fsync"
+        return self.moments[self.promised if exact else self.controlled :]
+
+
+def histories(acknowledged: Path, before_ns: int) -> list[History]:
+    """Every topic with what was sent to it before the loss."""
+    found: dict[str, History] = {}
+    with acknowledged.open() as lines:
+        for line in lines:
+            note = json.loads(line)
+            if note["sent"] < before_ns:
+                found.setdefault(note["topic"], History(note["topic"])).add(note, before_ns)
+    return list(found.values())
+
+
+def judge(history: History, found: Found | None) -> str | None:
+    """What is wrong with one topic; None when nothing is."""
+    possible = history.possible
+    if found is None:
+        return None if any(moment.removed for moment in possible) else "the topic is gone"
+    present = [moment.model for moment in possible if not moment.removed]
+    if not present:
+        return "the topic is there, though it was removed"
+    if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
+        return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
+    if history.durability in ("fsync", "disk"):
+        reasons = [_differs(found, model) for model in present]
+        if None in reasons:
+            return None
+        return f"it is none of the {len(present)} moments that it may be; the nearest differs: {reasons[0]} / {reasons[-1]}"
+    return _made_up(found, present) or _untold_at_best(history, found)
+
+
+def _differs(found: Found, model: TopicModel) -> str | None:
+    there = {seq: (record["data"], record.get("$tag")) for seq, record in found.records.items()}
+    expected = {seq: tuple(kept) for seq, kept in model.live.items()}
+    if missing := sorted({*expected} - {*there}):
+        return f"{len(missing)} records are missing, from seq {missing[0]} to {missing[-1]}"
+    if more := sorted({*there} - {*expected}):
+        return f"{len(more)} records are there that should not be, from seq {more[0]} to {more[-1]}"
+    if there != expected:
+        return f"other bytes at {[seq for seq in there if there[seq] != expected[seq]][:3]}"
+    return _untold(found, model)
+
+
+def _untold(found: Found, model: TopicModel) -> str | None:
+    told = {seq for first, last in found.gaps for seq in range(first, last + 1)}
+    if model.evict_floor > 1 and not told.issuperset(range(1, model.evict_floor)):
+        return f"the loss up to seq {model.evict_floor - 1} is not told: {found.gaps}"
+    if found.head_seq == model.head_seq and found.gaps != ([model.gap(0)] if model.gap(0) else []):
+        return f"the gaps {found.gaps} are told, {model.gap(0)} belongs there"
+    if found.count != len(found.records):
+        return f"the count is {found.count}, {len(found.records)} records are there"
+    if not told.issuperset(range(model.head_seq + 1, found.head_seq + 1)):
+        return f"seqs {model.head_seq + 1} to {found.head_seq} are lost and nobody tells: {found.gaps}"
+    if told & found.records.keys():
+        return f"seqs {sorted(told & found.records.keys())[:3]} are told as lost and are there"
+    return None
+
+
+def _made_up(found: Found, present: list[TopicModel]) -> str | None:
+    """For classes that may lose: what is there was written."""
+    written = {seq: tuple(kept) for model in present for seq, kept in model.live.items()}
+    for seq, record in found.records.items():
+        if written.get(seq) != (record["data"], record.get("$tag")):
+            return f"seq {seq} is {str(record)[:100]}, it was written as {str(written.get(seq))[:100]}"
+    return None
+
+
+def _untold_at_best(history: History, found: Found) -> str | None:
+    """For classes that may lose: what is missing is told. What a step that was under way may have taken is left out."""
+    latest = history.moments[history.promised :]
+    if any(moment.removed for moment in latest):
+        return None
+    kept = set.intersection(*({*moment.model.live} for moment in latest))
+    told = {seq for first, last in found.gaps for seq in range(first, last + 1)}
+    if silent := sorted(kept - told - found.records.keys()):
+        return f"seqs {silent[:5]} are gone and nobody tells: {found.gaps}"
+    return None
+
+
+def problems(acknowledged: Path, data_dir: Path, before_ns: int) -> list[str]:
+    """Open the directory twice and judge every topic both times."""
+    wanted = histories(acknowledged, before_ns)
+    views = []
+    for boot in BOOTS[:1] * 2:
+        with Opened(data_dir, boot=boot) as opened:
+            strangers = {*opened.topics()} - {history.name for history in wanted}
+            views.append({history.name: opened.read(history.name) for history in wanted})
+    wrong = [f"{name} was never made" for name in sorted(strangers)]
+    for history in wanted:
+        if problem := judge(history, views[0][history.name]):
+            wrong.append(f"{history.name}: {problem}")
+        if views[0][history.name] != views[1][history.name]:
+            wrong.append(f"{history.name}: a second recovery finds something else")
+    return wrong
+
+
+def main() -> int:
+    acknowledged, data_dir = map(Path, sys.argv[1:])
+    before_ns = int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1)))
+    wrong = problems(acknowledged, data_dir, before_ns)
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

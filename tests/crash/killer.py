@@ -1,0 +1,48 @@
+"""Kills processes of a running server at random, and waits until they are back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+from tests.server import Server, kill_one
+
+EVERYTHING = "everything"
+BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in test_kill.py
+
+
+class Killer:
+    """Kills the front, a shard or everything. ``kills`` counts by role, ``outages_s`` is how long each lasted."""
+
+    def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
+        self._server, self._shards, self._random = server, shards, dice
+        self.kills: Counter[str] = Counter()
+        self.outages_s: list[float] = []
+
+    def kill(self) -> None:
+        """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes before that."""
+        roles = self._server.wait_roles(self._shards + 1, BACK_S)
+        role = self._random.choice([*sorted(roles), EVERYTHING])
+        self.kills[role] += 1
+        killed_at = time.monotonic()
+        if role == EVERYTHING:
+            self._server.kill()
+            self._server.start(BACK_S)
+        else:
+            kill_one(roles[role])
+            self._wait_replaced(role, roles[role])
+        self.outages_s.append(time.monotonic() - killed_at)
+
+    def __str__(self) -> str:
+        killed = ", ".join(f"{role} {count}x" for role, count in sorted(self.kills.items()))
+        return f"killed {killed}; outages: longest {max(self.outages_s, default=0):.2f} s"
+
+    def _wait_replaced(self, role: str, old: int) -> None:
+        if self._random.random() < 0.2:
+            return
+        deadline = time.monotonic() + BACK_S
+        while self._server.roles().get(role, old) == old:
+            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
+            time.sleep(0.005)
+        self._server.wait_ready(BACK_S)

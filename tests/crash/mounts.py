@@ -1,0 +1,98 @@
+"""File systems that fail on purpose, for tests that run as root.
+
+`Lossy` is the program that the environment variable CRASHSTATES names: a FUSE file system that records every operation, injects
+faults, and builds what a power loss may leave. Tests that need it are skipped without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+CRASHSTATES = os.environ.get("CRASHSTATES", "")
+START_S = 20.0
+
+
+def why_not() -> str:
+    """What is missing for `Lossy`; empty when nothing is."""
+    if not CRASHSTATES:
+        return "CRASHSTATES does not name the program that simulates a lossy disk"
+    if not Path(CRASHSTATES).is_file():
+        return "CRASHSTATES names no file"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is not there, or not for this user"
+    return "" if os.geteuid() == 0 else "only root may mount"
+
+
+needs_lossy = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+
+class Lossy:
+    """The directory ``path``, mounted; ``ctl`` speaks to the file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = path.with_name(f"{path.name}.ctl")
+        path.mkdir()
+        command = [sys.executable, CRASHSTATES, "mount", "--dir", str(path), "--ctl", str(self._socket)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith(b"mounted"), "the file system was not mounted"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.ctl("stop")
+            self._process.wait(START_S)
+        finally:
+            if self._process.poll() is None:
+                subprocess.run(["umount", "-l", str(self.path)], check=False)
+                self._process.kill()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process.wait()
+
+    def ctl(self, command: str, **fields: Any) -> Any:
+        """One command and its answer."""
+        deadline = time.monotonic() + START_S
+        while not self._socket.exists():
+            assert time.monotonic() < deadline, "the file system does not listen"
+            time.sleep(0.01)
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.settimeout(START_S)
+            channel.connect(str(self._socket))
+            channel.sendall(json.dumps({"cmd": command, **fields}).encode() + b"\n")
+            with channel.makefile() as lines:
+                answer = json.loads(lines.readline())
+        assert answer["ok"], answer
+        return answer
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of so many bytes."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def remount(path: Path, options: str) -> None:
+    """Change a mounted file system: ``ro``, ``rw``, ``size=N``."""
+    subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)

@@ -1,0 +1,27 @@
+"""Deletes, caps, TTL and recreation under kill -9 with small log files: what was acknowledged holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.crash.churn import campaign
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("TEST_KILLS", "5"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
+
+
+@pytest.mark.timeout(600)
+def test_what_was_taken_away_stays_away_and_the_rest_is_there(tmp_path: Path) -> None:
+    try:
+        summary = campaign(tmp_path / "data", seed=SEED, kills=KILLS)
+    except BaseException:
+        print(f"repeat with: python -m tests.crash.churn --kills {KILLS} --seed {SEED}")
+        raise
+    assert not summary.problems, str(summary)
+    assert summary.log_files > 0
+    assert sum(report.checks for report in summary.reports) > KILLS
