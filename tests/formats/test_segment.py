@@ -209,6 +209,11 @@ def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
     assert [*check_extent(extent)] == []
 
 
+def test_pieces_that_do_not_follow_on_one_another_are_not_built() -> None:
+    with pytest.raises(AssertionError, match="follow on one another"):
+        build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
+
+
 def test_a_build_goes_in_small_steps() -> None:
     pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
     parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]

@@ -227,6 +227,7 @@ class _Extent:
     def take(self, pieces: _Pieces) -> bytes:
         """Add what is worth a step, or find that this extent is full; the bytes that were added."""
         blobs: list[Buffer] = []
+        seq = self.first_seq + self.count
         last: tuple[View, int] | None = None
         size_max = min(self.size + STEP_BYTES, self._bytes_max)
         count_max = min(self.count + STEP_RECORDS, self._records_max)
@@ -246,6 +247,7 @@ class _Extent:
             self.last_ts = last[0].ts(last[1])
         self.full = not blobs or self.count >= self._records_max
         taken = b"".join(blobs)
+        assert not blobs or taken.startswith(b'{"$seq":%d,' % seq), "the pieces of a stretch follow on one another"
         self._checksum(taken)
         return taken
 
