@@ -19,6 +19,7 @@ from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Limits, json_bytes
 from topics.formats.wal import Frame
 from topics.storage.blobs import BlobStore
+from topics.storage.segments import SegmentStore
 from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
 
@@ -93,7 +94,8 @@ class Desk:
         self.engine = engine or ShardEngine()
         words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0)
         board: Any = SimpleNamespace(shard=lambda _: words)
-        shard: Any = SimpleNamespace(engine=self.engine, wal=self.log)
+        segments = SegmentStore(folder / "segment", 0)
+        shard: Any = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])
         self.actor = ShardActor(shard, 0, board, LIMITS)
         self.actor._nursery = nursery
         self.commits = self.actor.commits

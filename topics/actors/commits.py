@@ -36,7 +36,7 @@ class Commits:
     """The only way from a decided `Change` into the log and back to the engine; the engine's store."""
 
     def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore, clock: Callable[[], Now]) -> None:
-        self.engine, self.wal, self.segments, self._clock = engine, wal, segments, clock
+        self.engine, self.wal, self.segments, self.now = engine, wal, segments, clock
         engine.store = self
         self._until_written: deque[Waiting] = deque()
         self._until_synced: deque[Waiting] = deque()
@@ -176,7 +176,7 @@ class Commits:
     def _commit(self, waiting: Waiting, progress: Progress) -> None:
         change, place = waiting.change, waiting.place
         generation = self.wal.base_of(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
-        self.engine.commit(change, place, self._clock(), generation)
+        self.engine.commit(change, place, self.now(), generation)
         if waiting.settle is not None:
             waiting.settle(progress)
         self._tell_idle(waiting.change.topic)

@@ -35,6 +35,7 @@ from topics.storage.segments import Segment, split_place
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 4 << 20  # handed to the thread at once
+KEYS_AT_ONCE = 512
 TOPICS_AT_ONCE = 64  # between two looks at other work
 log = structlog.get_logger()
 
@@ -220,6 +221,9 @@ class Sealing:
                 items.append(self._item(topic))
                 if count % TOPICS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+                for keys in self._lone_keys(topic):
+                    items += keys
+                    await trio.lowlevel.checkpoint()
             position = await self._synced()
             await trio.to_thread.run_sync(self.segments.sync)
             await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
@@ -236,7 +240,10 @@ class Sealing:
         """The checkpoint of an orderly stop, when the log is closed. Raises OSError."""
         numbers = sorted(number for number, count in self._live.items() if count)
         items = [self._head_item(numbers)]
-        items += map(self._item, self.engine.snapshot_topics())
+        for topic in self.engine.snapshot_topics():
+            items.append(self._item(topic))
+            for keys in self._lone_keys(topic):
+                items += keys
         self.segments.sync()
         checkpoints.write(self._shard.checkpoint_folder, self.wal.position, self.replay_from, items, clean=True)
 
@@ -245,6 +252,13 @@ class Sealing:
 
     def _item(self, topic: Topic) -> bytes:
         return checkpoints.encode_item(self.engine.snapshot_topic(topic, self.commits.position_of(topic)))
+
+    def _lone_keys(self, topic: Topic) -> Iterator[list[bytes]]:
+        """Items with the keys that outlive their records; a step looks at some."""
+        found = self.engine.snapshot_keys(topic, self.commits.now())
+        while some := list(islice(found, KEYS_AT_ONCE)):
+            keys = [key for key in some if key is not None]
+            yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
     async def _synced(self) -> int:
         """The log's position now, once it is synced up to there."""

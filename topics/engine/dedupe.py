@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -26,6 +27,16 @@ class DedupeWindow:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def items(self) -> Iterator[tuple[str, Remembered]]:
+        """All keys with their writes, the oldest first. The window may change between two of them."""
+        for key in tuple(self._order):
+            write = self._keys.get(key)
+            if write is not None:
+                yield key, write
 
     def oldest_seq(self, otherwise: int) -> int:
         """First seq of the oldest write that is remembered."""

@@ -235,6 +235,16 @@ class Replay(TopicTable):
             "logged": topic.logged_seq, "position": position, "keys_from": topic.keys_from_seq,
         }  # fmt: skip
 
+    def snapshot_keys(self, topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] | None]:
+        """Idempotency keys that no segment will tell of, because no record of their write is left: key, first seq, count, $ts.
+
+        None for a key that need not be kept. Others may run between two steps.
+        """
+        for key, write in topic.dedupe.items():
+            index = topic.frames.find(write.first_seq)
+            gone = write.first_seq < topic.start_seq or index == len(topic.frames) or topic.frames.entry(index)[0] > write.first_seq
+            yield (key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms)) if gone else None
+
     def restore_engine(self, kept: dict[str, int]) -> None:
         """Take over what `snapshot_engine` gave."""
         self.last_id = max(self.last_id, kept["last_id"])

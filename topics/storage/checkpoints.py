@@ -9,7 +9,8 @@
     32      1     clean        1: the shard was stopped in order and nothing followed
     33      7     zero
     40      8     body_len
-    48      ...   body         CBOR items: the shard's map (last_id, last_epoch, segments, boot), then one for each topic
+    48      ...   body         CBOR items: the shard's map (last_id, last_epoch, segments, boot), then one for each
+                                     topic, and some with keys that outlive their records
 
 Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used.
 """
@@ -46,6 +47,7 @@ class Checkpoint(NamedTuple):
     clean: bool
     shard: dict[str, Any]
     topics: list[dict[str, Any]]
+    keys: dict[int, list[list[Any]]]  # by topic: idempotency keys that outlive their records: key, first seq, count, $ts
 
     @property
     def segments(self) -> list[int]:
@@ -97,10 +99,15 @@ def decode(data: bytes) -> Checkpoint | None:
     stream = BytesIO(data)
     stream.seek(HEADER_BYTES)
     shard = cbor2.load(stream)
-    topics = []
+    topics: list[dict[str, Any]] = []
+    keys: dict[int, list[list[Any]]] = {}
     while stream.tell() < len(data):
-        topics.append(cbor2.load(stream))
-    return Checkpoint(position, replay_from, bool(clean), shard, topics)
+        item = cbor2.load(stream)
+        if "keys" in item:
+            keys.setdefault(item["id"], []).extend(item["keys"])
+        else:
+            topics.append(item)
+    return Checkpoint(position, replay_from, bool(clean), shard, topics, keys)
 
 
 def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def recover(
     replay = _Replay(engine, blobs, now, report, checkpoint)
     store.files = replay.files
     end, cut_bytes = replay.run(folder, files)
-    replay.remember_keys(segments, extents)
+    replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
     sealed = {topic_id: topic.sealed_seq for topic_id, topic in engine.by_id.items()}
@@ -294,14 +295,27 @@ class _Replay:
         if key is not None:
             self._keys[header.topic_id].append(Key(key, header.first_seq, header.record_count, header.ts_ms))
 
-    def remember_keys(self, segments: SegmentStore, extents: dict[int, list[int]]) -> None:
-        """Idempotency keys come last: only now is it known how long each topic keeps them. ``extents``: places by topic, in order."""
+    def remember_keys(self, segments: SegmentStore, extents: dict[int, list[int]], lone_keys: dict[int, list[list[Any]]]) -> None:
+        """Idempotency keys come last: only now is it known how long each topic keeps them.
+
+        ``extents``: places by topic, in order. ``lone_keys``: of the checkpoint.
+        """
         for topic in self.engine.by_id.values():
             alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
-            sealed = chain.from_iterable(segments.records(place).idempotency_keys() for place in extents.get(topic.id, ()))
-            for key in chain(sealed, self._keys.get(topic.id, ())):
-                if key.ts_ms >= alive_ts and key.first_seq >= topic.keys_from_seq:
+            lone = map(Key._make, lone_keys.get(topic.id, ()))
+            sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in extents.get(topic.id, ()))
+            for key in merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq):
+                if key.ts_ms >= alive_ts and key.first_seq >= topic.keys_from_seq and key.key not in topic.dedupe:
                     self.engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now)
+
+
+def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
+    view = segments.records(place)
+    return view.idempotency_keys() if view.entry.last_ts >= alive_ts else iter(())
+
+
+def _first_seq(key: Key) -> int:
+    return key.first_seq
 
 
 def _body(header: FrameHeader, view: memoryview, offset: int) -> dict[str, Any]:
