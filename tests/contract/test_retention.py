@@ -82,7 +82,7 @@ def fitting(costs: list[int], cap: int) -> list[int]:
     return kept
 
 
-@pytest.mark.parametrize("cap", [1500, 2500, 3500, 10_000], ids=lambda cap: f"0.10 cap_bytes={cap}")
+@pytest.mark.parametrize("cap", [2300, 2800, 3500, 10_000], ids=lambda cap: f"0.10 cap_bytes={cap}")
 def test_the_newest_bytes_stay_under_a_cap(api: Api, topic: str, new_name: Callable[[], str], cap: int) -> None:
     costs = sizes(api, new_name(), *RECORDS)
     put(api, topic, cap_bytes=cap)

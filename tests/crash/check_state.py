@@ -101,30 +101,33 @@ def judge(history: History, found: Found | None) -> str | None:
     if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
-        reasons = [_differs(found, model) for model in present]
+        reasons = [_differs(found, model, present[number + 1 :]) for number, model in enumerate(present)]
         if None in reasons:
             return None
-        return f"it is none of the {len(present)} moments that it may be; the nearest differs: {reasons[0]} / {reasons[-1]}"
+        return f"it is none of the {len(present)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
     return _made_up(found, present) or _untold_at_best(history, found)
 
 
-def _differs(found: Found, model: TopicModel) -> str | None:
+def _differs(found: Found, model: TopicModel, later: list[TopicModel]) -> str | None:
+    """A delete that was under way may have taken some of its records: each is gone by itself (§5)."""
     there = {seq: (record["data"], record.get("$tag")) for seq, record in found.records.items()}
     expected = {seq: tuple(kept) for seq, kept in model.live.items()}
+    taken = {seq for seq in expected if seq not in there and any(seq not in after.live for after in later)}
+    expected = {seq: kept for seq, kept in expected.items() if seq not in taken}
     if missing := sorted({*expected} - {*there}):
         return f"{len(missing)} records are missing, from seq {missing[0]} to {missing[-1]}"
     if more := sorted({*there} - {*expected}):
         return f"{len(more)} records are there that should not be, from seq {more[0]} to {more[-1]}"
     if there != expected:
         return f"other bytes at {[seq for seq in there if there[seq] != expected[seq]][:3]}"
-    return _untold(found, model)
+    return _untold(found, model, exact=not taken)
 
 
-def _untold(found: Found, model: TopicModel) -> str | None:
+def _untold(found: Found, model: TopicModel, *, exact: bool) -> str | None:
     told = {seq for first, last in found.gaps for seq in range(first, last + 1)}
     if model.evict_floor > 1 and not told.issuperset(range(1, model.evict_floor)):
         return f"the loss up to seq {model.evict_floor - 1} is not told: {found.gaps}"
-    if found.head_seq == model.head_seq and found.gaps != ([model.gap(0)] if model.gap(0) else []):
+    if exact and found.head_seq == model.head_seq and found.gaps != ([model.gap(0)] if model.gap(0) else []):
         return f"the gaps {found.gaps} are told, {model.gap(0)} belongs there"
     if found.count != len(found.records):
         return f"the count is {found.count}, {len(found.records)} records are there"
