@@ -175,7 +175,7 @@ class Commits:
 
     def _commit(self, waiting: Waiting, progress: Progress) -> None:
         change, place = waiting.change, waiting.place
-        generation = self.wal.base_of(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
+        generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
         self.engine.commit(change, place, self.now(), generation)
         if waiting.settle is not None:
             waiting.settle(progress)

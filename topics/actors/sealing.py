@@ -127,7 +127,7 @@ class Sealing:
         self._next_number += 1
         await self._install(segment)
         for topic in touched:
-            topic.drop_tags(base)
+            topic.drop_tags(base)  # of records that went before they could be sealed
         self._absorbed += self.wal.blobs.absorb(end)
         self.replay_from = end
         self.sealed += 1
@@ -176,15 +176,15 @@ class Sealing:
         group: list[tuple[int, Entry]] = []
         for place, extent in self.segments.entries(segment.number):
             if group and group[-1][0] != extent.topic_id:
-                self._install_topic(group)
+                self._install_topic(group, segment.header.base)
                 group = []
                 await trio.lowlevel.checkpoint()
             entry = Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
             group.append((extent.topic_id, entry))
         if group:
-            self._install_topic(group)
+            self._install_topic(group, segment.header.base)
 
-    def _install_topic(self, group: list[tuple[int, Entry]]) -> None:
+    def _install_topic(self, group: list[tuple[int, Entry]], base: int) -> None:
         topic = self.engine.by_id.get(group[0][0])
         if topic is None:
             return
@@ -192,6 +192,7 @@ class Sealing:
         for entry in extents:
             self._mark_what_went(topic, entry)
         unused = set(seal(topic, extents, self.commits))
+        topic.drop_tags(base)  # at once: the extents are searched from now on
         number, _ = split_place(extents[0].place)
         self._live[number] += len(extents) - len(unused)
         self._released += unused

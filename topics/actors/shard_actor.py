@@ -221,6 +221,7 @@ class ShardActor:
         self._writable()
         if self.long_appends.holds(params["topic"], self._put, message):
             return
+        self._freshen(self.engine.topics.get(params["topic"]))  # what is too old by the config so far does not come back
         change = self.engine.put(params["topic"], decode_config(message.attachment), self._now, params["prefixes"])
         message.release()
         topic, config = change.topic, change.topic.config

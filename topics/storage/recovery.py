@@ -310,7 +310,12 @@ class _Replay:
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
-    view = segments.records(place)
+    try:
+        view = segments.records(place)
+    except Damaged:
+        if segments.all_dead(place):  # its room was given back, and the checkpoint tells of its keys
+            return iter(())
+        raise
     return view.idempotency_keys() if view.entry.last_ts >= alive_ts else iter(())
 
 

@@ -233,6 +233,11 @@ class SegmentStore:
         entry = held.entry(extent)
         return held.data[entry.flags_at : entry.flags_at + entry.record_count]
 
+    def all_dead(self, place: int) -> bool:
+        """Whether each record of the extent is deleted."""
+        dead = self.dead(place)
+        return dead is not None and bytes(dead).count(1) == len(dead)
+
     def _map(self, number: int) -> _Mapped:
         held = self._mapped.get(number)
         if held is None:

@@ -161,10 +161,6 @@ class Wal:
         self.position = position
         self._tail = self._files[-1] if self._files else None
 
-    def base_of(self, place: int) -> int:
-        """Base of the file that holds this position."""
-        return self._bases[bisect_right(self._bases, place) - 1]
-
     def records(self, place: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""
         return frame_records(self._files[bisect_right(self._bases, place) - 1], place, self.blobs)
