@@ -62,6 +62,9 @@ class Log:
         self.frames = {place: frame for place, frame in self.frames.items() if place < position}
         self.position = self._start = position
 
+    def generation(self, place: int) -> int:
+        return 0
+
     def records(self, place: int) -> RecordsView:
         assert place < self.written, "only what was written is read"
         frame = self.frames[place]
