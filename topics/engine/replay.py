@@ -93,7 +93,7 @@ class Replay(TopicTable):
     # Frames
 
     def replay_append(
-        self, header: FrameHeader, external_size: int = 0, generation: int = 0, *, checkpointed: bool = False
+        self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False
     ) -> Topic | None:
         """A write; None when it is passed over. ``generation``: base of the log file. Raises `Misfit`."""
         _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
@@ -102,10 +102,14 @@ class Replay(TopicTable):
             if not checkpointed:
                 raise Misfit("the topic is not known" if topic is None else f"seq {first_seq} is there already")
             return None
-        topic.commit_records(first_seq, count, place, ts_ms, external_size or blob_bytes(body_len, ext_len, count, flags))
-        topic.last_ts = ts_ms
-        topic.logged_seq = topic.head_seq
-        topic.next_seq = topic.head_seq + 1
+        # `commit_records` and more, for each of the many frames of a start.
+        size = external_size or (blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count)
+        topic.frames.add(first_seq, count, place, size, ts_ms)
+        topic.next_seq = next_seq = first_seq + count
+        topic.head_seq = topic.logged_seq = next_seq - 1
+        topic.count += count
+        topic.bytes += size
+        topic.last_write_ts = topic.last_ts = ts_ms
         if first_seq < topic.start_seq:
             trim(topic, len(topic.frames) - 1, self.store)
         if flags & _TAGS:

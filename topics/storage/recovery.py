@@ -240,18 +240,24 @@ class _Replay:
 
     def _replay_file(self, file: WalFile) -> int:
         """Position at which its frames end."""
-        view, shift, told = file.view(), file.offset(0), 0
+        file.read_ahead()
+        view, base, shift, tell_at = file.view(), file.base, file.offset(0), file.base + REPORT_BYTES
+        append, promised, position = self.engine.replay_append, self._promised, file.base
         header = None
-        for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
-            offset = header.position + shift
-            try:
-                self._apply(header, view, offset, file.base)
-            except Misfit as error:
-                reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
-                raise Damaged(file.path, offset, reason) from error
-            if offset - told > REPORT_BYTES:
-                told = offset
-                self._report((self._done + offset) / self._total)
+        try:
+            for header in scan_frames(view, file.offset(base), base, file.seed):
+                _, _, position, _, _, _, _, _, _, ext_len, kind, flags, _ = header
+                if kind != _APPEND or flags & _EXTERNAL:
+                    self._apply(header, view, position + shift, base)
+                elif append(header, 0, base, position < promised) is not None and ext_len:
+                    self._note_key(header, view, position + shift)
+                if position > tell_at:
+                    tell_at = position + REPORT_BYTES
+                    self._report((self._done + position + shift) / self._total)
+        except Misfit as error:
+            assert header is not None, "a frame was looked at"
+            reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
+            raise Damaged(file.path, position + shift, reason) from error
         self._done += file.size
         self._report(self._done / self._total)
         return header.end if header else file.base
@@ -260,8 +266,7 @@ class _Replay:
         kind, engine = header.kind, self.engine
         known = header.position < self._promised
         if kind == _APPEND:
-            external = self._external(header) if header.flags & _EXTERNAL else 0
-            topic = engine.replay_append(header, external, base, checkpointed=known)
+            topic = engine.replay_append(header, self._external(header), base, known)
             if topic is not None and header.ext_len:
                 self._note_key(header, view, offset)
         elif kind == FrameKind.TOPIC:

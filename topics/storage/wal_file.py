@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from topics.formats.wal import (
 )
 from topics.storage.disk import Damaged, sync_directory
 
+_POPULATE_READ = 22  # MADV_POPULATE_READ
 NEW, SPARE = ".new", ".spare"  # files of these names are no part of the log, and are removed at start
 
 
@@ -95,6 +97,13 @@ class WalFile:
             self._map = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
             self._view = memoryview(self._map)
         return self._view
+
+    def read_ahead(self) -> None:
+        """Bring the whole file into the map at once: for a scan, which would take a fault for every few pages."""
+        self.view()
+        assert self._map is not None, "a view has a map"
+        with contextlib.suppress(OSError):  # a kernel before 5.14
+            self._map.madvise(_POPULATE_READ)
 
     def unmap(self) -> None:
         """Let go of the map; the next `view` makes another."""
