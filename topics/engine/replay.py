@@ -229,7 +229,7 @@ class Replay(TopicTable):
         """
         return {
             "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
-            "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
+            "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(topic.head_seq),
             "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
             "logged": topic.logged_seq, "position": position,
         }  # fmt: skip

@@ -186,10 +186,25 @@ class ShardEngine(Replay):
         # What the log does not hold, no replay needs to be told of.
         wanted = topic.start_seq < bound if runs is None else bool(runs)
         if wanted and (runs[0][0] if runs else topic.start_seq) <= topic.logged_seq:
+            if runs and self._marks_outrun_caps(topic):
+                change.frames.append(floor_frame(topic))
             change.frames.append(delete_frame(change, now))
         change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
         self._note_pending(change)
         return change
+
+    def delete_must_wait(self, name: str) -> bool:
+        """Whether a delete of matching records is to be decided only when nothing else is under way on its topic.
+
+        A replay finds its marks in the segments before it comes to the writes that went before the delete, so their caps evict less
+        than they did at first. The delete therefore tells where the topic begins, and must know that.
+        """
+        topic = self.topics.get(name)
+        return topic is not None and topic.pending > 0 and self._marks_outrun_caps(topic)
+
+    @staticmethod
+    def _marks_outrun_caps(topic: Topic) -> bool:
+        return (topic.capped or topic.config != topic.committed) and topic.start_seq <= topic.sealed_seq
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
