@@ -91,3 +91,8 @@ def test_a_delete(existed: bool) -> None:
 def test_a_state() -> None:
     fields = {"topic": "jobs", "head_seq": 0, "last_write_ts": None, "config": TopicConfig().as_json()}
     assert whole(answers.state(fields)) == {**fields, "performance": {"server_total_ms": 1.0}}
+
+
+def test_a_delete_of_records_says_what_is_left() -> None:
+    body = answers.records_deleted("jobs", 14, earliest_seq=480001, head_seq=480234, count=234, size=478820)
+    assert body == b'{"topic":"jobs","deleted":14,"earliest_seq":480001,"head_seq":480234,"count":234,"bytes":478820'

@@ -17,9 +17,11 @@ from topics.formats.requests import (
     AppendBody,
     Diff,
     Limits,
+    Match,
     RecordIn,
     decode_append,
     decode_config,
+    decode_delete,
     decode_diff,
     json_bytes,
     json_string,
@@ -310,3 +312,52 @@ def test_a_text_has_one_form_as_json(text: str) -> None:
     assert rendered == json_bytes(text)
     assert data(rendered) == rendered
     assert one(b'{"data":1,"tag":%b}' % rendered, Limits(1, 1 << 20, 1, 1 << 20, 1, 1)).tag == text
+
+
+# Deletes
+
+
+@pytest.mark.parametrize(
+    ("body", "before_seq", "match"),
+    [
+        (b'{"before_seq":0}', 0, None),
+        (b'{"before_seq":18446744073709551615}', 2**64 - 1, None),
+        (b'{"before_seq":7,"match":null,"more":1}', 7, None),
+        (b'{"match":"t"}', None, Match("Eq", "t")),
+        (b'{"match":"t*"}', None, Match("Eq", "t*")),
+        (b'{"match":""}', None, Match("Eq", "")),
+        (b'{"match":["tag","Eq","t*"],"before_seq":3}', 3, Match("Eq", "t*")),
+        (b'{"match":["tag","Glob","t*"]}', None, Match("Glob", "t")),
+        (b'{"match":["tag","Glob","*"],"before_seq":null}', None, Match("Glob", "")),
+    ],
+)
+def test_a_delete_is_by_seq_or_by_tag_or_both(body: bytes, before_seq: int | None, match: Match | None) -> None:
+    assert decode_delete(body) == (before_seq, match)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{}", b"[]", b"null", b'{"before_seq":null}', b'{"match":null}'),
+        *(
+            b'{"before_seq":-1}',
+            b'{"before_seq":1.5}',
+            b'{"before_seq":true}',
+            b'{"before_seq":"1"}',
+            b'{"before_seq":18446744073709551616}',
+        ),
+        *(b'{"match":1}', b'{"match":true}', b'{"match":{}}', b'{"match":[]}', b'{"match":["tag","Eq"]}', b'{"match":["tag","Eq","t",1]}'),
+        *(b'{"match":["node","Eq","t"]}', b'{"match":["tag","eq","t"]}', b'{"match":["tag","Regex","t*"]}', b'{"match":["tag","Eq",1]}'),
+        *(
+            b'{"match":["tag","Glob","t"]}',
+            b'{"match":["tag","Glob",""]}',
+            b'{"match":["tag","Glob","t**"]}',
+            b'{"match":["tag","Glob","*t"]}',
+        ),
+        *(b'{"match":["tag","Glob","a*b*"]}', b'{"match":["tag",["Eq"],"t"]}', b'{"match":"\xff"}', b'{"match":' + b"[" * 100_000),
+        b'{"before_seq":1,"match":["tag","Glob","t"]}',
+    ],
+)
+def test_any_other_delete_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_delete(body)

@@ -89,10 +89,11 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
         ],
     ),
     (
-        Frame(FrameKind.DELETE, 5),
+        Frame(FrameKind.DELETE, 5, 0, 1000, 1, parts=(b"\x07\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",)),
         [
-            "5746303188114352080000000000000010000000000000000500000000000000",
-            "0000000000000000000000000000000000000000000000000000000002000000",
+            "57463031a6748259080000000000000010000000000000000500000000000000",
+            "0000000000000000e80300000000000010000000010000000000000002000000",
+            "07000000000000000200000000000000",
         ],
     ),
     (
@@ -140,11 +141,11 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
         ],
     ),
     (
-        Frame(FrameKind.FLOOR, 5, 7, ext_len=4, parts=(b"\x83\x01\x07\x01",)),
+        Frame(FrameKind.FLOOR, 5, 7, ext_len=4, parts=(b"\x83\x07\x01\x01",)),
         [
-            "57463031de7d9b45080000000000000010000000000000000500000000000000",
+            "57463031fbdae5fd080000000000000010000000000000000500000000000000",
             "0700000000000000000000000000000004000000000000000400000009000000",
-            "8301070100000000",
+            "8307010100000000",
         ],
     ),
 ]
@@ -180,7 +181,8 @@ def test_the_checksums_are_the_documented_ones() -> None:
 
 def test_numbers_of_kinds_never_change() -> None:
     assert {kind.name: kind.value for kind in FrameKind} == {
-        "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8, "FLOOR": 9,
+        "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8,
+            "FLOOR": 9,
     }  # fmt: skip
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 

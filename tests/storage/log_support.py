@@ -15,7 +15,7 @@ from topics.actors.commits import Commits
 from topics.actors.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Follow, Now
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, json_bytes
+from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal import Progress
 
@@ -98,6 +98,22 @@ class Client:
         answer = self.submit(change)
         assert self.wait() is None
         assert isinstance(answer[0], Progress)
+
+    def delete_records(self, name: str, **body: Any) -> int:
+        """How many are gone by it."""
+        asked = decode_delete(json_bytes(body))
+        change = self.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        answer = self.submit(change)
+        assert self.wait() is None
+        assert isinstance(answer[0], Progress)
+        return change.deleted
+
+    def expire(self, name: str) -> None:
+        """What comes before every answer."""
+        change = self.engine.expire(self.engine.topic(name), self.now)
+        if change is not None:
+            self.submit(change)
+            assert self.wait() is None
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000) -> Page:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits)

@@ -8,7 +8,7 @@ from itertools import chain, starmap
 
 import trio
 
-from topics.engine.shard import Append, Change, Delete, Now, ShardEngine
+from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
 from topics.formats.records import RecordFlags, RecordsView, View
@@ -145,6 +145,16 @@ class Commits:
         self.flush()
         await done.wait()
         return results[0]
+
+    def settled_position(self, topic: Topic) -> int:
+        """Every frame of the topic below this position is committed, and none from there on."""
+        waiting = [
+            waiting.end - sum(frame.length for frame in waiting.change.frames)
+            for queue in (self._until_written, self._until_synced) if topic.pending
+            for waiting in queue
+            if waiting.change.topic is topic and not isinstance(waiting.change, FloorMoved | Reservation)
+        ]  # fmt: skip
+        return min(waiting, default=self.wal.position)
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no change of the topic is under way."""

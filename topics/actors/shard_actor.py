@@ -192,12 +192,7 @@ class ShardActor:
             else:
                 _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
         message.release()
-        self._now = clock()
-        for handler, waiting in self.long_appends.give_back(name):
-            self._handle_late(handler, waiting)
-        self.commits.flush()
-        for link in self._links:
-            link.flush()
+        self._give_back(name)
 
     def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
         """Handle a message that had to wait, as the router would have."""
@@ -258,8 +253,12 @@ class ShardActor:
         if self.long_appends.holds(params["topic"], self._delete_records, message):
             return
         asked = decode_delete(message.attachment)
-        message.release()
         topic = self._fresh_topic(params["topic"])
+        if asked.match is not None and self.engine.delete_must_wait(topic.name):
+            self.long_appends.take(topic.name)
+            self._nursery.start_soon(self._delete_when_idle, topic, message)
+            return
+        message.release()
         change = self.engine.delete_records(topic.name, asked.before_seq, asked.match, self._now)
 
         def settle(result: Progress | OSError) -> None:
@@ -271,6 +270,19 @@ class ShardActor:
             return _reply(rpc, params, body)
 
         self.commits.submit(change, settle)
+
+    async def _delete_when_idle(self, topic: Topic, message: InboundMessage) -> None:
+        await self.commits.idle(topic)
+        self._give_back(topic.name, (self._delete_records, message))
+
+    def _give_back(self, name: str, *first: tuple[Callable[[InboundMessage], None], InboundMessage]) -> None:
+        """The topic is everyone's again: handle what has waited."""
+        self._now = clock()
+        for handler, waiting in (*first, *self.long_appends.give_back(name)):
+            self._handle_late(handler, waiting)
+        self.commits.flush()
+        for link in self._links:
+            link.flush()
 
     def _fresh_topic(self, name: str) -> Topic:
         """The topic of that name, as it is now. Raises `TopicNotFound`."""

@@ -118,7 +118,8 @@ def topic_frame(topic: Topic, now: Now) -> Frame:
     body = cbor2.dumps(
         {
             "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1,
-            "last_ts": topic.last_ts, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
+            "last_ts": topic.last_ts, "start": topic.start_seq, "floors": floors(topic),
+            "losses": topic.losses_at_restart(topic.next_seq - 1),
             "keys_from": topic.keys_from_seq,
         }
     )  # fmt: skip

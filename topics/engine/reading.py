@@ -92,7 +92,7 @@ def _next_loss(topic: Topic, seq: int) -> Range | None:
 
 
 def _collect(topic: Topic, asked: Diff, store: Store, page: Page) -> None:
-    nodes = json_nodes(asked.nodes) if asked.nodes and topic.config.dedupe_node else frozenset()
+    nodes = json_nodes(asked.nodes) if asked.nodes and topic.committed.dedupe_node else frozenset()
     frames, gone, limit, budget = topic.frames, topic.frames.gone, asked.limit, asked.max_batch_bytes
     seq = max(page.from_seq + 1, topic.start_seq)
     index, end, lost, looked = frames.find(seq), len(frames), _next_loss(topic, seq), 0

@@ -92,9 +92,7 @@ class Replay(TopicTable):
 
     # Frames
 
-    def replay_append(
-        self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False
-    ) -> Topic | None:
+    def replay_append(self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False) -> Topic | None:
         """A write; None when it is passed over. ``generation``: base of the log file. Raises `Misfit`."""
         _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
         topic = self.by_id.get(topic_id)
@@ -234,7 +232,7 @@ class Replay(TopicTable):
         """
         return {
             "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
-            "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(),
+            "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(topic.head_seq),
             "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
             "logged": topic.logged_seq, "position": position, "keys_from": topic.keys_from_seq,
         }  # fmt: skip

@@ -69,7 +69,8 @@ class ShardEngine(Replay):
                 return known
         ts = max(now.ts, topic.last_ts)
         encoded = records.encode(body, topic.next_seq, ts, keeps_key(topic, body))
-        _check_room(topic, encoded.record_count, encoded.blob_bytes)
+        if topic.config.discard == "reject":
+            _check_room(topic, encoded.record_count, encoded.blob_bytes)
         making = []
         if created:
             self._add(topic)
@@ -187,10 +188,25 @@ class ShardEngine(Replay):
         # What the log does not hold, no replay needs to be told of.
         wanted = topic.start_seq < bound if runs is None else bool(runs)
         if wanted and (runs[0][0] if runs else topic.start_seq) <= topic.logged_seq:
+            if runs and self._marks_outrun_caps(topic):
+                change.frames.append(floor_frame(topic))
             change.frames.append(delete_frame(change, now))
         change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
         self._note_pending(change)
         return change
+
+    def delete_must_wait(self, name: str) -> bool:
+        """Whether a delete of matching records is to be decided only when nothing else is under way on its topic.
+
+        A replay finds its marks in the segments before it comes to the writes that went before the delete, so their caps evict less
+        than they did at first. The delete therefore tells where the topic begins, and must know that.
+        """
+        topic = self.topics.get(name)
+        return topic is not None and topic.pending > 0 and self._marks_outrun_caps(topic)
+
+    @staticmethod
+    def _marks_outrun_caps(topic: Topic) -> bool:
+        return (topic.capped or topic.config != topic.committed) and topic.start_seq <= topic.sealed_seq
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
@@ -230,6 +246,12 @@ class ShardEngine(Replay):
         ``generation`` the base of the log file, by which its tags are dropped when that is sealed.
         """
         topic = change.topic
+        if isinstance(change, Append):  # the usual one, so it comes first
+            topic.pending -= 1
+            if change.sync:
+                topic.pending_sync -= 1
+            self._commit_append(topic, change, place, now, generation)
+            return
         if isinstance(change, Reservation):
             topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
             return
@@ -238,20 +260,19 @@ class ShardEngine(Replay):
         topic.pending -= 1
         if change.sync:
             topic.pending_sync -= 1
-        if isinstance(change, Append):
-            self._commit_append(change, place, now, generation)
-        elif isinstance(change, Put):
+        if isinstance(change, Put):
             topic.settle_config(change.config)
             if topic.capped:
                 apply_caps(topic, self.store)
         elif isinstance(change, DeleteRecords):
             self._commit_delete(change)
 
-    def _commit_append(self, change: Append, place: int, now: Now, generation: int) -> None:
-        topic = change.topic
-        topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
-        topic.pending_bytes -= change.size
-        topic.commit_records(change.first_seq, change.count, place, change.ts, change.size)
+    def _commit_append(self, topic: Topic, change: Append, place: int, now: Now, generation: int) -> None:
+        if change.ceiling > topic.reserved_seq:
+            topic.reserved_seq = change.ceiling
+        size = change.size
+        topic.pending_bytes -= size
+        topic.commit_records(change.first_seq, change.count, place, change.ts, size)
         if change.key is not None:
             topic.pending_keys.pop(change.key, None)
             write = Remembered(change.first_seq, change.count, now.ms)

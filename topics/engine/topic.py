@@ -119,9 +119,10 @@ class Topic:
         """These seqs are handed out to records that are kept in memory only."""
         self.resident = joined(self.resident, (first_seq, last_seq))
 
-    def losses_at_restart(self) -> tuple[Range, ...]:
-        """What would be lost if the process ended now."""
-        at_risk = [(max(first, self.start_seq), last) for first, last in self.resident if last >= self.start_seq]
+    def losses_at_restart(self, head_seq: int) -> tuple[Range, ...]:
+        """What of the seqs up to ``head_seq`` would be lost if the process ended now."""
+        start = self.start_seq
+        at_risk = [(max(first, start), min(last, head_seq)) for first, last in self.resident if first <= head_seq and last >= start]
         found: tuple[Range, ...] = ()
         for lost in sorted((*self.losses, *at_risk)):
             found = joined(found, lost)

@@ -1,0 +1,184 @@
+"""The obvious topic: a list of records. What the log was told is a list too, so that a restart is a loop over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from topics.formats.requests import Match
+from topics.formats.topic_config import TopicConfig
+
+
+@dataclass
+class Record:
+    seq: int
+    ts: int
+    shown: dict[str, Any]  # as a reader gets it who wants everything
+    size: int
+    logged: bool = True
+    live: bool = True
+
+    @property
+    def tag(self) -> str | None:
+        return self.shown.get("$tag")
+
+
+@dataclass
+class Expected:
+    """A page."""
+
+    records: list[dict[str, Any]]
+    next_from_seq: int
+    scanned: int
+    tombstone: tuple[int, int, str] | None
+
+
+@dataclass
+class TopicModel:
+    """One incarnation, as committed."""
+
+    name: str
+    config: TopicConfig
+    epoch: int = 0
+    head: int = 0
+    records: list[Record] = field(default_factory=list)
+    floors: dict[str, int] = field(default_factory=lambda: {"cap": 1, "ttl": 1, "loss": 1})
+    losses: list[tuple[int, int]] = field(default_factory=list)
+
+    # What is there
+
+    @property
+    def live(self) -> list[Record]:
+        return [record for record in self.records if record.live]
+
+    @property
+    def start(self) -> int:
+        live = self.live
+        return live[0].seq if live else self.head + 1
+
+    @property
+    def count(self) -> int:
+        return len(self.live)
+
+    @property
+    def bytes(self) -> int:
+        return sum(record.size for record in self.live)
+
+    def settle(self) -> None:
+        """Losses before the first live record are a floor."""
+        start = self.start
+        for first, last in self.losses:
+            if first < start:
+                self.floors["loss"] = max(self.floors["loss"], last + 1)
+        self.losses = [lost for lost in self.losses if lost[0] >= start]
+
+    # What happens to it
+
+    def append(self, records: list[Record]) -> None:
+        self.records += records
+        self.head = records[-1].seq
+        self.apply_caps()
+
+    def apply_caps(self) -> None:
+        live = self.live
+        count, size = len(live), sum(record.size for record in live)
+        for record in live:
+            over_count = self.config.cap_records and count > self.config.cap_records
+            over_bytes = self.config.cap_bytes and size > self.config.cap_bytes
+            if not over_count and not over_bytes:
+                break
+            record.live = False
+            self.floors["cap"] = record.seq + 1
+            count, size = count - 1, size - record.size
+        self.settle()
+
+    def configure(self, config: TopicConfig) -> None:
+        self.config = config
+        self.apply_caps()
+
+    def expire(self, now_ts: int) -> None:
+        for record in self.live:
+            if self.config.ttl_ms and now_ts - record.ts > self.config.ttl_ms:
+                record.live = False
+                self.floors["ttl"] = record.seq + 1
+        self.settle()
+
+    def matching(self, bound: int, match: Match | None) -> set[int]:
+        """Seqs of what a delete takes."""
+        return {record.seq for record in self.live if record.seq < bound and (match is None or _matches(match, record.tag))}
+
+    def delete(self, seqs: set[int]) -> int:
+        gone = [record for record in self.live if record.seq in seqs]
+        for record in gone:
+            record.live = False
+        self.settle()
+        return len(gone)
+
+    def cut(self, start: int) -> None:
+        """A replay is told where the topic begins."""
+        for record in self.records:
+            record.live &= record.seq >= start
+        self.settle()
+
+    def lose(self, first: int, last: int) -> None:
+        if self.losses and self.losses[-1][1] + 1 == first:
+            first, _ = self.losses.pop()
+        self.losses.append((first, last))
+        self.head = last
+
+    @property
+    def losses_at_restart(self) -> list[tuple[int, int]]:
+        """What is lost, and what is only in memory, as ranges; not what lies below the first live record."""
+        start = self.start
+        spans = [*self.losses, *((record.seq, record.seq) for record in self.records if not record.logged and record.seq >= start)]
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(spans):
+            if joined and joined[-1][1] + 1 >= first:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((first, last))
+        return joined
+
+    # What a reader gets
+
+    def read(self, from_seq: int, limit: int, nodes: set[str], recreated: bool, tags: bool, meta: bool) -> Expected:
+        tombstone = None
+        if recreated:
+            tombstone, from_seq = (1, self.head, "recreated"), 0
+        elif met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]:
+            tombstone = (from_seq + 1, self.start - 1, met[0] if len(met) == 1 and met[0] != "loss" else "mixed")
+        found: list[dict[str, Any]] = []
+        scanned, at = 0, max(from_seq + 1, self.start)
+        live = {record.seq: record for record in self.live}
+        while at <= self.head:
+            lost = next(((first, last) for first, last in self.losses if first <= at <= last), None)
+            if lost is not None:
+                if tombstone or found:
+                    break
+                tombstone = (lost[0] if scanned else from_seq + 1, lost[1], "mixed")
+                at = lost[1] + 1
+                continue
+            record = live.get(at)
+            if record is not None:
+                if len(found) == limit:
+                    break
+                scanned += 1
+                if record.shown.get("$node") not in nodes or not self.config.dedupe_node:
+                    found.append(_cut(record.shown, tags, meta))
+            at += 1
+        return Expected(found, max(at - 1, 0) if from_seq < self.head else self.head, scanned, tombstone)
+
+    def copy(self) -> TopicModel:
+        return replace(
+            self, records=[replace(record) for record in self.records], floors=dict(self.floors), losses=list(self.losses)
+        )  # fmt: skip
+
+
+def _matches(match: Match, tag: str | None) -> bool:
+    if tag is None:
+        return False
+    return tag == match.text if match.op == "Eq" else tag.startswith(match.text)
+
+
+def _cut(shown: dict[str, Any], tags: bool, meta: bool) -> dict[str, Any]:
+    return {name: value for name, value in shown.items() if (name != "$tag" or tags) and (name != "meta" or meta)}

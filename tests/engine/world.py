@@ -1,0 +1,270 @@
+"""A shard whose log is a list and whose segments are bytes in memory: everything but the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cbor2
+
+from topics.engine.frames import Entry
+from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
+from topics.engine.store import EXTENT, RESIDENT, Runs
+from topics.engine.topic import Topic
+from topics.formats.extent_view import ExtentView
+from topics.formats.records import RecordsView, View
+from topics.formats.requests import Buffer
+from topics.formats.segment import TRAILER_BYTES, SegmentHeader, decode_directory, decode_trailer
+from topics.formats.segment_build import Source, build
+from topics.formats.wal import Frame, FrameHeader, FrameKind
+
+BOOT_FILE = 1 << 20  # positions between the bases of two log files
+
+
+@dataclass
+class Logged:
+    """A frame in the log, and what the model makes of it."""
+
+    header: FrameHeader
+    body: bytes
+    effect: Callable[[Any], None] | None
+
+
+@dataclass
+class Extent:
+    topic_id: int
+    entry: Entry
+    view: ExtentView
+    flags: bytearray
+    sealed_flags: bytes
+    marked: list[tuple[int, Runs]] = field(default_factory=list)  # with the end of the log then
+
+    def forget_marks(self, position: int) -> None:
+        """Power is lost, and marks that came after this end of the log have not reached the disk."""
+        self.flags[:] = self.sealed_flags
+        self.marked = [mark for mark in self.marked if mark[0] <= position]
+        for _, runs in self.marked:
+            for start, stop in runs:
+                self.flags[start:stop] = b"\1" * (stop - start)
+
+
+@dataclass
+class Pending:
+    change: Change
+    place: int
+    end: int  # of its frames in the log
+    commit: Callable[[], None]
+
+
+@dataclass
+class World:
+    """``log`` survives a restart as far as it is not cut; ``extents`` do, with their flags; ``resident`` does not."""
+
+    engine: ShardEngine = field(default_factory=ShardEngine)
+    log: list[Logged] = field(default_factory=list)
+    position: int = 0
+    synced: int = 0
+    base: int = 0  # of the current file
+    bases: list[int] = field(default_factory=lambda: [0])
+    sealed: int = 0  # files below this base are sealed
+    extents: dict[int, Extent] = field(default_factory=dict)
+    resident: dict[int, View] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    released: set[int] = field(default_factory=set)
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.engine.store = self
+
+    # The engine's store
+
+    def records(self, place: int) -> View:
+        assert place not in self.released, "nobody asks for what was released"
+        if place & RESIDENT:
+            return self.resident[place]
+        if place & EXTENT:
+            return self.extents[place].view
+        return self._view(next(logged for logged in self.log if logged.header.position == place))
+
+    def dead(self, place: int) -> Buffer | None:
+        if place & EXTENT and not place & RESIDENT:
+            flags = self.extents[place].flags
+            return memoryview(flags) if any(flags) else None
+        return self.engine.marks.dead(place)
+
+    def mark(self, place: int, runs: Runs) -> None:
+        if place & EXTENT and not place & RESIDENT:
+            extent = self.extents[place]
+            for start, stop in runs:
+                extent.flags[start:stop] = b"\1" * (stop - start)
+            extent.marked.append((self.position, runs))
+        else:
+            self.engine.marks.mark(place, self.records(place).count, runs)
+
+    def release(self, places: Sequence[int]) -> None:
+        self.released.update(places)
+        self.engine.marks.forget(places)
+
+    @staticmethod
+    def _view(logged: Logged) -> RecordsView:
+        header = logged.header
+        return RecordsView(header.flags, header.record_count, header.ext_len, memoryview(logged.body))
+
+    # The log
+
+    def submit(self, change: Change, effects: dict[FrameKind, Callable[[Any], None]], commit: Callable[[], None]) -> None:
+        """Put the frames into the log; ``effects`` says what the model makes of each kind, ``commit`` what it does when it counts."""
+        place = 0
+        for frame in change.frames:
+            at = self.write(frame, effects.get(frame.kind))
+            if frame.kind is FrameKind.APPEND:
+                place = at
+        if isinstance(change, Append) and change.resident is not None:
+            encoded = change.resident
+            self.serial += 1
+            place = RESIDENT | self.serial
+            self.resident[place] = RecordsView(
+                encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
+            )  # fmt: skip
+        self.pending.append(Pending(change, place, self.position, commit))
+
+    def write(self, frame: Frame, effect: Callable[[Any], None] | None = None) -> int:
+        body = b"".join(map(bytes, frame.parts))
+        position = self.position
+        header = FrameHeader(
+            b"", 0, position, 0, frame.topic_id, frame.first_seq, frame.ts_ms, len(body), frame.record_count, frame.ext_len,
+            frame.kind, frame.flags, 0,
+        )  # fmt: skip
+        self.log.append(Logged(header, body, effect))
+        self.position = header.end
+        return position
+
+    def commit_next(self, now: Now) -> Change:
+        waiting = self.pending.pop(0)
+        change = waiting.change
+        if change.sync:
+            self.synced = max(self.synced, waiting.end)
+        self.engine.commit(change, waiting.place, now, self.base_of(waiting.place))
+        waiting.commit()
+        return change
+
+    def base_of(self, place: int) -> int:
+        return max((base for base in self.bases if base <= place), default=0)
+
+    def next_file(self) -> None:
+        self.base = self.position = self.position + BOOT_FILE
+        self.synced = self.base
+        self.bases.append(self.base)
+
+    def settled_position(self, topic: Topic) -> int:
+        """Every frame of the topic below it is committed, none from there on."""
+        for pending in self.pending:
+            change = pending.change
+            if change.topic is topic and change.frames and not isinstance(change, Reservation | FloorMoved):
+                return pending.end - sum(frame.length for frame in change.frames)
+        return self.position
+
+    # Sealing
+
+    def seal_next(self) -> None:
+        """The oldest file that is full becomes a segment."""
+        end = next(base for base in self.bases if base > self.sealed)
+        topics = list(self.engine.by_id.values())
+        stretches: list[tuple[Topic, list[Entry]]] = []
+        for topic in topics:
+            for entry in topic.frames.entries_between(self.sealed, end):
+                last = stretches[-1] if stretches else None
+                if last and last[0] is topic and last[1][-1].last_seq + 1 == entry.first_seq:
+                    last[1].append(entry)
+                else:
+                    stretches.append((topic, [entry]))
+        sources = [Source(topic.id, entries[0].first_seq, self._pieces(entries)) for topic, entries in stretches]
+        flags = {
+            (topic.id, entry.first_seq + index): 1
+            for topic, entries in stretches
+            for entry in entries
+            for index, flag in enumerate(self.dead(entry.place) or b"")
+            if flag
+        }
+        data = b"".join(
+            build(
+                SegmentHeader(0, len(self.extents), self.sealed, end),
+                sources,
+                lambda topic_id, first, count: bytes(flags.get((topic_id, seq), 0) for seq in range(first, first + count)),
+                extent_records=5,
+            )
+        )
+        made: dict[int, list[Entry]] = {topic.id: [] for topic in topics}
+        trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
+        for entry in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
+            self.serial += 1
+            place = EXTENT | self.serial
+            index_entry = Entry(entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts)
+            dead = bytearray(data[entry.flags_at : entry.flags_at + entry.record_count])
+            self.extents[place] = Extent(entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead))
+            made[entry.topic_id].append(index_entry)
+        for topic in topics:
+            for unused in self.engine.seal(topic.id, made[topic.id], self.sealed):
+                self.released.add(unused)
+        self.sealed = end
+
+    def _pieces(self, entries: Iterable[Entry]) -> Iterable[tuple[RecordsView, int, int]]:
+        for entry in entries:
+            view = self.records(entry.place)
+            assert isinstance(view, RecordsView)
+            yield view, 0, view.count
+
+    # Restart
+
+    def cut(self, position: int) -> None:
+        """The log ends here."""
+        self.log = [logged for logged in self.log if logged.header.end <= position]
+        self.position = max([logged.header.end for logged in self.log], default=0)
+        self.position = max(self.position, self.base)
+
+    def restart(self, now: Now, checkpoint: dict[str, Any] | None, *, power: bool) -> list[Frame]:
+        """A new engine; what it wants written. ``checkpoint`` None: from the first frame on, without segments."""
+        self.engine = ShardEngine()
+        self.engine.store = self
+        self.pending, self.resident, self.released = [], {}, set()
+        replay_from = position = 0
+        if power:
+            for extent in self.extents.values():
+                extent.forget_marks(self.position)
+        if checkpoint is not None:
+            replay_from, position = checkpoint["replay_from"], checkpoint["position"]
+            self.extents = {place: extent for place, extent in self.extents.items() if place in checkpoint["extents"]}
+            self.engine.restore_engine(checkpoint["engine"])
+            for kept in checkpoint["topics"]:
+                self.engine.restore_topic(cbor2.loads(cbor2.dumps(kept)))
+            for place in sorted(checkpoint["extents"], key=lambda place: self.extents[place].entry.first_seq):
+                extent = self.extents[place]
+                dead = [index for index, flag in enumerate(extent.flags) if flag]
+                dead_bytes = sum(extent.view.size(index, index + 1) for index in dead)
+                self.engine.restore_extent(extent.topic_id, *extent.entry, len(dead), dead_bytes)
+        else:
+            self.extents = {}
+        self.sealed = replay_from
+        for logged in self.log:
+            if logged.header.position >= replay_from:
+                self._replay(logged, logged.header.position < position)
+        return self.engine.finish_replay(now, clean=False, tail_may_be_lost=power)
+
+    def _replay(self, logged: Logged, checkpointed: bool) -> None:
+        header, body, engine = logged.header, logged.body, self.engine
+        if header.kind == FrameKind.APPEND:
+            engine.replay_append(header, 0, self.base_of(header.position), checkpointed=checkpointed)
+        elif header.kind == FrameKind.TOPIC:
+            engine.replay_topic(header, cbor2.loads(body))
+        elif header.kind == FrameKind.TOPIC_DELETED:
+            engine.replay_deleted(header, checkpointed=checkpointed)
+        elif header.kind == FrameKind.SEQS_RESERVED:
+            engine.replay_reserved(header, checkpointed=checkpointed)
+        elif header.kind == FrameKind.DELETE:
+            engine.replay_delete(header, body, checkpointed=checkpointed)
+        elif header.kind == FrameKind.FLOOR:
+            engine.replay_floor(header, cbor2.loads(body), checkpointed=checkpointed)
+
+
+__all__ = ["World"]
