@@ -19,8 +19,9 @@ from topics.engine.shard import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, check_frame
-from topics.storage import checkpoints
-from topics.storage.disk import Damaged, boot_id
+from topics.storage import checkpoints, wal_file
+from topics.storage import disk as disk_functions
+from topics.storage.disk import Damaged, boot_id, make_directory
 from topics.storage.recovery import recover
 from topics.storage.wal_file import NoRoom, WalFile
 
@@ -276,6 +277,26 @@ def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
     client.kill()
     client = Client(tmp_path / "data", now=client.now)
     assert alive(client, "t", "a", "b", "c") == before
+    client.kill()
+
+
+# Power loss: names
+
+
+def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    make_directory(tmp_path / "data")
+    with monkeypatch.context() as patch:
+        for module in (disk_functions, wal_file):
+            patch.setattr(module, "sync_directory", lambda _folder: None)
+        Client(tmp_path / "data").kill()
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability="fsync")
+    client.append("a", "promised")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 1
     client.kill()
 
 

@@ -45,7 +45,7 @@ from topics.formats.wal import (
 from topics.storage import checkpoints
 from topics.storage.blobs import BlobStore
 from topics.storage.checkpoints import Checkpoint, Kept
-from topics.storage.disk import Damaged, boot_id, make_directory
+from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.segments import SegmentStore, split_place
 from topics.storage.wal import Wal, frame_records
 from topics.storage.wal_file import NEW, SPARE, WalFile
@@ -89,7 +89,11 @@ def recover(
     folder, checkpoint_folder, blob_folder, segment_folder = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob", "segment")
     )
-    make_directory(folder)
+    parts = (folder, checkpoint_folder, blob_folder, segment_folder)
+    for part in parts:
+        make_directory(part)
+    for known in (data_dir, *(part.parent for part in parts), *parts):
+        sync_directory(known)  # a process that was killed may have left names that the disk does not know, and we build on them
     for leftover in (*folder.glob(f"*{NEW}"), *folder.glob(f"*{SPARE}")):
         leftover.unlink()
     try:

@@ -29,7 +29,7 @@ from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.blobs import BlobStore
-from topics.storage.disk import write_all
+from topics.storage.disk import sync_directory, write_all
 from topics.storage.wal_file import SPARE, NoRoom, WalFile
 
 SPARES = 2  # files kept for their room and their pages
@@ -187,14 +187,18 @@ class Wal:
 
     def retire(self, files: list[WalFile]) -> None:
         """Keep detached files as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
+        spares = []
         for file in files:
             file.close()
-            if self._spares.qsize() < SPARES and file.size == self.file_bytes:
+            if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes:
                 spare = file.path.with_suffix(SPARE)
                 file.path.replace(spare)
-                self._spares.put(spare)
+                spares.append(spare)
             else:
                 file.path.unlink()
+        sync_directory(self.folder)  # or a power loss brings a file back under its old name, with the header of its next life
+        for spare in spares:
+            self._spares.put(spare)
 
     def wait_synced(self) -> None:
         """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop."""
