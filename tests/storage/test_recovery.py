@@ -323,6 +323,23 @@ def test_no_seq_is_given_twice_when_the_power_goes(durability: str, losses: int,
     client.kill()
 
 
+@pytest.mark.parametrize("before", ["memory", "disk"])
+def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability=before)
+    client.append("a", "old class")
+    client.put("a", durability="fsync")
+    client.append("a", "new class")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 2
+    assert client.engine.topic("a").losses == ()
+    assert client.append("a", "next") == (3, False)
+    client.kill()
+
+
 @pytest.mark.parametrize("durability", CLASSES)
 def test_no_seq_is_given_twice_after_a_kill(durability: str, tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
