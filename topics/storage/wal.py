@@ -103,7 +103,7 @@ class Wal:
         self._queue: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._done: deque[Progress] = deque()
         self._held: _Group | None = None
-        self._era = 0
+        self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The writer gets its start by value: by the time that it runs, the loop may have gone on.
         self._thread = threading.Thread(target=self._run, args=(position, self._tail), name="wal writer", daemon=True)
@@ -168,6 +168,11 @@ class Wal:
     def generation(self, place: int) -> int:
         """Base of the file that holds ``place``."""
         return self._bases[bisect_right(self._bases, place) - 1]
+
+    @property
+    def era(self) -> int:
+        """Another one than before: the log went on after `NoRoom`, and positions seen since the last group written are void."""
+        return self._era
 
     @property
     def oldest(self) -> int:
