@@ -115,8 +115,7 @@ def recover(
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
-    sealed = {topic_id: topic.sealed_seq for topic_id, topic in engine.by_id.items()}
-    absorbed = blobs.sweep(sealed)
+    absorbed = blobs.sweep({kept["id"]: kept["head"] for kept in checkpoint.topics} if checkpoint else {})
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
