@@ -92,9 +92,7 @@ class Replay(TopicTable):
 
     # Frames
 
-    def replay_append(
-        self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False
-    ) -> Topic | None:
+    def replay_append(self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False) -> Topic | None:
         """A write; None when it is passed over. ``generation``: base of the log file. Raises `Misfit`."""
         _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
         topic = self.by_id.get(topic_id)
