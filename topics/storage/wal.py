@@ -192,7 +192,7 @@ class Wal:
 
     def retire(self, files: list[WalFile]) -> None:
         """Keep detached files as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
-        spares = []
+        spares: list[Path] = []
         for file in files:
             file.close()
             if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes:
