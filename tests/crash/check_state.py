@@ -1,5 +1,8 @@
 """Judges a data directory as a power loss may have left it: ``python -m tests.crash.check_state ACKNOWLEDGED DATA_DIR``.
 
+``python -m tests.crash.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the other for those who ask there (`ASK`),
+each in a fork: that saves the second that a start takes.
+
 ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable CRASH_BEFORE_NS is the moment of the loss: what was
 acknowledged before it is promised, what was sent before it may have happened, and nothing else can have. By class:
 
@@ -7,7 +10,8 @@ acknowledged before it is promised, what was sent before it may have happened, a
     disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like
     memory, ephemeral   records may be gone; those that are there are the ones that were written
     all                 making, configuring and removing a topic holds; no seq that was acknowledged is given again; what is missing
-                        and was not deleted is told by a tombstone; recovering twice is recovering once
+                        and was not deleted is told by a tombstone; recovering twice is recovering once, also after an
+                        orderly stop; a key stands for the write that it was sent with; `topics verify` finds nothing, before and after
 
 Exit status 0: nothing is wrong. 1: each line says what is.
 """
@@ -16,15 +20,28 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.crash.opened import Found, Opened
 from tests.model import Kept, TopicModel
+from topics.storage.verify import Finding, verify_directory
 
-BOOTS = ("after the power loss", "after another")
+CLASSES = ("ephemeral", "memory", "disk", "fsync")  # the weakest first
+ASK = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as channel:
+    channel.connect(sys.argv[1])
+    channel.sendall(json.dumps([os.environ["CRASH_BEFORE_NS"], sys.argv[2]]).encode() + bytes([10]))
+    with channel.makefile() as lines:
+        wrong = json.loads(lines.read() or '["the judge has died"]')
+print(*wrong, sep=chr(10))
+sys.exit(1 if wrong else 0)
+"""
 
 
 @dataclass(slots=True)
@@ -33,6 +50,7 @@ class Moment:
 
     model: TopicModel
     removed: bool = False
+    keys: dict[str, int] = field(default_factory=dict)  # with the first seq of its write
 
 
 @dataclass(slots=True)
@@ -48,13 +66,16 @@ class History:
 
     def add(self, note: dict[str, Any], before_ns: int) -> None:
         last = self.moments[-1]
+        keys = dict(last.keys)
         model = TopicModel(last.model.cap_records, last.model.head_seq, last.model.evict_floor, dict(last.model.live))
         acknowledged = note["acknowledged"] < before_ns
         if note["step"] == "remove":
             self.moments.append(Moment(TopicModel(), removed=True))
         else:
             self._apply(model, note)
-            self.moments.append(Moment(model))
+            if "key" in note:
+                keys[note["key"]] = note["first_seq"]
+            self.moments.append(Moment(model, keys=keys))
         if acknowledged:
             self.promised = len(self.moments) - 1
             if note["step"] in ("put", "remove"):
@@ -65,7 +86,9 @@ class History:
 
     def _apply(self, model: TopicModel, note: dict[str, Any]) -> None:
         if note["step"] == "put":
-            self.durability = note["config"].get("durability", self.durability)
+            durability = note["config"].get("durability", self.durability)
+            # What was written in a weaker class keeps its promises, not those of the class of today.
+            self.durability = min(self.durability, durability, key=CLASSES.index) if self.durability else durability
             model.set_cap(note["config"].get("cap_records", model.cap_records))
         elif note["step"] == "append":
             model.append((Kept(record["data"], record.get("tag")) for record in note["records"]), note["first_seq"])
@@ -95,17 +118,21 @@ def judge(history: History, found: Found | None) -> str | None:
     possible = history.possible
     if found is None:
         return None if any(moment.removed for moment in possible) else "the topic is gone"
-    present = [moment.model for moment in possible if not moment.removed]
+    moments = [moment for moment in possible if not moment.removed]
+    present = [moment.model for moment in moments]
     if not present:
         return "the topic is there, though it was removed"
     if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
-        reasons = [_differs(found, model, present[number + 1 :]) for number, model in enumerate(present)]
+        reasons = [
+            _differs(found, moment.model, present[number + 1 :]) or _keys_differ(found, moment)
+            for number, moment in enumerate(moments)
+        ]  # fmt: skip
         if None in reasons:
             return None
         return f"it is none of the {len(present)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
-    return _made_up(found, present) or _untold_at_best(history, found)
+    return _made_up(found, moments) or _untold_at_best(history, found)
 
 
 def _differs(found: Found, model: TopicModel, later: list[TopicModel]) -> str | None:
@@ -138,9 +165,19 @@ def _untold(found: Found, model: TopicModel, *, exact: bool) -> str | None:
     return None
 
 
-def _made_up(found: Found, present: list[TopicModel]) -> str | None:
+def _keys_differ(found: Found, moment: Moment) -> str | None:
+    """Keys are as durable as their records (§0.8), also when these were deleted since."""
+    if found.keys == moment.keys:
+        return None
+    differ = sorted({*found.keys.items()} ^ {*moment.keys.items()})
+    return f"{len(differ)} keys differ, the first is {differ[0]}"
+
+
+def _made_up(found: Found, moments: list[Moment]) -> str | None:
     """For classes that may lose: what is there was written."""
-    written = {seq: tuple(kept) for model in present for seq, kept in model.live.items()}
+    written = {seq: tuple(kept) for moment in moments for seq, kept in moment.model.live.items()}
+    if strange := {*found.keys.items()} - {*moments[-1].keys.items()}:
+        return f"keys stand for what they were not sent with: {strange}"
     for seq, record in found.records.items():
         if written.get(seq) != (record["data"], record.get("$tag")):
             return f"seq {seq} is {str(record)[:100]}, it was written as {str(written.get(seq))[:100]}"
@@ -159,27 +196,64 @@ def _untold_at_best(history: History, found: Found) -> str | None:
     return None
 
 
-def problems(acknowledged: Path, data_dir: Path, before_ns: int) -> list[str]:
-    """Open the directory twice and judge every topic both times."""
-    wanted = histories(acknowledged, before_ns)
+def problems(wanted: list[History], data_dir: Path) -> list[str]:
+    """Open the directory three times, the second time to stop in order, and judge what is found."""
+    wrong = [f"before recovery: {finding}" for finding in findings(data_dir)]
     views = []
-    for boot in BOOTS[:1] * 2:
-        with Opened(data_dir, boot=boot) as opened:
+    for life in range(3):
+        with Opened(data_dir) as opened:
             strangers = {*opened.topics()} - {history.name for history in wanted}
             views.append({history.name: opened.read(history.name) for history in wanted})
-    wrong = [f"{name} was never made" for name in sorted(strangers)]
+            if life == 1:
+                opened.stop()
+        wrong += [f"after recovery {life + 1}: {finding}" for finding in findings(data_dir)]
+        wrong += [f"{name} was never made" for name in sorted(strangers)]
     for history in wanted:
-        if problem := judge(history, views[0][history.name]):
+        first, second, third = (view[history.name] for view in views)
+        if problem := judge(history, first):
             wrong.append(f"{history.name}: {problem}")
-        if views[0][history.name] != views[1][history.name]:
-            wrong.append(f"{history.name}: a second recovery finds something else")
+        if first != second:
+            wrong.append(f"{history.name}: a second recovery finds something else: {first} {second}")
+        if second != third:
+            wrong.append(f"{history.name}: after an orderly stop there is something else: {second} {third}")
     return wrong
 
 
+def findings(data_dir: Path) -> list[str]:
+    """What `topics verify` finds."""
+    return [str(finding) for finding in verify_directory(data_dir, 1) if isinstance(finding, Finding)]
+
+
+def problems_or_error(acknowledged: Path, data_dir: Path, before_ns: int) -> list[str]:
+    """`problems`, and what kept the directory from being opened."""
+    try:
+        return problems(histories(acknowledged, before_ns), data_dir)
+    except Exception:  # whatever a start would stop with
+        return traceback.format_exc().splitlines()[-3:]
+
+
+def serve(acknowledged: Path, path: str) -> None:
+    """Judge for all who ask, until killed."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        while True:
+            channel, _ = listener.accept()
+            child = os.fork()
+            if not child:
+                with channel, channel.makefile("rw") as lines:
+                    before_ns, data_dir = json.loads(lines.readline())
+                    json.dump(problems_or_error(acknowledged, Path(data_dir), int(before_ns)), lines)
+                os._exit(0)
+            channel.close()
+            os.waitpid(child, 0)
+
+
 def main() -> int:
+    if sys.argv[2] == "--serve":
+        serve(Path(sys.argv[1]), sys.argv[3])
     acknowledged, data_dir = map(Path, sys.argv[1:])
-    before_ns = int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1)))
-    wrong = problems(acknowledged, data_dir, before_ns)
+    wrong = problems_or_error(acknowledged, data_dir, int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1))))
     print("\n".join(wrong))
     return 1 if wrong else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ class Found:
     records: dict[int, Any]  # by seq
     gaps: list[tuple[int, int]]  # told as lost
     next_seq: int
+    keys: dict[str, int] = field(default_factory=dict)  # idempotency keys, with the first seq that each stands for
 
 
 class Opened:
@@ -41,6 +42,7 @@ class Opened:
 
     def __init__(self, path: Path, *, boot: str = "after a power loss") -> None:
         self._directory = DataDirectory(path, shards=1)
+        self._stopped = False
         try:
             now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
             self.client = Client(path, boot=boot, now=now, file_bytes=FILE_BYTES)
@@ -48,11 +50,17 @@ class Opened:
             self._directory.close()
             raise
 
+    def stop(self) -> None:
+        """Close it as an orderly stop does, with a checkpoint, instead of as a kill does."""
+        self.client.stop()
+        self._stopped = True
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.client.kill()
+        if not self._stopped:
+            self.client.kill()
         self._directory.close()
 
     def topics(self) -> list[str]:
@@ -76,6 +84,7 @@ class Opened:
             assert page.next_from_seq > cursor or page.caught_up, f"{name}: the cursor stands still at {cursor}"
             cursor = page.next_from_seq
             if page.caught_up:
+                keys = {key: write.first_seq for key, write in topic.dedupe.items()}
                 return Found(
-                    topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config, records, gaps, topic.next_seq
+                    topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config, records, gaps, topic.next_seq, keys
                 )  # fmt: skip

@@ -20,6 +20,9 @@ from tests.server import Server
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 WAL_FILE_BYTES = 64 << 10
 WAL_SYNC_MS = 40
+WINDOW_MS = 24 * 3600 * 1000  # states are judged long after they were made: no key may have grown too old by then
+LONG_BYTES = (4 << 20) + 1  # a body of so many bytes is written beside the log (decision 0007)
+LONG_SHARE = 0.015
 TAGS = ("a", "a:1", "b", None)
 MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
 
@@ -28,21 +31,24 @@ class Load:
     """Sends one step after the other and notes each, whatever becomes of it."""
 
     def __init__(self, api: Api, notes: IO[str], dice: random.Random) -> None:
-        self._api, self._notes, self._dice = api, notes, dice
+        self.api, self._notes, self._dice = api, notes, dice
         self._number = 0
         self._heads: dict[str, int] = {}
 
     def put(self, topic: str, **config: Any) -> None:
         self._do("put", topic, "PUT", "", config, config=config)
 
-    def append(self, topic: str) -> None:
+    def append(self, topic: str, *, long: bool = False) -> None:
+        """``long``: with so much white space that it is a long write."""
         self._number += 1
         records = []
         for position in range(self._dice.choice((1, 1, 3))):
-            record: dict[str, Any] = {"data": [self._number, position, "x" * self._dice.choice((10, 300, 2500))]}
+            record: dict[str, Any] = {"data": [self._number, position, "x" * self._dice.choice((10, 300, 2500, 8000))]}
             tag = self._dice.choice(TAGS)
             records.append(record | ({} if tag is None else {"tag": tag}))
-        body = self._do("append", topic, "POST", "", {"records": records}, records=records)
+        key = f"k{self._number}"
+        raw = json.dumps({"records": records, "idempotency_key": key}).encode()
+        body = self._do("append", topic, "POST", "", raw.ljust(LONG_BYTES) if long else raw, records=records, key=key)
         self._heads[topic] = body["head_seq"]
 
     def delete(self, topic: str) -> None:
@@ -53,13 +59,19 @@ class Load:
             fields["before_seq"] = max(0, self._heads.get(topic, 0) - self._dice.randint(0, 40))
         self._do("delete", topic, "POST", "/delete", fields, body=fields)
 
+    def clear(self) -> None:
+        """Leave little in any topic, so that whole segments go."""
+        for topic, head in self._heads.items():
+            body = {"before_seq": head - 1}
+            self._do("delete", topic, "POST", "/delete", body, body=body)
+
     def remove(self, topic: str) -> None:
         self._do("remove", topic, "DELETE", "", None)
         self._heads.pop(topic, None)
 
     def _do(self, step: str, topic: str, method: str, tail: str, sent: Any, **noted: Any) -> Any:
         began = time.monotonic_ns()
-        answer = self._api.call(method, f"/v0/topics/{topic}{tail}", sent)
+        answer = self.api.call(method, f"/v0/topics/{topic}{tail}", sent)
         ended = time.monotonic_ns()
         assert answer.status in (200, 201), str(answer)
         body = answer.json()
@@ -71,39 +83,50 @@ class Load:
 
 
 def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, deletes: bool = True) -> None:
-    """Two lives of a server with a clean stop between them: the second one begins from a checkpoint."""
+    """Three lives of a server, the first ended in order, the others by a kill: what each leaves is where the next begins."""
     dice = random.Random(seed)
     server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=WAL_SYNC_MS)
+    load: Load | None = None
     with server:
-        for life in range(2):
-            with Api(server.address) as api:
-                load = Load(api, notes, dice)
-                _work(load, dice, steps // 2, first=life == 0, deletes=deletes)
-            if life == 0:
-                server.stop()
+        for end in (server.stop, server.kill, server.kill):
+            if not server.running:
                 server.start()
-        server.kill()
+            with Api(server.address) as api:
+                if load is None:
+                    load = Load(api, notes, dice)
+                    _make(load)
+                load.api = api
+                _work(load, dice, steps // 6, deletes=deletes)
+                if deletes and end == server.kill:
+                    load.clear()
+                _work(load, dice, steps // 6, deletes=deletes)
+            end()
 
 
-def _work(load: Load, dice: random.Random, steps: int, *, first: bool, deletes: bool) -> None:
-    if first:
-        for durability in CLASSES:
-            load.put(f"{durability}.log", durability=durability)
-            load.put(f"{durability}.capped", durability=durability, cap_records=25)
-            load.put(f"{durability}.again", durability=durability)
+def _make(load: Load) -> None:
+    for durability in CLASSES:
+        load.put(f"{durability}.log", durability=durability, idempotency_window_ms=WINDOW_MS)
+        load.put(f"{durability}.capped", durability=durability, idempotency_window_ms=WINDOW_MS, cap_records=25)
+        load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+    load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
+
+
+def _work(load: Load, dice: random.Random, steps: int, *, deletes: bool) -> None:
     for _ in range(steps):
         durability = dice.choice(("fsync", "fsync", "disk", "memory", "ephemeral"))
-        topic = f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
+        topic = f"{durability}.{dice.choice(('log', 'capped', 'again'))}" if dice.random() < 0.9 else "changing"
         step = dice.random()
         if step < 0.85 or (step < 0.95 and not deletes):
-            load.append(topic)
+            load.append(topic, long=dice.random() < LONG_SHARE)
         elif step < 0.95:
             load.delete(topic)
+        elif topic == "changing":
+            load.put(topic, durability=dice.choice(CLASSES))
         elif step < 0.98:
             load.put(f"{durability}.capped", cap_records=dice.choice((5, 25, 60)))
         else:
             load.remove(f"{durability}.again")
-            load.put(f"{durability}.again", durability=durability)
+            load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
 
 
 def main() -> int:

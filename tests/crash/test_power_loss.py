@@ -17,7 +17,9 @@ POINTS = int(os.environ.get("TEST_POINTS", "3"))
 
 
 def test_a_power_loss_takes_nothing_that_was_promised(tmp_path: Path) -> None:
-    record(tmp_path, seed=SEED, steps=120)
-    verdict = judge(tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros")
+    happened = record(tmp_path, seed=SEED, steps=120)
+    assert happened["segment made"] > 2, happened
+    assert happened["checkpoint made"] > 2, happened
+    verdict = judge(tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict")
     assert not verdict.violations, f"repeat with: python -m tests.crash.power_loss --steps 120 --seed {SEED}\n{verdict}"
     assert verdict.states >= POINTS

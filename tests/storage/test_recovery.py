@@ -19,8 +19,9 @@ from topics.engine.shard import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, check_frame
-from topics.storage import checkpoints
-from topics.storage.disk import Damaged, boot_id
+from topics.storage import checkpoints, wal_file
+from topics.storage import disk as disk_functions
+from topics.storage.disk import Damaged, boot_id, make_directory
 from topics.storage.recovery import recover
 from topics.storage.wal_file import NoRoom, WalFile
 
@@ -279,6 +280,26 @@ def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
     client.kill()
 
 
+# Power loss: names
+
+
+def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    make_directory(tmp_path / "data")
+    with monkeypatch.context() as patch:
+        for module in (disk_functions, wal_file):
+            patch.setattr(module, "sync_directory", lambda _folder: None)
+        Client(tmp_path / "data").kill()
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability="fsync")
+    client.append("a", "promised")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 1
+    client.kill()
+
+
 # Power loss: seqs
 
 
@@ -299,6 +320,23 @@ def test_no_seq_is_given_twice_when_the_power_goes(durability: str, losses: int,
         if durability == "fsync":
             assert client.engine.topic("a").head_seq == handed_out
         assert client.append("a", "next")[0] > handed_out
+    client.kill()
+
+
+@pytest.mark.parametrize("before", ["memory", "disk"])
+def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability=before)
+    client.append("a", "old class")
+    client.put("a", durability="fsync")
+    client.append("a", "new class")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 2
+    assert client.engine.topic("a").losses == ()
+    assert client.append("a", "next") == (3, False)
     client.kill()
 
 

@@ -273,6 +273,19 @@ def test_marks_survive_a_power_loss_once_they_are_synced(tmp_path: Path, monkeyp
     assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [[1], [2]]
 
 
+def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
+    add(store, 1)
+    store.mark(place_of(1, 0), [1])
+    after_kill = SegmentStore.open(store.folder, 3, [1])
+    after_kill.mark(place_of(1, 0), [])  # a replay finds it marked already
+    after_kill.sync()
+    disk.power_loss(store.folder, tmp_path / "after")
+    flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(place_of(1, 0))
+    assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
+
+
 def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     add(store, 1)
     add(store, 2)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.storage.log_support import ForgetfulDisk
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import make_directory
@@ -413,3 +414,18 @@ def test_stopping_a_log_without_a_frame_makes_no_file(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal")
     wal.stop()
     assert list(wal.folder.iterdir()) == []
+
+
+def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    wal = start(tmp_path / "wal")
+    for seq in range(1, 4):
+        wal.append(frame(ROOM - 200, seq))
+        wal.flush(sync=True)
+    wal.wait_synced()
+    retired = wal.detach(wal.whole_files()[-1][1])
+    wal.retire(retired)
+    disk.power_loss(tmp_path / "wal", tmp_path / "left")
+    wal.stop()
+    assert retired
+    assert not {file.path.name for file in retired} & {path.name for path in (tmp_path / "left").iterdir()}

@@ -8,6 +8,7 @@ was and is begun anew; the log grows meanwhile.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -213,7 +214,7 @@ class Sealing:
 
     async def checkpoint(self) -> None:
         """Write one, then free what neither it nor the one before it needs. Raises OSError."""
-        replay_from = self.replay_from
+        replay_from, era = self.replay_from, self.wal.era
         numbers = sorted(number for number, count in self._live.items() if count)
         items = [self._head_item(numbers)]
         freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
@@ -225,7 +226,7 @@ class Sealing:
                 for keys in self._lone_keys(topic):
                     items += keys
                     await trio.lowlevel.checkpoint()
-            position = await self._synced()
+            position = await self._synced(era)
             await trio.to_thread.run_sync(self.segments.sync)
             await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
         except BaseException:
@@ -261,14 +262,18 @@ class Sealing:
             keys = [key for key in some if key is not None]
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
-    async def _synced(self) -> int:
-        """The log's position now, once it is synced up to there."""
+    async def _synced(self, era: int) -> int:
+        """The log's position now, once it is synced up to there. Raises OSError, also when the log is not in this era any more:
+        what was noted then may have been undone, and a topic whose end was decided is back.
+        """
         position = self.wal.position
         self.wal.flush(sync=True)
-        while self.wal.synced < position:
+        while self.wal.era == era and self.wal.synced < position:
             if self.wal.failed:
                 raise self.wal.failed
             await trio.sleep(0.002)
+        if self.wal.era != era:
+            raise OSError(errno.ENOSPC, "the log had no room while a checkpoint was made")
         return position
 
     async def _free(self) -> None:

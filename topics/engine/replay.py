@@ -178,8 +178,10 @@ class Replay(TopicTable):
         for topic in self.topics.values():
             restored_head, _ = self._restored.get(topic.id, (0, 0))
             topic.head_seq = max(topic.head_seq, restored_head)
-            resident = topic.config.durability == "ephemeral"
-            skipped = not clean and (resident or tail_may_be_lost) and topic.head_seq < topic.reserved_seq
+            durability = topic.config.durability
+            # The frame that made a topic `fsync` was synced together with every write before it, and tells the head.
+            at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
+            skipped = not clean and at_risk and topic.head_seq < topic.reserved_seq
             if skipped:
                 lose(topic, (topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1

@@ -45,7 +45,7 @@ from topics.formats.wal import (
 from topics.storage import checkpoints
 from topics.storage.blobs import BlobStore
 from topics.storage.checkpoints import Checkpoint, Kept
-from topics.storage.disk import Damaged, boot_id, make_directory
+from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.segments import SegmentStore, split_place
 from topics.storage.wal import Wal, frame_records
 from topics.storage.wal_file import NEW, SPARE, WalFile
@@ -89,7 +89,11 @@ def recover(
     folder, checkpoint_folder, blob_folder, segment_folder = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob", "segment")
     )
-    make_directory(folder)
+    parts = (folder, checkpoint_folder, blob_folder, segment_folder)
+    for part in parts:
+        make_directory(part)
+    for known in (data_dir, *(part.parent for part in parts), *parts):
+        sync_directory(known)  # a process that was killed may have left names that the disk does not know, and we build on them
     for leftover in (*folder.glob(f"*{NEW}"), *folder.glob(f"*{SPARE}")):
         leftover.unlink()
     try:
@@ -111,8 +115,7 @@ def recover(
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
-    sealed = {topic_id: topic.sealed_seq for topic_id, topic in engine.by_id.items()}
-    absorbed = blobs.sweep(sealed)
+    absorbed = blobs.sweep({kept["id"]: kept["head"] for kept in checkpoint.topics} if checkpoint else {})
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)

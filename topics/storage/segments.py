@@ -188,7 +188,10 @@ class SegmentStore:
         """Exactly the segments with these numbers; files of other numbers than ``kept`` are removed. Raises `Damaged`."""
         store = cls(folder, shard, mapped_max=mapped_max)
         for number in sorted(numbers):
-            store.add(Segment(segment_path(folder, number), shard, number))
+            segment = Segment(segment_path(folder, number), shard, number)
+            store.add(segment)
+            if 1 in segment.has_dead:  # set by a process that was killed before it synced, for all we know
+                store._dirty.add(number)
         wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
         for path in folder.iterdir():
             if path not in wanted:

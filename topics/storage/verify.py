@@ -5,6 +5,7 @@ Bytes that a crash may leave are no finding: a torn tail of the newest log file,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from topics.formats.segment_check import check_extent
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_MAGIC, BadHeader, FileHeader, FrameHeader, FrameKind, check_frame
 from topics.storage import checkpoints
 from topics.storage.blobs import SUFFIX as BLOB_SUFFIX
+from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import mapped
 from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments import segment_path
@@ -54,18 +56,21 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
     """Findings in every file of a data directory; each path when it has been looked at."""
     for shard in range(shards):
         name = f"{shard:02d}"
+        standing = _standing(data_dir / "checkpoint" / name)
+        needed_from = min((checkpoint.replay_from for checkpoint in standing.values()), default=0)
         blobs_wanted: set[tuple[int, int]] = set()
         end: int | None = None
         paths = sorted((data_dir / "wal" / name).glob("*.wal"))
         for path in paths:
-            log = LogCheck(path, shard)
+            log = LogCheck(path, shard, needed_from)
             yield from log.run(begins_at=end, last=path is paths[-1])
             blobs_wanted = (blobs_wanted | log.blobs) - {named for named in blobs_wanted if named[0] in log.deleted}
             end = log.end
             yield path
         for path in sorted((data_dir / "checkpoint" / name).glob("*.ckpt")):
             yield from verify_checkpoint(path)
-            yield from _unfounded(path, end or 0, data_dir / "segment" / name)
+            if path in standing:
+                yield from _unfounded(path, standing[path], end or 0, data_dir / "segment" / name)
             yield path
         for path in sorted((data_dir / "segment" / name).glob(f"*{SEGMENT_SUFFIX}")):
             yield from verify_segment(path, shard)
@@ -159,8 +164,9 @@ def _zeros(data: Buffer) -> bool:
 class LogCheck:
     """One log file. Afterwards: where it ``end``s, the ``blobs`` that it speaks of, the topics that it says are ``deleted``."""
 
-    def __init__(self, path: Path, shard: int) -> None:
-        self.path, self._shard = path, shard
+    def __init__(self, path: Path, shard: int, needed_from: int = 0) -> None:
+        """``needed_from``: position before which no checkpoint needs the log; blobs and files of that part may be gone."""
+        self.path, self._shard, self._needed_from = path, shard, needed_from
         self.end: int | None = None
         self.blobs: set[tuple[int, int]] = set()
         self.deleted: set[int] = set()
@@ -175,7 +181,7 @@ class LogCheck:
             return
         if header.shard != self._shard or self.path.name != f"{header.base:016x}.wal":
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
-        if begins_at not in (None, header.base):
+        if begins_at not in (None, header.base) and header.base > self._needed_from:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")
         offset = FILE_HEADER_BYTES
         for frame in frames(data, header):
@@ -189,7 +195,8 @@ class LogCheck:
 
     def _note(self, frame: FrameHeader) -> None:
         if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL:
-            self.blobs.add((frame.topic_id, frame.first_seq))
+            if frame.position >= self._needed_from:
+                self.blobs.add((frame.topic_id, frame.first_seq))
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
             self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
@@ -242,14 +249,19 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
         yield Finding(path, 0, "is no whole checkpoint")
 
 
-def _unfounded(path: Path, end: int, segments: Path) -> Iterator[Finding]:
+def _standing(folder: Path) -> dict[Path, Checkpoint]:
+    """The whole ones of the checkpoints that are kept. A crash may leave one more: what it needs may be gone."""
+    found = {}
+    for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
+        with contextlib.suppress(checkpoints.UnknownVersion):
+            checkpoint = checkpoints.decode(path.read_bytes())
+            if checkpoint is not None:
+                found[path] = checkpoint
+    return found
+
+
+def _unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
     """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
-    try:
-        checkpoint = checkpoints.decode(path.read_bytes())
-    except checkpoints.UnknownVersion:
-        return
-    if checkpoint is None:
-        return
     if checkpoint.position > end:
         yield Finding(path, 16, f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}")
     for number in checkpoint.segments:

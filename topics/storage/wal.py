@@ -29,7 +29,7 @@ from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.blobs import BlobStore
-from topics.storage.disk import write_all
+from topics.storage.disk import sync_directory, write_all
 from topics.storage.wal_file import SPARE, NoRoom, WalFile
 
 SPARES = 2  # files kept for their room and their pages
@@ -103,7 +103,7 @@ class Wal:
         self._queue: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._done: deque[Progress] = deque()
         self._held: _Group | None = None
-        self._era = 0
+        self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The writer gets its start by value: by the time that it runs, the loop may have gone on.
         self._thread = threading.Thread(target=self._run, args=(position, self._tail), name="wal writer", daemon=True)
@@ -170,6 +170,11 @@ class Wal:
         return self._bases[bisect_right(self._bases, place) - 1]
 
     @property
+    def era(self) -> int:
+        """Another one than before: the log went on after `NoRoom`, and positions seen since the last group written are void."""
+        return self._era
+
+    @property
     def oldest(self) -> int:
         """First position that is still in a file."""
         return self._bases[0] if self._bases else self.position
@@ -187,14 +192,18 @@ class Wal:
 
     def retire(self, files: list[WalFile]) -> None:
         """Keep detached files as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
+        spares: list[Path] = []
         for file in files:
             file.close()
-            if self._spares.qsize() < SPARES and file.size == self.file_bytes:
+            if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes:
                 spare = file.path.with_suffix(SPARE)
                 file.path.replace(spare)
-                self._spares.put(spare)
+                spares.append(spare)
             else:
                 file.path.unlink()
+        sync_directory(self.folder)  # or a power loss brings a file back under its old name, with the header of its next life
+        for spare in spares:
+            self._spares.put(spare)
 
     def wait_synced(self) -> None:
         """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop."""
