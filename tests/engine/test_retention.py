@@ -12,7 +12,7 @@ from topics.engine.dedupe import Remembered
 from topics.engine.frames import Entry, FrameIndex
 from topics.engine.reading import Page
 from topics.engine.shard import Append, Now
-from topics.engine.tags import RUN_TAGS, TagIndex
+from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
 from topics.formats.requests import Match, json_string
 from topics.formats.wal import FrameKind
@@ -332,9 +332,9 @@ def test_only_writes_of_the_log_lie_between_two_positions() -> None:
 # Tags
 
 
-def test_a_million_tags_are_searched_run_by_run() -> None:
+def test_tags_are_found_in_every_portion_until_they_are_forgotten() -> None:
     tags = TagIndex()
-    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * RUN_TAGS)]
+    texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * PORTION_TAGS)]
     tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
     for prefix in ("tag-00", "tag-1", "", "tag-20010", "tag-x", "u"):
         expected = {100 + index for index, text in enumerate(texts) if text.startswith(prefix)}

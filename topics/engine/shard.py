@@ -198,15 +198,15 @@ class ShardEngine(Replay):
     def delete_must_wait(self, name: str) -> bool:
         """Whether a delete of matching records is to be decided only when nothing else is under way on its topic.
 
-        A replay finds its marks in the segments before it comes to the writes that went before the delete, so their caps evict less
-        than they did at first. The delete therefore tells where the topic begins, and must know that.
+        A replay may find its marks in a segment before it comes to the writes that went before the delete, so their caps evict less
+        than they did at first. The delete of a capped topic therefore tells where the topic begins, and must know that.
         """
         topic = self.topics.get(name)
         return topic is not None and topic.pending > 0 and self._marks_outrun_caps(topic)
 
     @staticmethod
     def _marks_outrun_caps(topic: Topic) -> bool:
-        return (topic.capped or topic.config != topic.committed) and topic.start_seq <= topic.sealed_seq
+        return topic.capped or topic.config != topic.committed
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""

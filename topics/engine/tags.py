@@ -1,8 +1,8 @@
 """Which records have which tag (§5): one index for each (topic, log file), in memory, dropped as a whole when the file is sealed.
 
-Tags are JSON strings. New ones are noted as they come and put in order 4,096 at a time: no append waits for more than that, and a
-prefix is looked up by bisection in each ordered run. Runs are not merged: a log file holds some hundred thousand records at most,
-which is some ten runs, and a million distinct tags are still searched in less than a millisecond.
+Tags are JSON strings. An index is a row of portions of 4,096 tags: a portion is a dict from tag to seqs, and when it is full its tags
+are put in order once. So no append waits for more than that: no table of all tags ever grows, and nothing is merged. A tag is
+looked up in each portion, a prefix by bisection in each: a million tags are 250 portions, and take about a millisecond.
 """
 
 from __future__ import annotations
@@ -10,39 +10,34 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import chain
 
 from topics.formats.requests import Match, json_string
 
-RUN_TAGS = 4096
+PORTION_TAGS = 4096
+Portion = dict[bytes, "int | array[int]"]
 
 
 class TagIndex:
     """Tags of the records of one topic in one log file. Seqs come in rising order."""
 
-    __slots__ = ("_fresh", "_runs", "_seqs", "last_seq")
+    __slots__ = ("_full", "_open", "last_seq")
 
     def __init__(self) -> None:
         self.last_seq = 0
-        self._seqs: dict[bytes, int | array[int]] = {}
-        self._fresh: list[bytes] = []  # tags that are in no run yet
-        self._runs: list[list[bytes]] = []
-
-    def __len__(self) -> int:
-        return len(self._seqs)
+        self._open: Portion = {}
+        self._full: list[tuple[Portion, list[bytes]]] = []  # each with its tags in order; some may have been forgotten since
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
         """Note ``(index, tag)`` of the records of a write."""
-        seqs = self._seqs
+        seqs = self._open
         for index, tag in tagged:
             seq = first_seq + index
             known = seqs.get(tag)
             if known is None:
                 seqs[tag] = seq
-                self._fresh.append(tag)
-                if len(self._fresh) == RUN_TAGS:
-                    self._runs.append(sorted(self._fresh))
-                    self._fresh = []
+                if len(seqs) == PORTION_TAGS:
+                    self._full.append((seqs, sorted(seqs)))
+                    seqs = self._open = {}
             elif isinstance(known, int):
                 seqs[tag] = array("Q", (known, seq))
             else:
@@ -50,32 +45,40 @@ class TagIndex:
             self.last_seq = seq
 
     def find(self, match: Match) -> Iterator[int]:
-        """Seqs of the records that match, those of a tag in rising order."""
-        return chain.from_iterable(map(self._seqs_of, self._tags(match)))
+        """Seqs of the records that match."""
+        for portion, tag in self._matching(match):
+            found = portion[tag]
+            if isinstance(found, int):
+                yield found
+            else:
+                yield from found
 
     def forget(self, match: Match, bound: int) -> None:
         """The records below ``bound`` that match are gone."""
-        for tag in self._tags(match):
-            rest = [seq for seq in self._seqs_of(tag) if seq >= bound]
+        for portion, tag in list(self._matching(match)):
+            found = portion[tag]
+            rest = [seq for seq in ((found,) if isinstance(found, int) else found) if seq >= bound]
             if rest:
-                self._seqs[tag] = array("Q", rest)
+                portion[tag] = array("Q", rest)
             else:
-                self._seqs.pop(tag, None)  # its place in a run stays, and finds nothing
+                del portion[tag]
 
-    def _seqs_of(self, tag: bytes) -> Iterable[int]:
-        found = self._seqs.get(tag, ())
-        return (found,) if isinstance(found, int) else found
-
-    def _tags(self, match: Match) -> Iterable[bytes]:
+    def _matching(self, match: Match) -> Iterator[tuple[Portion, bytes]]:
         if match.op == "Eq":
-            return (json_string(match.text),)
+            text = json_string(match.text)
+            for portion, _ in (*self._full, (self._open, None)):
+                if text in portion:
+                    yield portion, text
+            return
         prefix = json_prefix(match.text)
-        tags = {tag for tag in self._fresh if tag.startswith(prefix)}
-        for run in self._runs:
-            start = bisect_left(run, prefix)
-            stop = bisect_left(run, prefix + b"\xff")  # no UTF-8 holds this byte
-            tags.update(run[start:stop])
-        return tags
+        for portion, tags in self._full:
+            end = bisect_left(tags, prefix + b"\xff")  # no UTF-8 holds this byte
+            for tag in tags[bisect_left(tags, prefix, 0, end) : end]:
+                if tag in portion:
+                    yield portion, tag
+        for tag in self._open:
+            if tag.startswith(prefix):
+                yield self._open, tag
 
 
 def json_prefix(text: str) -> bytes:
