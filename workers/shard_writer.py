@@ -20,11 +20,13 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
 EXIT_DAMAGED = 3  # the supervisor does not try again
+SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are its links, one to each front."""
+    sys.setswitchinterval(SWITCH_S)
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING

@@ -358,7 +358,8 @@ class Retention(RuleBasedStateMachine):
                 logged.effect(models)
         for topic_id, model in models.items():
             reserved = self._reserved(topic_id)
-            if (power or model.config.durability == "ephemeral") and model.head < reserved:
+            durability = model.config.durability
+            if (durability == "ephemeral" or (power and durability != "fsync")) and model.head < reserved:
                 model.lose(model.head + 1, reserved)
             model.settle()
         self.models = models

@@ -220,7 +220,8 @@ def test_the_writer_starts_from_where_the_log_was_made(tmp_path: Path, monkeypat
         wal = start(tmp_path / "wal")
     wal.append(frame())
     wal.flush(sync=False)
-    late[0].start()
+    for thread in late:
+        thread.start()
     assert wal.next_progress().synced == 0
     wal.stop()
 

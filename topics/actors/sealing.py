@@ -23,6 +23,7 @@ from topics.actors.commits import Commits
 from topics.engine.frames import Entry
 from topics.engine.retention import seal
 from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView
 from topics.formats.requests import Buffer
@@ -31,12 +32,16 @@ from topics.formats.segment_build import Piece, Source, build
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.recovery import Shard
-from topics.storage.segments import Segment, split_place
+from topics.storage.segments import Segment, SegmentWriter, split_place
 
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
-WRITE_BYTES = 4 << 20  # handed to the thread at once
+WRITE_BYTES = 1 << 20  # handed to the thread at once
+SYNC_BYTES = 4 << 20  # written between two syncs: the log's own find a short queue
 KEYS_AT_ONCE = 512
+REST = 2.0  # a step of sealing is followed by a rest so many times as long,
+REST_MAX_S = 0.004
+BACKLOG = 3  # unless so many files wait to be sealed: then others only come in between
 TOPICS_AT_ONCE = 64  # between two looks at other work
 log = structlog.get_logger()
 
@@ -111,15 +116,19 @@ class Sealing:
         writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
         try:
             pieces: list[Buffer] = []
-            size = 0
+            size = unsynced = 0
             header = SegmentHeader(self.segments.shard, number, base, end)
+            step_began = time.monotonic()
             for piece in build(header, self._sources(touched, base, end), self._flags):
                 pieces.append(piece)
                 size += len(piece)
                 if size >= WRITE_BYTES:
-                    await trio.to_thread.run_sync(writer.write, pieces)
+                    unsynced = (unsynced + size) % SYNC_BYTES
+                    await trio.to_thread.run_sync(_write, writer, pieces, unsynced < size)
                     pieces, size = [], 0
-                await trio.lowlevel.checkpoint()
+                else:
+                    await self._rest(time.monotonic() - step_began)
+                step_began = time.monotonic()
             await trio.to_thread.run_sync(writer.write, pieces)
             segment = await trio.to_thread.run_sync(writer.finish)
         except BaseException:
@@ -128,13 +137,20 @@ class Sealing:
         self._next_number += 1
         await self._install(segment)
         for topic in touched:
-            topic.drop_tags(base)  # of records that went before they could be sealed
+            await _let_go(topic.drop_tags(base))  # of records that went before they could be sealed
         self._absorbed += self.wal.blobs.absorb(end)
         self.replay_from = end
         self.sealed += 1
         trailer = segment.trailer
         seconds = round(time.monotonic() - began, 3)
         log.info("sealed", segment=number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
+
+    async def _rest(self, worked_s: float) -> None:
+        """Let others run."""
+        if self.wal.whole_since(self.replay_from) >= BACKLOG:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.sleep(min(REST * worked_s, REST_MAX_S))
 
     async def _touched(self, base: int, end: int) -> list[Topic]:
         """Topics with records in this part of the log."""
@@ -177,15 +193,14 @@ class Sealing:
         group: list[tuple[int, Entry]] = []
         for place, extent in self.segments.entries(segment.number):
             if group and group[-1][0] != extent.topic_id:
-                self._install_topic(group, segment.header.base)
+                await self._install_topic(group, segment.header.base)
                 group = []
-                await trio.lowlevel.checkpoint()
             entry = Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
             group.append((extent.topic_id, entry))
         if group:
-            self._install_topic(group, segment.header.base)
+            await self._install_topic(group, segment.header.base)
 
-    def _install_topic(self, group: list[tuple[int, Entry]], base: int) -> None:
+    async def _install_topic(self, group: list[tuple[int, Entry]], base: int) -> None:
         topic = self.engine.by_id.get(group[0][0])
         if topic is None:
             return
@@ -193,10 +208,12 @@ class Sealing:
         for entry in extents:
             self._mark_what_went(topic, entry)
         unused = set(seal(topic, extents, self.commits))
-        topic.drop_tags(base)  # at once: the extents are searched from now on
+        tags = topic.drop_tags(base)  # at once: the extents are searched from now on
         number, _ = split_place(extents[0].place)
         self._live[number] += len(extents) - len(unused)
         self._released += unused
+        await trio.lowlevel.checkpoint()
+        await _let_go(tags)
 
     def _mark_what_went(self, topic: Topic, entry: Entry) -> None:
         """Flags that were set since they were written to the segment."""
@@ -324,6 +341,18 @@ def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:
         if entry.place >= end:
             return
         yield entry
+
+
+async def _let_go(tags: TagIndex | None) -> None:
+    """Freeing a million small objects at once would take longer than an append may wait."""
+    while tags is not None and tags.let_go():
+        await trio.lowlevel.checkpoint()
+
+
+def _write(writer: SegmentWriter, pieces: list[Buffer], sync: bool) -> None:
+    writer.write(pieces)
+    if sync:
+        writer.sync()
 
 
 def _unlink(path: Path) -> None:

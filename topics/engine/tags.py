@@ -63,6 +63,12 @@ class TagIndex:
             else:
                 del portion[tag]
 
+    def let_go(self) -> bool:
+        """Free a part of the memory; True while there is more. Nothing is found in an index that is being let go."""
+        self._open = {}
+        del self._full[-4:]
+        return bool(self._full)
+
     def _matching(self, match: Match) -> Iterator[tuple[Portion, bytes]]:
         if match.op == "Eq":
             text = json_string(match.text)

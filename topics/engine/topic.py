@@ -108,10 +108,9 @@ class Topic:
         step = min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
 
-    def drop_tags(self, generation: int) -> None:
-        """Segments hold what was written to this log file, tags and all."""
-        if self.tags is not None:
-            self.tags.pop(generation, None)
+    def drop_tags(self, generation: int) -> TagIndex | None:
+        """Segments hold what was written to this log file, tags and all. The index, if there was one: to be let go."""
+        return self.tags.pop(generation, None) if self.tags is not None else None
 
     # What a restart takes
 

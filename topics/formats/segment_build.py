@@ -32,13 +32,13 @@ from topics.formats.segment import (
 # A longer stretch becomes several extents: the tables of one are read and checked at one go, whatever is asked of it.
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
-# What one step of a build does at most: about a millisecond.
-STEP_BYTES = 1 << 20
-STEP_PIECES = 128
-STEP_RECORDS = 1024  # taken in; a record with a tag of its own costs a microsecond
-STEP_ROWS = 8192  # of a table
-STEP_TEXTS = 1024
-RUN_TEXTS = 2048
+# What one step of a build does at most: less than a millisecond, also where memory is slow.
+STEP_BYTES = 256 << 10
+STEP_PIECES = 32
+STEP_RECORDS = 512  # taken in; a record with a tag of its own costs a microsecond
+STEP_ROWS = 4096  # of a table
+STEP_TEXTS = 512
+RUN_TEXTS = 1024
 STEP_EXTENTS = 256
 _NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
 

@@ -1,9 +1,13 @@
-"""The write-ahead log of one shard, and the thread that writes it.
+"""The write-ahead log of one shard, and the threads that write and sync it.
 
 The shard's loop encodes frames (`Wal.append`) and hands them over in groups (`Wal.flush`). The writer thread merges all groups that
 wait into one write and, when one of them asks for it, one fdatasync; then it reports through ``progress_fd``, an eventfd.
 
     append ... append -> flush --(queue)--> write [-> fdatasync] -> Progress --(eventfd)--> the loop commits and answers
+                                              '--(what nobody waits for)--> fdatasync in a thread of its own -> Progress
+
+A write that waits for no sync would otherwise wait behind the regular ones. Only one sync runs at a time, and none after one that
+failed: the kernel tells of lost pages once, so a second sync would seem to have gone well.
 
 After an error nothing more is written: the group that failed and all behind it are lost; the log is `failed` until the process
 starts anew and replays what the disk really holds. The one exception is a new file for which there is no room: nothing was touched
@@ -19,7 +23,7 @@ import secrets
 import select
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,6 +37,7 @@ from topics.storage.disk import sync_directory, write_all
 from topics.storage.wal_file import SPARE, NoRoom, WalFile
 
 SPARES = 2  # files kept for their room and their pages
+SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 
 
@@ -104,10 +109,16 @@ class Wal:
         self._done: deque[Progress] = deque()
         self._held: _Group | None = None
         self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
+        self._sync_lock = threading.Lock()  # held during a sync and while its outcome is noted
+        self._synced = position  # as the threads know it
+        self._broken = False  # an error has been reported that leaves the file in doubt; nothing is reported after it
+        self._behind: queue.SimpleQueue[tuple[WalFile, int] | None] = queue.SimpleQueue()
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The writer gets its start by value: by the time that it runs, the loop may have gone on.
         self._thread = threading.Thread(target=self._run, args=(position, self._tail), name="wal writer", daemon=True)
+        self._syncer = threading.Thread(target=self._sync_behind, name="wal syncer", daemon=True)
         self._thread.start()
+        self._syncer.start()
 
     # The loop's side
 
@@ -148,7 +159,7 @@ class Wal:
         while self._done:
             progress = self._done.popleft()
             if progress.error is None:
-                self.synced = progress.synced
+                self.synced = max(self.synced, progress.synced)  # the threads may report out of turn
             elif not isinstance(progress.error, NoRoom):
                 self.failed = progress.error
             taken.append(progress)
@@ -183,6 +194,10 @@ class Wal:
         """``(base, end)`` of every file that will not be written any more, oldest first."""
         return list(pairwise(self._bases))
 
+    def whole_since(self, position: int) -> int:
+        """How many such files begin at ``position`` or later."""
+        return max(len(self._bases) - 1 - bisect_left(self._bases, position), 0)
+
     def detach(self, position: int) -> list[WalFile]:
         """Forget all files that end at ``position`` or before; `retire` then takes them off the disk."""
         count = max(bisect_right(self._bases, position) - 1, 0)
@@ -214,10 +229,12 @@ class Wal:
             self._raise_failures()
 
     def stop(self) -> None:
-        """Write and sync everything, end the thread. Raises the error of that last write or sync, unless it was `failed` before."""
+        """Write and sync everything, end the threads. Raises the error of that last write or sync, unless it was `failed` before."""
         self.flush(sync=True)
         self._queue.put(None)
         self._thread.join()
+        self._behind.put(None)
+        self._syncer.join()
         try:
             self._raise_failures()
         finally:
@@ -233,13 +250,15 @@ class Wal:
     # The writer's side
 
     def _run(self, position: int, file: WalFile | None) -> None:
-        written = synced = position
+        written = handed_on = position
         failed_era = -1
-        sync_at = math.inf  # when to sync what nobody waits for
+        sync_at = math.inf  # when what nobody waits for goes to the syncer
         while True:
             groups = self._next_groups(sync_at)
             if groups is None:
                 return None
+            if self._broken:
+                return self._drain()
             if groups and groups[0].era <= failed_era:
                 continue  # handed over before the loop knew of the failure
             began = time.perf_counter()
@@ -252,21 +271,60 @@ class Wal:
                     self._write(groups)
                     written = groups[-1].end
                 wrote = time.perf_counter()
-                if file is not None and (not groups or wrote >= sync_at or any(group.sync for group in groups)):
-                    file.sync()
+                if file is not None and any(group.sync for group in groups):
+                    if not self._sync(file, written):
+                        return self._drain()
                     sync_ms = (time.perf_counter() - wrote) * 1000
-                    synced, sync_at = written, math.inf
-                    self.counters.fsyncs += 1
-                elif written > synced:
+                    handed_on, sync_at = written, math.inf
+                elif file is not None and (wrote >= sync_at or written - handed_on >= SYNC_BYTES):
+                    self._behind.put((file, written))
+                    handed_on, sync_at = written, math.inf
+                elif written > handed_on:
                     sync_at = min(sync_at, wrote + self._sync_s)
             except NoRoom as error:
                 failed_era = groups[0].era
-                self._report(Progress(written, synced, 0.0, 0.0, error))
+                self._report(Progress(written, self._synced, 0.0, 0.0, error))
             except OSError as error:
-                self._report(Progress(written, synced, 0.0, 0.0, error))
+                with self._sync_lock:
+                    self._break(error, written)
                 return self._drain()
             else:
-                self._report(Progress(written, synced, (wrote - began) * 1000, sync_ms))
+                if groups:
+                    self._report(Progress(written, self._synced, (wrote - began) * 1000, sync_ms))
+
+    def _sync(self, file: WalFile, position: int) -> bool:
+        """Sync what was written before ``position``; False when an earlier sync has failed. Raises OSError."""
+        with self._sync_lock:
+            if self._broken:
+                return False
+            if position > self._synced:
+                file.sync()
+                self._synced = position
+                self.counters.fsyncs += 1
+            return True
+
+    def _sync_behind(self) -> None:
+        """The syncer: whatever waits is synced by one call, the last one. A file that has been synced whole is not touched again."""
+        while (job := self._behind.get()) is not None:
+            file, position = job
+            began = time.perf_counter()
+            with self._sync_lock:
+                if self._broken or position <= self._synced:
+                    continue
+                try:
+                    file.sync()
+                except OSError as error:
+                    self._break(error, position)
+                    continue
+                self._synced = position
+                self.counters.fsyncs += 1
+            self._report(Progress(position, position, 0.0, (time.perf_counter() - began) * 1000))
+
+    def _break(self, error: OSError, written: int) -> None:
+        """Tell of an error that leaves the file in doubt, once. The lock is held."""
+        if not self._broken:
+            self._report(Progress(written, self._synced, 0.0, 0.0, error))
+            self._broken = True
 
     def _write(self, groups: list[_Group]) -> None:
         pieces = [piece for group in groups for piece in group.pieces]
@@ -317,5 +375,7 @@ class Wal:
             pass
 
     def _report(self, progress: Progress) -> None:
+        if self._broken:
+            return
         self._done.append(progress)
         os.eventfd_write(self.progress_fd, 1)
