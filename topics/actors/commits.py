@@ -59,8 +59,9 @@ class Commits:
         """Every change of the topic with a frame before this position is committed, and none from there on."""
         if not topic.pending:
             return self.wal.position
-        waiting = chain(self._until_written, self._until_synced)
-        return min((each.start for each in waiting if each.change.topic is topic), default=self.wal.position)
+        waiting = (each for each in chain(self._until_written, self._until_synced) if each.change.topic is topic)
+        # Reservations and floors may overtake others and be overtaken: replaying them twice does no harm.
+        return min((each.start for each in waiting if not isinstance(each.change, FloorMoved | Reservation)), default=self.wal.position)
 
     def records(self, place: int) -> View:
         """Records at a place that was given to `ShardEngine.commit`."""
@@ -145,16 +146,6 @@ class Commits:
         self.flush()
         await done.wait()
         return results[0]
-
-    def settled_position(self, topic: Topic) -> int:
-        """Every frame of the topic below this position is committed, and none from there on."""
-        waiting = [
-            waiting.end - sum(frame.length for frame in waiting.change.frames)
-            for queue in (self._until_written, self._until_synced) if topic.pending
-            for waiting in queue
-            if waiting.change.topic is topic and not isinstance(waiting.change, FloorMoved | Reservation)
-        ]  # fmt: skip
-        return min(waiting, default=self.wal.position)
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no change of the topic is under way."""
