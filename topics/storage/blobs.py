@@ -125,11 +125,11 @@ class BlobStore:
             del self._positions[topic_id, seq], self._held[topic_id][seq]
         return [self.path(*blob_id) for blob_id in sealed]
 
-    def sweep(self, sealed: dict[int, int]) -> list[Path]:
+    def sweep(self, heads: dict[int, int]) -> list[Path]:
         """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is gone.
 
-        ``sealed``: by topic, the last seq in a segment. The result are files whose records segments hold; an older checkpoint may
-        need them.
+        ``heads``: by topic, the last seq that was given out. The result are files whose records segments hold, or that have gone:
+        the part of the log that speaks of them stands as long as the older checkpoint.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
@@ -137,7 +137,7 @@ class BlobStore:
             if path in wanted:
                 continue
             topic_id, _, seq = path.name.removesuffix(SUFFIX).partition("-")
-            if path.suffix == SUFFIX and int(seq, 16) <= sealed.get(int(topic_id, 16), 0):
+            if path.suffix == SUFFIX and int(seq, 16) <= heads.get(int(topic_id, 16), 0):
                 absorbed.append(path)
             else:
                 path.unlink()
