@@ -111,6 +111,11 @@ class Wal:
 
     # The loop's side
 
+    def hold_together(self, length: int) -> None:
+        """The next frames, so many bytes in all, go into one file: what makes no sense without the rest is not torn by `NoRoom`."""
+        if self._tail is not None and not self._tail.holds(self.position, length):
+            self._begin_file(self.position, length)
+
     def append(self, frame: Frame) -> int:
         """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
         length, position = frame.length, self.position
