@@ -6,9 +6,9 @@
     c  start after a clean stop with 10 M records in segments: <= 3 s until it is ready
     d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in segments
 
-The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one; without, memory is only sampled. It counts
-the page cache of the server's files, too. Beside a: reading the same files with ``read``, and writing the same bytes to a file. The clients take part of
-the same cores. Larger topics need room: a takes about 1.3 times its GB.
+The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one; without, memory is only sampled. It
+counts the page cache of the server's files, too. Beside a: reading the same files with ``read``, and writing the same bytes to a
+file. The clients take part of the same cores. Larger topics need room: a takes about 1.3 times its GB.
 """
 
 from __future__ import annotations
@@ -305,7 +305,8 @@ def deletes(folder: Path, *, sealed: bool, rounds: int) -> None:
             where = "in segments" if sealed else "in the log"
             print(
                 f"d  {op}, {where}: server median {statistics.median(server_ms):.2f} ms, worst {max(server_ms):.2f} ms; client median "
-                f"{statistics.median(client_ms):.2f} ms, first {client_ms[0]:.2f} ms, worst {max(client_ms):.2f} ms {verdict(max(client_ms) <= 5)}",
+                f"{statistics.median(client_ms):.2f} ms, first {client_ms[0]:.2f} ms, worst {max(client_ms):.2f} ms "
+                f"{verdict(max(client_ms) <= 5)}",
                 flush=True,
             )
 
@@ -324,7 +325,10 @@ def main() -> None:
         "a": [lambda folder: large_topic(folder, chosen.gb)],
         "b": [lambda folder: many_topics(folder, chosen.topics, chosen.seconds)],
         "c": [lambda folder: start(folder, chosen.records, 1), lambda folder: start(folder, chosen.records, 1000)],
-        "d": [lambda folder: deletes(folder, sealed=False, rounds=chosen.rounds), lambda folder: deletes(folder, sealed=True, rounds=chosen.rounds)],
+        "d": [
+            lambda folder: deletes(folder, sealed=False, rounds=chosen.rounds),
+            lambda folder: deletes(folder, sealed=True, rounds=chosen.rounds),
+        ],
     }  # fmt: skip
     for name in chosen.only:
         for part in parts[name]:

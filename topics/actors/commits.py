@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
+from pathlib import Path
 
+import structlog
 import trio
 
 from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
@@ -14,11 +16,14 @@ from topics.engine.topic import Topic
 from topics.formats.records import RecordFlags, RecordsView, View
 from topics.formats.requests import Buffer
 from topics.formats.wal import FrameKind
+from topics.storage.disk import Damaged
 from topics.storage.segments import SegmentStore
 from topics.storage.wal import Progress, Wal
 from topics.storage.wal_file import NoRoom
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
+
+log = structlog.get_logger()
 
 Settle = Callable[[Progress | OSError], None]
 
@@ -43,6 +48,8 @@ class Commits:
         self._serial = 0
         self._resident: dict[int, RecordsView] = {}
         self._sync_wanted = False
+        self.losses = 0  # how often all that waited was undone
+        self._told: set[tuple[Path, int]] = set()  # damage that the log of the process knows of
         self._idle: dict[int, trio.Event] = {}
         self.on_commit: Callable[[Change], None] = lambda _: None
         self.on_release: Callable[[int], None] = lambda _: None  # is told of extents that no topic names any more
@@ -54,6 +61,10 @@ class Commits:
     def reached(self) -> int:
         """Every change with a frame before this position of the log is committed."""
         return min((queue[0].start for queue in (self._until_written, self._until_synced) if queue), default=self.wal.position)
+
+    def leaving(self) -> list[Topic]:
+        """Topics whose end is decided and not committed: it may yet be undone."""
+        return [each.change.topic for each in chain(self._until_written, self._until_synced) if isinstance(each.change, Delete)]
 
     def position_of(self, topic: Topic) -> int:
         """Every change of the topic with a frame before this position is committed, and none from there on."""
@@ -94,6 +105,8 @@ class Commits:
 
         ``resident``: records of an append whose class keeps them in memory, when the change does not carry them itself.
         """
+        if len(change.frames) > 1:  # one of them without the others would come back after a restart, though the change was undone
+            self.wal.hold_together(sum(frame.length for frame in change.frames))
         place, start = 0, self.wal.position
         for frame in change.frames:
             at = self.wal.append(frame)
@@ -125,8 +138,9 @@ class Commits:
         return place
 
     def _drop(self, topic: Topic) -> None:
-        """The topic is gone: free what it kept in memory and in files of its own."""
+        """The topic is gone: free what it kept in memory and in files of its own. Whoever still holds it finds it empty."""
         self.release(topic.frames.places())
+        topic.frames.drop(len(topic.frames))
         for path in self.wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
 
@@ -177,7 +191,11 @@ class Commits:
     def _commit(self, waiting: Waiting, progress: Progress) -> None:
         change, place = waiting.change, waiting.place
         generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
-        self.engine.commit(change, place, self.now(), generation)
+        try:
+            self.engine.commit(change, place, self.now(), generation)
+        except Damaged as damage:
+            # The change itself is done; what it should have taken away cannot be read, and goes when all around it has gone.
+            self.tell(damage)
         if waiting.settle is not None:
             waiting.settle(progress)
         self._tell_idle(waiting.change.topic)
@@ -185,7 +203,14 @@ class Commits:
         if isinstance(waiting.change, Delete):
             self._drop(waiting.change.topic)
 
+    def tell(self, damage: Damaged) -> None:
+        """Once for each place: whoever comes across it will do so again."""
+        if (damage.path, damage.offset) not in self._told:
+            self._told.add((damage.path, damage.offset))
+            log.error("data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason)
+
     def _lose(self, error: OSError) -> None:
+        self.losses += 1
         lost = sorted((*self._until_written, *self._until_synced), key=lambda waiting: waiting.serial, reverse=True)
         self._until_written.clear()
         self._until_synced.clear()

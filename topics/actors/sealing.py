@@ -12,7 +12,8 @@ import errno
 import time
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from functools import partial
+from itertools import groupby, islice, starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,21 +28,24 @@ from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.records import RecordsView
 from topics.formats.requests import Buffer
+from topics.formats.segment import Entry as ExtentEntry
 from topics.formats.segment import SegmentHeader
 from topics.formats.segment_build import Piece, Source, build
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
+from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
 from topics.storage.segments import Segment, SegmentWriter, split_place
+from topics.storage.wal_file import WalFile
 
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 1 << 20  # handed to the thread at once
 SYNC_BYTES = 4 << 20  # written between two syncs: the log's own find a short queue
-KEYS_AT_ONCE = 512
 REST = 2.0  # a step of sealing is followed by a rest so many times as long,
 REST_MAX_S = 0.004
 BACKLOG = 3  # unless so many files wait to be sealed: then others only come in between
+KEYS_AT_ONCE = 512
 TOPICS_AT_ONCE = 64  # between two looks at other work
 log = structlog.get_logger()
 
@@ -66,15 +70,25 @@ class Sealing:
         self._kept = deque(shard.kept, maxlen=checkpoints.KEEP)
         self._next_number = 1 + max((number for kept in shard.kept for number in kept.segments), default=0)
         self._written_at = time.monotonic()
-        self._live = dict.fromkeys(self.segments.segments, 0)  # extents that the index names, by segment
-        for topic in self.engine.by_id.values():
-            for place in topic.frames.places():
-                if place & EXTENT and not place & RESIDENT:
-                    self._live[split_place(place)[0]] += 1
-        self._released: list[int] = []  # extents that went since the last checkpoint
+        used = self._used_extents()
+        # Extents that the index names, by segment; of all segments that are there, also for an older checkpoint alone.
+        self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {number: len(used[number]) for number in used}
+        # Extents that went since the last checkpoint; those of an earlier life, too, whose room was not given back then.
+        self._released = [place for number in used if used[number] for place in self.segments.spent(number, used[number])]
+        self._finished: tuple[Segment, dict[int, Topic]] | None = None  # written, and not installed in all these topics
+        self._detached: list[WalFile] = []  # log files that nobody needs
         self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
         self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
         commits.on_release = self._release
+
+    def _used_extents(self) -> dict[int, set[int]]:
+        used: dict[int, set[int]] = {number: set() for number in self.segments.segments}
+        for topic in self.engine.by_id.values():
+            for place in topic.frames.places():
+                if place & EXTENT and not place & RESIDENT:
+                    number, extent = split_place(place)
+                    used[number].add(extent)
+        return used
 
     # The task
 
@@ -84,42 +98,75 @@ class Sealing:
             pause = LOOK_S
             try:
                 await self._round()
-            except OSError as error:
+            except (OSError, Damaged) as error:
                 log.warning("sealing failed", error=str(error), again_s=AGAIN_S)
                 pause = AGAIN_S
             await trio.sleep(pause)
 
     async def _round(self) -> None:
-        worked = False
-        for base, end in self.wal.whole_files():
-            if base < self.replay_from:
-                continue
-            if self.commits.reached < end or self.wal.synced < end:
-                break
-            await self._seal(base, end)
-            worked = True
+        worked, failure = False, None
+        try:
+            for base, end in self.wal.whole_files():
+                if base < self.replay_from:
+                    continue
+                if self.commits.reached < end or self.wal.synced < end:
+                    break
+                await self._seal(base, end)
+                worked = True
+        except OSError as error:
+            failure = error  # on a full disk, a checkpoint may free the room that a segment wants
         if worked or (self._wasteful and time.monotonic() - self._written_at > AGAIN_S):
             await self.checkpoint()
+        if failure is not None:
+            raise failure
 
     @property
     def _wasteful(self) -> bool:
         """Another checkpoint would free room."""
         spare = any(freed.extents or freed.blobs for freed in self._spare)
         unused = any(not count for count in self._live.values())
-        return bool(self._released or self._absorbed or spare or unused or self.wal.oldest < self.replay_from)
+        return bool(self._released or self._absorbed or spare or unused or self._detached or self.wal.oldest < self.replay_from)
 
     # Sealing
 
     async def _seal(self, base: int, end: int) -> None:
-        began, number = time.monotonic(), self._next_number
-        touched = await self._touched(base, end)
+        began = time.monotonic()
+        if self._finished is None:
+            touched = await self._touched(base, end)
+            self._finished = await self._build(base, end, touched), touched
+            self._next_number += 1
+        segment, touched = self._finished
+        await self._install(segment, touched)
+        for topic in touched.values():
+            await _let_go(topic.drop_tags(base))  # of records that went before they could be sealed
+        self._finished = None
+        self._absorbed += self.wal.blobs.absorb(end)
+        self.replay_from = end
+        self.sealed += 1
+        trailer = segment.trailer
+        seconds = round(time.monotonic() - began, 3)
+        log.info("sealed", segment=segment.number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
+
+    async def _touched(self, base: int, end: int) -> dict[int, Topic]:
+        """Topics with records in this part of the log, by id. One that is going is sealed, too: its end may be undone."""
+        found: dict[int, Topic] = {}
+        topics = iter([*self.engine.by_id.values(), *self.commits.leaving()])
+        while some := list(islice(topics, TOPICS_AT_ONCE)):
+            found |= {topic.id: topic for topic in some if next(_writes(topic, base, end), None) is not None}
+            await trio.lowlevel.checkpoint()
+        return found
+
+    async def _build(self, base: int, end: int, touched: dict[int, Topic]) -> Segment:
+        """Write the segment; when that fails, nothing is left of it."""
+        number = self._next_number
         writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
         try:
             pieces: list[Buffer] = []
             size = unsynced = 0
             header = SegmentHeader(self.segments.shard, number, base, end)
+            dead = partial(self._flags, touched)
             step_began = time.monotonic()
-            for piece in build(header, self._sources(touched, base, end), self._flags):
+            for piece in build(header, self._sources(touched, base, end), dead):
                 pieces.append(piece)
                 size += len(piece)
                 if size >= WRITE_BYTES:
@@ -130,20 +177,10 @@ class Sealing:
                     await self._rest(time.monotonic() - step_began)
                 step_began = time.monotonic()
             await trio.to_thread.run_sync(writer.write, pieces)
-            segment = await trio.to_thread.run_sync(writer.finish)
+            return await trio.to_thread.run_sync(writer.finish)
         except BaseException:
             writer.abandon()
             raise
-        self._next_number += 1
-        await self._install(segment)
-        for topic in touched:
-            await _let_go(topic.drop_tags(base))  # of records that went before they could be sealed
-        self._absorbed += self.wal.blobs.absorb(end)
-        self.replay_from = end
-        self.sealed += 1
-        trailer = segment.trailer
-        seconds = round(time.monotonic() - began, 3)
-        log.info("sealed", segment=number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
 
     async def _rest(self, worked_s: float) -> None:
         """Let others run."""
@@ -152,31 +189,19 @@ class Sealing:
         else:
             await trio.sleep(min(REST * worked_s, REST_MAX_S))
 
-    async def _touched(self, base: int, end: int) -> list[Topic]:
-        """Topics with records in this part of the log."""
-        found = []
-        topics = iter(list(self.engine.by_id.values()))
-        while some := list(islice(topics, TOPICS_AT_ONCE)):
-            found += [topic for topic in some if next(_writes(topic, base, end), None) is not None]
-            await trio.lowlevel.checkpoint()
-        return found
-
-    def _sources(self, touched: list[Topic], base: int, end: int) -> Iterator[Source]:
+    def _sources(self, touched: dict[int, Topic], base: int, end: int) -> Iterator[Source]:
         """Stretches of contiguous seqs. Records may go, and whole topics, while the segment is built."""
-        for topic in touched:
+        for topic in touched.values():
             seq = topic.sealed_seq + 1
-            while not topic.deleted and (entry := next(_writes(topic, base, end, seq), None)) is not None:
+            while (entry := next(_writes(topic, base, end, seq), None)) is not None:
                 first = seq = max(entry.first_seq, topic.start_seq, seq)
                 stretch = _Stretch(self.commits, topic, base, end, first)
                 yield Source(topic.id, first, stretch)
                 seq = stretch.seq
 
-    def _flags(self, topic_id: int, first_seq: int, count: int) -> bytearray:
+    def _flags(self, touched: dict[int, Topic], topic_id: int, first_seq: int, count: int) -> bytearray:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
-        flags = bytearray(b"\1" * count)
-        topic = self.engine.by_id.get(topic_id)
-        if topic is None:
-            return flags
+        flags, topic = bytearray(b"\1" * count), touched[topic_id]
         for entry in topic.frames.from_seq(max(first_seq, topic.start_seq)):
             if entry.first_seq >= first_seq + count:
                 break
@@ -186,38 +211,33 @@ class Sealing:
             flags[start - first_seq : stop - first_seq] = live
         return flags
 
-    async def _install(self, segment: Segment) -> None:
-        """Let the index name the extents instead of the writes, topic after topic."""
+    async def _install(self, segment: Segment, touched: dict[int, Topic]) -> None:
+        """Let the index name the extents instead of the writes, topic after topic; each leaves ``touched``. An error may come between."""
         self.segments.add(segment)
-        self._live[segment.number] = 0
-        group: list[tuple[int, Entry]] = []
-        for place, extent in self.segments.entries(segment.number):
-            if group and group[-1][0] != extent.topic_id:
-                await self._install_topic(group, segment.header.base)
-                group = []
-            entry = Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
-            group.append((extent.topic_id, entry))
-        if group:
-            await self._install_topic(group, segment.header.base)
+        self._live.setdefault(segment.number, 0)
+        entries = [*self.segments.entries(segment.number)]
+        for topic_id, group in groupby(entries, key=lambda found: found[1].topic_id):
+            topic = touched.get(topic_id)
+            if topic is not None:
+                tags = self._install_topic(topic, [*starmap(_index_entry, group)], segment)
+                del touched[topic_id]
+                await trio.lowlevel.checkpoint()
+                await _let_go(tags)
 
-    async def _install_topic(self, group: list[tuple[int, Entry]], base: int) -> None:
-        topic = self.engine.by_id.get(group[0][0])
-        if topic is None:
-            return
-        extents = [entry for _, entry in group]
+    def _install_topic(self, topic: Topic, extents: list[Entry], segment: Segment) -> TagIndex | None:
+        """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
             self._mark_what_went(topic, entry)
         unused = set(seal(topic, extents, self.commits))
-        tags = topic.drop_tags(base)  # at once: the extents are searched from now on
-        number, _ = split_place(extents[0].place)
-        self._live[number] += len(extents) - len(unused)
+        tags = topic.drop_tags(segment.header.base)  # at once: the extents are searched from now on
+        self._live[segment.number] += len(extents) - len(unused)
         self._released += unused
-        await trio.lowlevel.checkpoint()
-        await _let_go(tags)
+        return tags
 
     def _mark_what_went(self, topic: Topic, entry: Entry) -> None:
         """Flags that were set since they were written to the segment."""
-        now, written = self._flags(topic.id, entry.first_seq, entry.record_count), self.segments.dead(entry.place)
+        now = self._flags({topic.id: topic}, topic.id, entry.first_seq, entry.record_count)
+        written = self.segments.dead(entry.place)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [index for index, flag in enumerate(now) if flag and not (written and written[index])]
             self.segments.mark(entry.place, late)
@@ -231,7 +251,7 @@ class Sealing:
 
     async def checkpoint(self) -> None:
         """Write one, then free what neither it nor the one before it needs. Raises OSError."""
-        replay_from, era = self.replay_from, self.wal.era
+        replay_from, losses = self.replay_from, self.commits.losses
         numbers = sorted(number for number, count in self._live.items() if count)
         items = [self._head_item(numbers)]
         freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
@@ -243,7 +263,7 @@ class Sealing:
                 for keys in self._lone_keys(topic):
                     items += keys
                     await trio.lowlevel.checkpoint()
-            position = await self._synced(era)
+            position = await self._synced(losses)
             await trio.to_thread.run_sync(self.segments.sync)
             await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
         except BaseException:
@@ -279,40 +299,37 @@ class Sealing:
             keys = [key for key in some if key is not None]
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
-    async def _synced(self, era: int) -> int:
-        """The log's position now, once it is synced up to there. Raises OSError, also when the log is not in this era any more:
-        what was noted then may have been undone, and a topic whose end was decided is back.
-        """
+    async def _synced(self, losses: int) -> int:
+        """The log's position now, once it is synced up to there and all that was under way is more than a wish."""
         position = self.wal.position
         self.wal.flush(sync=True)
-        while self.wal.era == era and self.wal.synced < position:
-            if self.wal.failed:
-                raise self.wal.failed
+        while self.wal.synced < position and not self.wal.failed and self.commits.losses == losses:  # noqa: ASYNC110 - no event tells
             await trio.sleep(0.002)
-        if self.wal.era != era:
-            raise OSError(errno.ENOSPC, "the log had no room while a checkpoint was made")
+        if self.wal.failed or self.commits.losses != losses:  # the checkpoint may tell of topics that were never made, or lack one
+            raise self.wal.failed or OSError(errno.ENOSPC, "changes were undone while a checkpoint was made")
         return position
 
     async def _free(self) -> None:
-        """What both checkpoints that stand can spare."""
+        """What both checkpoints that stand can spare. An error leaves the rest for the next time."""
         if len(self._kept) < checkpoints.KEEP:
             return
         older = self._kept[0]
         named = older.segments | self._kept[-1].segments
-        dead = [number for number, count in self._live.items() if not count and number not in named]
-        for number in dead:
-            del self._live[number]
+        for number in [number for number, count in self._live.items() if not count and number not in named]:
             await trio.to_thread.run_sync(self.segments.unlink, number)
+            del self._live[number]
         while len(self._spare) >= checkpoints.KEEP:
-            freed = self._spare.popleft()
+            freed = self._spare[0]
             extents = [place for place in freed.extents if self._live.get(split_place(place)[0])]
             if extents:
                 await trio.to_thread.run_sync(self.segments.punch, extents)
             for path in freed.blobs:
                 await trio.to_thread.run_sync(_unlink, path)
-        files = self.wal.detach(older.replay_from)
-        if files:
-            await trio.to_thread.run_sync(self.wal.retire, files)
+            self._spare.popleft()
+        self._detached += self.wal.detach(older.replay_from)
+        while self._detached:
+            await trio.to_thread.run_sync(self.wal.retire, self._detached[:1])
+            del self._detached[0]
 
 
 class _Stretch:
@@ -325,7 +342,7 @@ class _Stretch:
     def __iter__(self) -> Iterator[Piece]:
         for entry in _writes(self._topic, self._base, self._end, self.seq):
             start = self.seq - entry.first_seq
-            if start < 0 or self._topic.deleted:
+            if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
             view = self._commits.records(entry.place)
@@ -353,6 +370,10 @@ def _write(writer: SegmentWriter, pieces: list[Buffer], sync: bool) -> None:
     writer.write(pieces)
     if sync:
         writer.sync()
+
+
+def _index_entry(place: int, extent: ExtentEntry) -> Entry:
+    return Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
 
 
 def _unlink(path: Path) -> None:

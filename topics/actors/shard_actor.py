@@ -31,10 +31,11 @@ from topics.actors.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
 from topics.engine.topic import Topic
-from topics.errors import NotReady, TopicsError
+from topics.errors import Internal, NotReady, TopicsError
 from topics.formats import answers
 from topics.formats.message import MessageFrame
 from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, decode_diff, json_bytes
+from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
 from topics.storage.wal import Progress
 
@@ -55,6 +56,9 @@ def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
     """Failures of the contract travel with their code and detail; anything else is a bug."""
     if isinstance(error, TopicsError):
         return RpcErrorPayload(CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail})
+    if isinstance(error, Damaged):
+        log.error("data damaged", subject=message.subject, path=str(error.path), offset=error.offset, reason=error.reason)
+        return RpcErrorPayload(CONTRACT_ERROR, "what was asked for is damaged on the disk", {"code": Internal.code, "detail": {}})
     log.error("handler_failed", subject=message.subject, exc_info=error)
     return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
@@ -182,7 +186,7 @@ class ShardActor:
         name = params["topic"]
         try:
             outcome = await self.long_appends.run(name, message.attachment, params["key"], params["prefixes"])
-        except TopicsError as error:
+        except Exception as error:
             rpc.error(*map_error(error, message))
         else:
             if isinstance(outcome, Done):
@@ -293,9 +297,13 @@ class ShardActor:
     def _freshen(self, topic: Topic | None) -> None:
         """Let go what is too old, before anything is answered or decided."""
         if topic is not None and topic.perishable:
-            change = self.engine.expire(topic, self._now)
+            try:
+                change = self.engine.expire(topic, self._now)
+            except Damaged as damage:
+                return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
             if change is not None and self.broken is None:
                 self.commits.submit(change, None)
+        return None
 
     def _writable(self) -> None:
         if self.broken is not None:
@@ -324,7 +332,7 @@ class ShardActor:
     async def _long_poll(
         self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page
     ) -> None:
-        scanned = page.scanned
+        scanned, failure = page.scanned, None
         with trio.CancelScope() as scope:
             self._polls[message.session, rpc.cid] = scope
             with trio.move_on_after(asked.wait_ms / 1000):
@@ -336,14 +344,21 @@ class ShardActor:
                     if not topic.deleted:
                         self._now = clock()
                         self._freshen(topic)
-                    page = read(topic, asked, self.commits, page.next_from_seq)
+                    try:
+                        page = read(topic, asked, self.commits, page.next_from_seq)
+                    except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
+                        failure = error
+                        break
                     scanned += page.scanned
         self._polls.pop((message.session, rpc.cid), None)
         if scope.cancelled_caught:
             rpc.error(ErrorCode.TIMEOUT, "nobody waits any more")
             return
         page.scanned = scanned
-        _reply_page(rpc, params, topic, page)
+        if failure is not None:
+            rpc.error(*map_error(failure, message))
+        else:
+            _reply_page(rpc, params, topic, page)
         self.commits.flush()
         for link in self._links:
             link.flush()

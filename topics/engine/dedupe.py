@@ -42,6 +42,10 @@ class DedupeWindow:
         """First seq of the oldest write that is remembered."""
         return self._keys[self._order[0]].first_seq if self._order else otherwise
 
+    def first_seq(self, key: str) -> int:
+        """First seq of the write that it stands for, 0 for none."""
+        return self._keys[key].first_seq if key in self._keys else 0
+
     def find(self, key: str, now_ms: int, window_ms: int) -> Remembered | None:
         """What ``key`` stands for while it is younger than ``window_ms``."""
         found = self._keys.get(key)

@@ -183,6 +183,8 @@ class ShardEngine(Replay):
         """Delete the records below ``before_seq`` that match, of those that are there now (§5). Raises `TopicNotFound`."""
         topic = self.topic(name)
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
+        if match is None:
+            self._check_cut(topic, bound)
         runs = None if match is None else runs_of_seqs(self._matching(topic, match, bound))
         change = DeleteRecords(topic, bound, runs, match)
         # What the log does not hold, no replay needs to be told of.
@@ -207,6 +209,14 @@ class ShardEngine(Replay):
     @staticmethod
     def _marks_outrun_caps(topic: Topic) -> bool:
         return topic.capped or topic.config != topic.committed
+
+    def _check_cut(self, topic: Topic, bound: int) -> None:
+        """Look at what a cut at ``bound`` must look at: if it is damaged, nothing is decided yet."""
+        index = topic.frames.find(bound)
+        if index < len(topic.frames):
+            first_seq, _, place, size = topic.frames.entry(index)
+            if first_seq < bound and size and place & EXTENT and not place & RESIDENT:
+                self.store.records(place)
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""

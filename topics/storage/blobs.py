@@ -128,8 +128,8 @@ class BlobStore:
     def sweep(self, heads: dict[int, int]) -> list[Path]:
         """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is gone.
 
-        ``heads``: by topic, as the checkpoint knows them. The result are files of writes before the part of the log that was
-        replayed: segments hold what is left of them, and only an older checkpoint may need the files.
+        ``heads``: by topic, the last seq that was given out. The result are files whose records segments hold, or that have gone:
+        the part of the log that speaks of them stands as long as the older checkpoint.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []

@@ -17,6 +17,7 @@ Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Sequence
 from io import BytesIO
@@ -82,20 +83,24 @@ def encode(position: int, replay_from: int, items: Sequence[Buffer], *, clean: b
     return [_HEAD.pack(MAGIC, VERSION, crc) + head, *items]
 
 
-def decode(data: bytes) -> Checkpoint | None:
-    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
+def is_whole(data: bytes) -> bool:
+    """Whether the bytes are a checkpoint as it was written. Raises `UnknownVersion`."""
     if len(data) < HEADER_BYTES:
-        return None
+        return False
     magic, version, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        return None
+        return False
     if version != VERSION:
         raise UnknownVersion(f"has format version {version}; this program reads version {VERSION}")
-    if crc32c.crc32c(memoryview(data)[_HEAD.size :]) != crc:
+    *_, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
+    return len(data) == HEADER_BYTES + body_len and bool(crc32c.crc32c(memoryview(data)[_HEAD.size :]) == crc)
+
+
+def decode(data: bytes) -> Checkpoint | None:
+    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
+    if not is_whole(data):
         return None
-    position, replay_from, clean, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    if len(data) != HEADER_BYTES + body_len:
-        return None
+    position, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
     stream = BytesIO(data)
     stream.seek(HEADER_BYTES)
     shard = cbor2.load(stream)
@@ -111,13 +116,25 @@ def decode(data: bytes) -> Checkpoint | None:
 
 
 def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False) -> None:
-    """Make a checkpoint durable, then let go of the oldest. ``items``: as `encode_item` gave them, the shard's first."""
+    """Make a checkpoint durable, then let go of all but the newest one before it that is whole. Raises OSError: then there is none.
+
+    ``items``: as `encode_item` gave them, the shard's first.
+    """
     make_directory(folder)
-    paths = _paths(folder)
-    number = int(paths[0].stem, 16) + 1 if paths else 1
-    write_aside(folder / f"{number:016x}{SUFFIX}", encode(position, replay_from, items, clean=clean))
-    for path in paths[KEEP - 1 :]:
-        path.unlink()
+    earlier = _paths(folder)
+    path = folder / f"{int(earlier[0].stem, 16) + 1 if earlier else 1:016x}{SUFFIX}"
+    try:
+        write_aside(path, encode(position, replay_from, items, clean=clean))
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # its name may be there and not be durable
+        raise
+    with contextlib.suppress(OSError):  # the next one tries again
+        # A damaged one counts for nothing: it must not push out the one that a start would fall back on.
+        kept = next((old for old in earlier if is_whole(old.read_bytes())), None)
+        for old in earlier:
+            if old != kept:
+                old.unlink()
 
 
 def whole(folder: Path) -> list[Checkpoint]:

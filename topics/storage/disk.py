@@ -62,10 +62,14 @@ def mapped(path: Path) -> memoryview:
 def write_aside(path: Path, pieces: Sequence[Buffer]) -> None:
     """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced, renamed, the name synced."""
     aside = path.with_name(path.name + ".tmp")
-    with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
-        write_all(fd, pieces, 0)
-        os.fdatasync(fd)
-    aside.replace(path)
+    try:
+        with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+            write_all(fd, pieces, 0)
+            os.fdatasync(fd)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)  # on a full disk its room is wanted
+        raise
     sync_directory(path.parent)
 
 

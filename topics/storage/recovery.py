@@ -115,9 +115,9 @@ def recover(
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     for blob_id in blobs.added():
         blobs.verify(*blob_id)
-    absorbed = blobs.sweep({kept["id"]: kept["head"] for kept in checkpoint.topics} if checkpoint else {})
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
+    absorbed = blobs.sweep({topic_id: topic.head_seq for topic_id, topic in engine.by_id.items()})
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
     mark = cbor2.dumps({"boot": boot})
     for frame in (*frames, Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,))):
@@ -211,7 +211,7 @@ class _Replay:
         self.files.extend(files)
         bases = [file.base for file in files]
         first = max(bisect_right(bases, self._from) - 1, 0)
-        position, cut_bytes = self._from, 0
+        position, left = self._from, 0
         self._total = max(sum(file.size for file in files[first:]), 1)
         for index, file in enumerate(files[first:], first):
             if file.base != position:
@@ -219,15 +219,17 @@ class _Replay:
             position = self._replay_file(file)
             if index + 1 < len(files) and position == bases[index + 1]:
                 continue
-            cut_bytes = _length_without_zeros(file.view(), file.offset(position))
-            if cut_bytes:
+            left = _length_without_zeros(file.view(), file.offset(position))
+            if left:
                 self._check_nothing_promised(file, position, last=file is files[-1])
         if position < self._promised:
             path = files[-1].path if files else folder
             raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
-        if files:
-            _end_at(files[-1], position, cut=cut_bytes > 0)
-        return position, cut_bytes
+        if not files:
+            return position, 0
+        torn = left > 0 and _is_begun(files[-1], position)
+        _end_at(files[-1], position, cut=left > 0)
+        return position, left if torn else 0
 
     def _check_nothing_promised(self, file: WalFile, position: int, *, last: bool) -> None:
         offset = file.offset(position)
@@ -313,18 +315,21 @@ class _Replay:
             lone = map(Key._make, lone_keys.get(topic.id, ()))
             sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in extents.get(topic.id, ()))
             for key in merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq):
-                if key.ts_ms >= alive_ts and key.first_seq >= topic.keys_from_seq and key.key not in topic.dedupe:
+                # A key that was used again stands for the later write: the earlier one was too old by the clock that never steps.
+                if key.ts_ms >= alive_ts and key.first_seq >= max(topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1):
                     self.engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now)
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
+    if segments.entry(place).last_ts < alive_ts:
+        return iter(())
     try:
         view = segments.records(place)
     except Damaged:
         if segments.all_dead(place):  # its room was given back, and the checkpoint tells of its keys
             return iter(())
         raise
-    return view.idempotency_keys() if view.entry.last_ts >= alive_ts else iter(())
+    return view.idempotency_keys()
 
 
 def _first_seq(key: Key) -> int:
@@ -344,6 +349,18 @@ def _length_without_zeros(view: memoryview, start: int) -> int:
         if chunk != _ZEROS[: len(chunk)]:
             return begin - start + len(chunk.rstrip(b"\0"))
     return 0
+
+
+def _is_begun(file: WalFile, position: int) -> bool:
+    """Whether a header of a frame stands behind ``position``, and not only what the file held in an earlier life."""
+    view, start = file.view(), file.offset(position)
+    data = bytes(view[start:])
+    at = data.find(FRAME_MAGIC)
+    while at >= 0:
+        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).position == position + at:
+            return True
+        at = data.find(FRAME_MAGIC, at + 1)
+    return False
 
 
 def _synced_beyond(file: WalFile, position: int) -> int | None:

@@ -178,7 +178,8 @@ class SegmentStore:
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
         self._mapped_max = mapped_max
         self._dirty: set[int] = set()
-        self._dirty_lock = threading.Lock()  # `sync` takes them all while `mark` adds one
+        self._late: dict[int, bytearray] = {}  # by place: flags that the disk would not take
+        self._lock = threading.Lock()  # of these two: `sync` takes them while `mark` adds some
         make_directory(folder)
 
     @classmethod
@@ -227,11 +228,21 @@ class SegmentStore:
         number, extent = split_place(place)
         return self._map(number).view(extent)
 
+    def entry(self, place: int) -> Entry:
+        """What the directory says of the extent at ``place``."""
+        number, extent = split_place(place)
+        return self._map(number).entry(extent)
+
     def dead(self, place: int) -> memoryview | None:
         """Delete flags of the extent at ``place`` as they are and will be; None while none is set."""
         number, extent = split_place(place)
         if not self.segments[number].has_dead[extent]:
             return None
+        if self._late and (late := self._late.get(place)) is not None:
+            return memoryview(late)
+        return self._flags(number, extent)
+
+    def _flags(self, number: int, extent: int) -> memoryview:
         held = self._map(number)
         entry = held.entry(extent)
         return held.data[entry.flags_at : entry.flags_at + entry.record_count]
@@ -254,38 +265,63 @@ class SegmentStore:
     # Deleting
 
     def mark(self, place: int, indexes: Iterable[int]) -> None:
-        """Set the delete flags of these records. Readers see it at once; `sync` makes it durable."""
+        """Set the delete flags of these records. Readers see it at once; `sync` makes it durable.
+
+        When the disk does not take them now, they stand in memory and `sync` tries again: no delete is ever half done.
+        """
         number, extent = split_place(place)
-        segment = self.segments[number]
-        blocks: dict[int, list[int]] = {}
-        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            entry = _entry(fd, segment, extent)
-            for index in indexes:
-                assert 0 <= index < entry.record_count, "a mark is one of the extent's records"
-                blocks.setdefault(index // MARK_BYTES, []).append(index)
-            for block, marked in blocks.items():
-                _mark_block(fd, entry, block * MARK_BYTES, marked)
-        finally:
-            os.close(fd)
-        if blocks:
+        segment, marked = self.segments[number], [*indexes]
+        if not marked:
+            return
+        with self._lock:
+            late = self._late.get(place)
+            if late is None:
+                try:
+                    _mark_in_file(segment, extent, marked)
+                except OSError:
+                    late = self._late[place] = bytearray(self._flags(number, extent))
+            if late is not None:
+                for index in marked:
+                    late[index] = 1
             segment.has_dead[extent] = 1
-            with self._dirty_lock:
-                self._dirty.add(number)
+            self._dirty.add(number)
 
     def sync(self) -> None:
-        """Make all marks that were set before this call durable. May run in a thread while others are set."""
-        with self._dirty_lock:
+        """Make all marks that were set before this call durable. May run in a thread while others are set. Raises OSError."""
+        with self._lock:
+            self._write_late()
             dirty, self._dirty = self._dirty, set()
         try:
             while dirty:
                 number = next(iter(dirty))
                 if number in self.segments:
-                    _sync(self.segments[number].path)
+                    self._sync(self.segments[number])
                 dirty.discard(number)
         finally:
-            with self._dirty_lock:
+            with self._lock:
                 self._dirty |= dirty
+
+    def _write_late(self) -> None:
+        for place, flags in [*self._late.items()]:
+            number, extent = split_place(place)
+            fd = os.open(self.segments[number].path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                write_all(fd, [flags], _entry(fd, self.segments[number], extent).flags_at)
+            finally:
+                os.close(fd)
+            del self._late[place]
+
+    def _sync(self, segment: Segment) -> None:
+        try:
+            _sync(segment.path)
+        except OSError:
+            # The next sync would succeed, though what this one has not written is lost: have all of it written again.
+            with self._lock, segment.path.open("rb") as file:
+                for extent in [extent for extent, dead in enumerate(segment.has_dead) if dead]:
+                    entry = _entry(file.fileno(), segment, extent)
+                    flags = bytearray(os.pread(file.fileno(), entry.record_count, entry.flags_at))
+                    self._late.setdefault(place_of(segment.number, extent), flags)
+            raise
 
     def punch(self, places: Iterable[int]) -> None:
         """Give the room of these extents back; nobody may ask for their records again. May run in a thread.
@@ -303,6 +339,9 @@ class SegmentStore:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             entries = [_entry(fd, segment, extent) for extent in extents]
+            with self._lock:
+                for extent in extents:
+                    self._late.pop(place_of(segment.number, extent), None)
             for extent, entry in zip(extents, entries, strict=True):
                 write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
                 segment.has_dead[extent] = 1
@@ -315,13 +354,27 @@ class SegmentStore:
         finally:
             os.close(fd)
 
+    def spent(self, number: int, used: Set[int]) -> list[int]:
+        """Places of the extents that are not ``used`` and still take up room."""
+        segment = self.segments[number]
+        if len(used) == segment.trailer.entry_count:
+            return []
+        with segment.path.open("rb") as file:
+            unused = [(extent, entry) for extent, entry in enumerate(segment.entries()) if extent not in used]
+            return [place_of(number, extent) for extent, entry in unused if not _is_hole(file.fileno(), entry.offset, entry.length)]
+
     def unlink(self, number: int) -> None:
-        """It counts no more, and its file goes. Durable once the folder is synced; what no checkpoint names goes at the next start."""
-        segment = self.segments.pop(number)
+        """It counts no more, and its file goes. Raises OSError: then it is as it was.
+
+        Durable once the folder is synced; what no checkpoint names goes at the next start.
+        """
+        segment_path(self.folder, number).unlink(missing_ok=True)
+        self.segments.pop(number, None)
         self._mapped.pop(number, None)
-        with self._dirty_lock:
+        with self._lock:
             self._dirty.discard(number)
-        segment.path.unlink(missing_ok=True)
+            for place in [place for place in self._late if split_place(place)[0] == number]:
+                del self._late[place]
 
     def close(self) -> None:
         """Let go of all maps."""
@@ -330,6 +383,20 @@ class SegmentStore:
 
 def _entry(fd: int, segment: Segment, extent: int) -> Entry:
     return decode_entry(os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent))
+
+
+def _mark_in_file(segment: Segment, extent: int, marked: list[int]) -> None:
+    blocks: dict[int, list[int]] = {}
+    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        entry = _entry(fd, segment, extent)
+        for index in marked:
+            assert 0 <= index < entry.record_count, "a mark is one of the extent's records"
+            blocks.setdefault(index // MARK_BYTES, []).append(index)
+        for block, inside in blocks.items():
+            _mark_block(fd, entry, block * MARK_BYTES, inside)
+    finally:
+        os.close(fd)
 
 
 def _mark_block(fd: int, entry: Entry, start: int, marked: list[int]) -> None:
@@ -350,6 +417,13 @@ def _sync(path: Path) -> None:
         os.fdatasync(fd)
     finally:
         os.close(fd)
+
+
+def _is_hole(fd: int, offset: int, length: int) -> bool:
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA) >= offset + length
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no data up to the end of the file
 
 
 def _punch_hole(fd: int, offset: int, length: int) -> None:

@@ -122,6 +122,11 @@ class Wal:
 
     # The loop's side
 
+    def hold_together(self, length: int) -> None:
+        """The next frames, so many bytes in all, go into one file: what makes no sense without the rest is not torn by `NoRoom`."""
+        if self._tail is not None and not self._tail.holds(self.position, length):
+            self._begin_file(self.position, length)
+
     def append(self, frame: Frame) -> int:
         """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
         length, position = frame.length, self.position
@@ -179,11 +184,6 @@ class Wal:
     def generation(self, place: int) -> int:
         """Base of the file that holds ``place``."""
         return self._bases[bisect_right(self._bases, place) - 1]
-
-    @property
-    def era(self) -> int:
-        """Another one than before: the log went on after `NoRoom`, and positions seen since the last group written are void."""
-        return self._era
 
     @property
     def oldest(self) -> int:

@@ -1,0 +1,167 @@
+"""Sealing step by step: between any two steps of a run the test does what it likes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.storage.log_support import START, Client
+from topics.actors import sealing
+from topics.actors.sealing import Sealing
+from topics.engine.reading import Page, read
+from topics.engine.shard import Now
+from topics.formats.requests import Diff
+from topics.storage.verify import Finding, verify_directory
+from topics.storage.wal import Progress
+from topics.storage.wal_file import NoRoom
+
+FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
+
+
+@types.coroutine
+def _step() -> Generator[None, None, None]:
+    yield
+
+
+async def _checkpoint(*_: object) -> None:
+    await _step()
+
+
+async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
+    """What a thread would do is done at once, between two steps."""
+    await _step()
+    result = call(*arguments)
+    await _step()
+    return result
+
+
+def by_hand(patch: pytest.MonkeyPatch) -> None:
+    """Let `Sealing` run without a loop, a step at a time."""
+    stand_in = SimpleNamespace(
+        to_thread=SimpleNamespace(run_sync=_run_sync), lowlevel=SimpleNamespace(checkpoint=_checkpoint), sleep=_checkpoint
+    )
+    patch.setattr(sealing, "trio", stand_in)
+
+
+class Sealer(Client):
+    """A shard that seals when it is told to."""
+
+    def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES, boot: str = "first", now: Now = START, sync_ms: int = 60_000) -> None:
+        super().__init__(path, file_bytes=file_bytes, boot=boot, now=now, sync_ms=sync_ms)
+        self.path = path
+        self.sealing = Sealing(self.shard, self.commits)
+        self.under_way: Coroutine[Any, Any, None] | None = None
+        self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
+        self._sync_to = 0
+        self._wal_report, self._wal_flush = self.wal._report, self.wal.flush
+        self.wal._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
+
+    # The writer's thread is waited for whenever it was given something, so that the same steps come to the same end.
+
+    def _report(self, progress: Progress) -> None:
+        self._wal_report(progress)
+        self._told = progress
+
+    def _flush(self, *, sync: bool) -> None:
+        self._wal_flush(sync=sync)
+        self._sync_to = self.wal._start if sync else self._sync_to
+
+    def advance(self) -> None:
+        """Commit what the writer has done, once it has done all that it was given."""
+        while self._told.error is None and (self._told.written < self.wal._start or self._told.synced < self._sync_to):
+            time.sleep(0.0001)
+        error = self._told.error
+        self.commits.advance()
+        if isinstance(error, NoRoom):
+            self._told = replace(self._told, error=None)
+            self._sync_to = self.wal.synced
+
+    def step(self) -> bool:
+        """One step of a round; whether it goes on. A round that waits for the log gets it."""
+        if self.under_way is None:
+            self.under_way = self.sealing._round()
+        try:
+            self.under_way.send(None)
+        except StopIteration:
+            self.under_way = None
+            return False
+        except BaseException:
+            self.under_way = None
+            raise
+        self.advance()
+        return True
+
+    def seal(self) -> None:
+        """The rest of a round, or a whole one."""
+        while self.step():
+            pass
+
+    def checkpoint(self) -> None:
+        """Write one, and free what two of them can spare."""
+        self.seal()
+        self.under_way = self.sealing.checkpoint()
+        while self.step():
+            pass
+
+    def give_up(self) -> None:
+        """Leave the round that is under way, as a stop does."""
+        if self.under_way is not None:
+            self.under_way.close()
+            self.under_way = None
+
+    def kill(self) -> None:
+        self.give_up()
+        super().kill()
+
+    def stop(self) -> None:
+        self.give_up()
+        self.wal.stop()
+        self.sealing.write_last()
+
+    def again(self, **options: Any) -> Sealer:
+        """After a kill."""
+        return Sealer(self.path, **{"now": self.now, "file_bytes": self.wal.file_bytes, **options})
+
+    def page(self, name: str, from_seq: int = 0) -> Page:
+        asked = Diff(from_seq=from_seq, limit=100_000, include_tags=True, include_meta=True, max_batch_bytes=1 << 30)
+        return read(self.engine.topic(name), asked, self.commits)
+
+    def shown(self, name: str) -> list[dict[str, Any]]:
+        """All records, with whatever they have."""
+        found: list[dict[str, Any]] = []
+        seq = 0
+        while True:
+            page = self.page(name, seq)
+            found += msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+            seq = page.next_from_seq
+            if page.caught_up:
+                return found
+
+
+def files(path: Path, kind: str) -> list[Path]:
+    return sorted((path / kind / "00").iterdir())
+
+
+def findings(path: Path) -> list[Finding]:
+    return [found for found in verify_directory(path, 1) if isinstance(found, Finding)]
+
+
+def copy(source: Path, target: Path) -> Path:
+    if target.exists():
+        shutil.rmtree(target)
+    return Path(shutil.copytree(source, target))
+
+
+def no_syncs(patch: pytest.MonkeyPatch) -> None:
+    """For tests that lose no power."""
+    patch.setattr("os.fsync", lambda _: None)
+    patch.setattr("os.fdatasync", lambda _: None)
