@@ -56,10 +56,13 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
         name = f"{shard:02d}"
         blobs_wanted: set[tuple[int, int]] = set()
         end: int | None = None
+        needed = _needed_from(data_dir / "checkpoint" / name)
         paths = sorted((data_dir / "wal" / name).glob("*.wal"))
         for path in paths:
-            log = LogCheck(path, shard)
+            log = LogCheck(path, shard, needed)
             yield from log.run(begins_at=end, last=path is paths[-1])
+            if path is paths[0] and log.base > needed:
+                yield Finding(path, 0, f"the log begins at {log.base:#x}, and a start needs it from {needed:#x} on")
             blobs_wanted = (blobs_wanted | log.blobs) - {named for named in blobs_wanted if named[0] in log.deleted}
             end = log.end
             yield path
@@ -78,6 +81,14 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
             path = folder / f"{topic_id:x}-{first_seq:x}{BLOB_SUFFIX}"
             if not path.exists():
                 yield Finding(path, 0, "the log speaks of it, and it is not there")
+
+
+def _needed_from(folder: Path) -> int:
+    """Position from which on a start may want the log: what stands before it is in segments, by every whole checkpoint."""
+    try:
+        return min((checkpoint.replay_from for checkpoint in checkpoints.whole(folder)), default=0)
+    except checkpoints.UnknownVersion:  # a finding of its own
+        return 0
 
 
 # Segments
@@ -157,10 +168,14 @@ def _zeros(data: Buffer) -> bool:
 
 
 class LogCheck:
-    """One log file. Afterwards: where it ``end``s, the ``blobs`` that it speaks of, the topics that it says are ``deleted``."""
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the topics that it says are ``deleted``.
 
-    def __init__(self, path: Path, shard: int) -> None:
-        self.path, self._shard = path, shard
+    Blobs of frames before ``needed`` are in segments: they may have gone.
+    """
+
+    def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
+        self.path, self._shard, self._needed = path, shard, needed
+        self.base = 0
         self.end: int | None = None
         self.blobs: set[tuple[int, int]] = set()
         self.deleted: set[int] = set()
@@ -173,6 +188,7 @@ class LogCheck:
         except BadHeader as error:
             yield Finding(self.path, 0, str(error))
             return
+        self.base = header.base
         if header.shard != self._shard or self.path.name != f"{header.base:016x}.wal":
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base):
@@ -188,7 +204,7 @@ class LogCheck:
                 yield Finding(self.path, offset, f"damaged frame; the one at offset {later} says that it had been synced")
 
     def _note(self, frame: FrameHeader) -> None:
-        if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL:
+        if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL and frame.position >= self._needed:
             self.blobs.add((frame.topic_id, frame.first_seq))
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
