@@ -160,6 +160,24 @@ def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client
     again.kill()
 
 
+def test_a_log_file_that_outlives_its_blobs_is_no_damage(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.append("a", 0)
+    blob = append_long(client, "a", ["x" * 3000] * 10)
+    fill(client, "a", rounds=4)
+    before = seen(client)
+    monkeypatch.setattr(Wal, "retire", failing(errno.EIO))
+    with pytest.raises(OSError):
+        client.checkpoint()
+    assert not blob.exists()
+    assert files(client.path, "wal")[0].name.startswith("0" * 16)
+    assert findings(client.path) == []
+    client.kill()
+    spoil(client.path)
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
 def append_long(client: Sealer, name: str, datas: list[Any]) -> Path:
     body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
     topic = client.engine.topic(name)
