@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class Sealer(Client):
     def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES, boot: str = "first", now: Now = START, sync_ms: int = 60_000) -> None:
         super().__init__(path, file_bytes=file_bytes, boot=boot, now=now, sync_ms=sync_ms)
         self.path = path
+        self.filled: Counter[str] = Counter()  # writes of a test, by topic
         self.sealing = Sealing(self.shard, self.commits)
         self.under_way: Coroutine[Any, Any, None] | None = None
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)

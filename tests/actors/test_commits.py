@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -17,6 +17,7 @@ from topics.engine.shard import Append, Change, Put
 from topics.engine.topic import RESERVE_MIN
 from topics.formats.requests import decode_append, decode_config, json_bytes
 from topics.formats.wal import FrameKind
+from topics.storage.disk import Damaged
 from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
 
@@ -345,6 +346,24 @@ async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(de
     answers = dict(desk.bodies())
     assert [record["data"] for record in answers[poll]["records"]] == ["x"]
     assert append in answers
+
+
+async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+
+    def damaged(*_: object) -> NoReturn:
+        raise Damaged(Path("1.seg"), 4096, "records are damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.actors.shard_actor.read", damaged)
+        append = desk.append("a", 1)
+        desk.synced()
+        await wait_all_tasks_blocked()
+    assert desk.answers() == [(append, 200), (poll, "internal")]
+    again = desk.diff("a")
+    assert desk.answers() == [(again, 200)]
 
 
 async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:

@@ -284,6 +284,43 @@ def test_a_server_says_in_one_line_that_a_directory_is_too_new(killed: Path, tmp
     assert "Traceback" not in server.logged
 
 
+# --- damage under a running server
+
+
+def test_records_damaged_under_a_running_server_cost_their_readers_a_500_and_nobody_else(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1, wal_file_bytes=64 << 10) as server, Api(server.address) as api:
+        ok(api.put("hurt", {"ttl_ms": 3_600_000, "cap_records": 2_000}), 201)
+        for number in range(120):
+            for topic in ("hurt", "sound"):
+                answer = api.append(topic, records=[{"data": [number, "x" * 1000], "tag": "t", "node": "n"}])
+                ok(answer, answer.status)
+        deadline = time.monotonic() + 20
+        while len(list((tmp_path / "data" / "checkpoint" / "00").glob("*.ckpt"))) < 2:
+            assert time.monotonic() < deadline, "it seals"
+            time.sleep(0.05)
+        segment = min((tmp_path / "data" / "segment" / "00").glob("*.seg"))
+        with segment.open("r+b") as file:
+            file.seek(4096 + 100)  # the first record of the first extent
+            file.write(b"\0\0\0\0")
+        hurt, sound = sorted(("hurt", "sound"), key=lambda topic: _reads(api, topic))
+        refused(api.diff(hurt, from_seq=0, limit=5), 500, "internal")
+        refused(api.diff(hurt, from_seq=0, limit=5, node="m", wait_ms=500), 500, "internal")
+        assert str(tmp_path) not in str(api.diff(hurt, from_seq=0, limit=5).json()), "paths are for the log"
+        assert len(data_of(api, sound)) == 120
+        assert ok(api.diff(hurt, from_seq=110))["records"], "the rest of the topic can be read"
+        for number in range(20):
+            ok(api.append(hurt, number))
+            ok(api.append(sound, number))
+        ok(api.call("GET", "/v0/topics"))
+        assert api.state(hurt)["head_seq"] == 140
+        assert str(segment) in server.logged
+        assert "Traceback" not in server.logged
+
+
+def _reads(api: Api, topic: str) -> bool:
+    return api.diff(topic, from_seq=0, limit=5).status == 200
+
+
 # --- a shard that stands still
 
 

@@ -124,8 +124,14 @@ class Sealing:
     def _wasteful(self) -> bool:
         """Another checkpoint would free room."""
         spare = any(freed.extents or freed.blobs for freed in self._spare)
-        unused = any(not count for count in self._live.values())
-        return bool(self._released or self._absorbed or spare or unused or self._detached or self.wal.oldest < self.replay_from)
+        due = self._released or self._absorbed or spare or self._unused or self._detached
+        return bool(due or self.wal.oldest < self.replay_from)
+
+    @property
+    def _unused(self) -> list[int]:
+        """Segments of which the index names nothing, and never will."""
+        coming = self._finished[0].number if self._finished else None
+        return [number for number, count in self._live.items() if not count and number != coming]
 
     # Sealing
 
@@ -315,7 +321,7 @@ class Sealing:
             return
         older = self._kept[0]
         named = older.segments | self._kept[-1].segments
-        for number in [number for number, count in self._live.items() if not count and number not in named]:
+        for number in [number for number in self._unused if number not in named]:
             await trio.to_thread.run_sync(self.segments.unlink, number)
             del self._live[number]
         while len(self._spare) >= checkpoints.KEEP:

@@ -57,13 +57,15 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
     for shard in range(shards):
         name = f"{shard:02d}"
         standing = _standing(data_dir / "checkpoint" / name)
-        needed_from = min((checkpoint.replay_from for checkpoint in standing.values()), default=0)
+        needed = min((checkpoint.replay_from for checkpoint in standing.values()), default=0)
         blobs_wanted: set[tuple[int, int]] = set()
         end: int | None = None
         paths = sorted((data_dir / "wal" / name).glob("*.wal"))
         for path in paths:
-            log = LogCheck(path, shard, needed_from)
+            log = LogCheck(path, shard, needed)
             yield from log.run(begins_at=end, last=path is paths[-1])
+            if path is paths[0] and log.base > needed:
+                yield Finding(path, 0, f"the log begins at {log.base:#x}, and a start needs it from {needed:#x} on")
             blobs_wanted = (blobs_wanted | log.blobs) - {named for named in blobs_wanted if named[0] in log.deleted}
             end = log.end
             yield path
@@ -162,11 +164,14 @@ def _zeros(data: Buffer) -> bool:
 
 
 class LogCheck:
-    """One log file. Afterwards: where it ``end``s, the ``blobs`` that it speaks of, the topics that it says are ``deleted``."""
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the topics that it says are ``deleted``.
 
-    def __init__(self, path: Path, shard: int, needed_from: int = 0) -> None:
-        """``needed_from``: position before which no checkpoint needs the log; blobs and files of that part may be gone."""
-        self.path, self._shard, self._needed_from = path, shard, needed_from
+    Blobs of frames before ``needed`` are in segments: they may have gone.
+    """
+
+    def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
+        self.path, self._shard, self._needed = path, shard, needed
+        self.base = 0
         self.end: int | None = None
         self.blobs: set[tuple[int, int]] = set()
         self.deleted: set[int] = set()
@@ -179,9 +184,10 @@ class LogCheck:
         except BadHeader as error:
             yield Finding(self.path, 0, str(error))
             return
+        self.base = header.base
         if header.shard != self._shard or self.path.name != f"{header.base:016x}.wal":
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
-        if begins_at not in (None, header.base) and header.base > self._needed_from:
+        if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")
         offset = FILE_HEADER_BYTES
         for frame in frames(data, header):
@@ -194,9 +200,8 @@ class LogCheck:
                 yield Finding(self.path, offset, f"damaged frame; the one at offset {later} says that it had been synced")
 
     def _note(self, frame: FrameHeader) -> None:
-        if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL:
-            if frame.position >= self._needed_from:
-                self.blobs.add((frame.topic_id, frame.first_seq))
+        if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL and frame.position >= self._needed:
+            self.blobs.add((frame.topic_id, frame.first_seq))
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
             self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
