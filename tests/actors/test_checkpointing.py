@@ -10,6 +10,7 @@ import trio
 
 from tests.storage.log_support import Client
 from topics.actors.sealing import Sealing
+from topics.formats.requests import Match
 from topics.storage.wal_file import NoRoom
 
 
@@ -33,4 +34,29 @@ def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(tmp_path: P
     client.kill()
     client = Client(tmp_path / "data")
     assert b"stays" in client.records("a")
+    client.kill()
+
+
+def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_it(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data", file_bytes=8192)
+    client.put("a", cap_records=5, durability="fsync")
+    for number in range(1, 6):
+        client.append("a", records=[{"data": number, "tag": f"t{number}"}])
+    client.append("other", "x" * 3000)
+    client.append("other", "x" * 3000)
+    client.put("last", durability="fsync")  # everything is synced: nobody would tell the checkpoint
+    sealing = Sealing(client.shard, client.commits)
+    trio.run(sealing._round)
+    assert sealing.written == 1
+    client.append("a", 6)
+    deleted = client.engine.delete_records("a", None, Match("Eq", "t3"), client.now)
+    client.submit(deleted)
+    assert client.wait() is None
+    assert deleted.deleted == 1
+    before = client.records("a")
+    client.kill()
+    client = Client(tmp_path / "data", file_bytes=8192)
+    topic = client.engine.topic("a")
+    assert client.records("a") == before
+    assert (topic.count, topic.start_seq, topic.cap_floor) == (4, 2, 2)
     client.kill()

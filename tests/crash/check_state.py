@@ -23,7 +23,7 @@ import os
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +212,19 @@ def problems(wanted: list[History], data_dir: Path) -> list[str]:
         first, second, third = (view[history.name] for view in views)
         if problem := judge(history, first):
             wrong.append(f"{history.name}: {problem}")
-        if first != second:
+        if _but_for_a_jump(history, first, second) != second:
             wrong.append(f"{history.name}: a second recovery finds something else: {first} {second}")
         if second != third:
             wrong.append(f"{history.name}: after an orderly stop there is something else: {second} {third}")
     return wrong
+
+
+def _but_for_a_jump(history: History, first: Found | None, second: Found | None) -> Found | None:
+    """What an `ephemeral` topic lost at an orderly stop is told exactly, after a kill up to the seqs that were reserved."""
+    if history.durability != "ephemeral" or first is None or second is None or second.head_seq <= first.head_seq:
+        return first
+    earliest_seq = first.earliest_seq if first.records else second.earliest_seq
+    return replace(first, head_seq=second.head_seq, next_seq=second.next_seq, gaps=second.gaps, earliest_seq=earliest_seq)
 
 
 def findings(data_dir: Path) -> list[str]:

@@ -69,6 +69,10 @@ class Load:
         self._do("remove", topic, "DELETE", "", None)
         self._heads.pop(topic, None)
 
+    def make_again(self, durability: str) -> None:
+        self.remove(f"{durability}.again")
+        self.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+
     def _do(self, step: str, topic: str, method: str, tail: str, sent: Any, **noted: Any) -> Any:
         began = time.monotonic_ns()
         answer = self.api.call(method, f"/v0/topics/{topic}{tail}", sent)
@@ -99,6 +103,8 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, deletes: bool 
                 _work(load, dice, steps // 6, deletes=deletes)
                 if deletes and end == server.kill:
                     load.clear()
+                    for durability in CLASSES:
+                        load.make_again(durability)
                 _work(load, dice, steps // 6, deletes=deletes)
             end()
 
@@ -125,8 +131,7 @@ def _work(load: Load, dice: random.Random, steps: int, *, deletes: bool) -> None
         elif step < 0.98:
             load.put(f"{durability}.capped", cap_records=dice.choice((5, 25, 60)))
         else:
-            load.remove(f"{durability}.again")
-            load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+            load.make_again(durability)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, starmap
@@ -24,9 +24,11 @@ from typing import Any
 
 import cbor2
 
+from topics.engine.changes import runs_of_frame
 from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.engine.store import EXTENT, Runs
+from topics.engine.topic import Range
 from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
 from topics.formats.requests import Buffer
@@ -107,8 +109,8 @@ def recover(
     )
     engine, blobs = ShardEngine(shard, shards), BlobStore(blob_folder)
     engine.store = store = _Store(engine, segments, blobs)
-    extents = _restore(engine, segments, checkpoint) if checkpoint else {}
     files = [WalFile.open(path, shard) for path in sorted(folder.glob("*.wal"))]
+    extents = _restore(engine, segments, store, checkpoint, files) if checkpoint else {}
     replay = _Replay(engine, blobs, now, report, checkpoint)
     store.files = replay.files
     end, cut_bytes = replay.run(folder, files)
@@ -128,22 +130,41 @@ def recover(
     return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
 
 
-def _restore(engine: ShardEngine, segments: SegmentStore, checkpoint: Checkpoint) -> dict[int, list[int]]:
+def _restore(
+    engine: ShardEngine, segments: SegmentStore, store: _Store, checkpoint: Checkpoint, files: list[WalFile]
+) -> dict[int, list[int]]:  # fmt: skip
     """Topics, then their extents; the places of all these, by topic."""
     engine.restore_engine(checkpoint.shard)
     for kept in checkpoint.topics:
         engine.restore_topic(kept)
+    ahead = _deletes_ahead(checkpoint, files) if any(1 in segment.has_dead for segment in segments.segments.values()) else {}
     places: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
         for place, entry in segments.entries(number):
             if entry.topic_id in engine.by_id:
-                _restore_extent(engine, segments, place, entry)
+                store.take_back(place, entry, ahead.get(entry.topic_id, ()))
+                _restore_extent(engine, segments, store.dead(place), place, entry)
                 places[entry.topic_id].append(place)
     return places
 
 
-def _restore_extent(engine: ShardEngine, segments: SegmentStore, place: int, entry: Entry) -> None:
-    dead, dead_count, dead_bytes = segments.dead(place), 0, 0
+def _deletes_ahead(checkpoint: Checkpoint, files: list[WalFile]) -> dict[int, list[Range]]:
+    """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of segments know of them already."""
+    noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
+    found: defaultdict[int, list[Range]] = defaultdict(list)
+    for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
+        if end is not None and end <= checkpoint.replay_from:
+            continue
+        view = file.view()
+        for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
+            if header.kind == FrameKind.DELETE and header.record_count and header.position >= noted.get(header.topic_id, header.end):
+                start = file.offset(header.position) + FRAME_HEADER_BYTES
+                found[header.topic_id] += runs_of_frame(view[start : start + header.body_len])
+    return found
+
+
+def _restore_extent(engine: ShardEngine, segments: SegmentStore, dead: Buffer | None, place: int, entry: Entry) -> None:
+    dead_count, dead_bytes = 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
         live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
@@ -161,7 +182,23 @@ class _Store:
 
     def __init__(self, engine: ShardEngine, segments: SegmentStore, blobs: BlobStore) -> None:
         self._engine, self._segments, self._blobs = engine, segments, blobs
+        self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
         self.files: list[WalFile] = []
+
+    def take_back(self, place: int, entry: Entry, runs: Iterable[Range]) -> None:
+        """Let the records of these runs live until the replay deletes them: a cap that is replayed before that must find them, or it
+        takes less than it did at first, and what was shown as gone is back.
+        """
+        dead = self._segments.dead(place)
+        if dead is None:
+            return
+        flags = bytearray(dead)
+        for first, length in runs:
+            start, stop = max(first - entry.first_seq, 0), min(first + length - entry.first_seq, len(flags))
+            if start < stop:
+                flags[start:stop] = bytes(stop - start)
+        if flags != dead:
+            self._flags[place] = flags
 
     def records(self, place: int) -> View:
         """As `Store.records`."""
@@ -177,12 +214,17 @@ class _Store:
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
-        return self._segments.dead(place) if place & EXTENT else self._engine.marks.dead(place)
+        if not place & EXTENT:
+            return self._engine.marks.dead(place)
+        return self._flags.get(place) or self._segments.dead(place)
 
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
         if place & EXTENT:
             self._segments.mark(place, chain.from_iterable(starmap(range, runs)))
+            if place in self._flags:
+                for start, stop in runs:
+                    self._flags[place][start:stop] = b"\1" * (stop - start)
         else:
             self._engine.marks.mark(place, self.records(place).count, runs)
 
