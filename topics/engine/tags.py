@@ -86,8 +86,9 @@ class TagIndex:
         tags = {tag for tag in self._fresh if tag.startswith(prefix)}
         for run in self._runs:
             start = bisect_left(run, prefix)
-            stop = bisect_left(run, prefix + b"\xff")  # no UTF-8 holds this byte
-            tags.update(run[start:stop])
+            if start < len(run) and run[start].startswith(prefix):
+                stop = bisect_left(run, prefix + b"\xff", start)  # no UTF-8 holds this byte
+                tags.update(run[start:stop])
         return tags
 
 
