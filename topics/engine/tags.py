@@ -78,10 +78,12 @@ class TagIndex:
             return
         prefix = json_prefix(match.text)
         for portion, tags in self._full:
-            end = bisect_left(tags, prefix + b"\xff")  # no UTF-8 holds this byte
-            for tag in tags[bisect_left(tags, prefix, 0, end) : end]:
-                if tag in portion:
-                    yield portion, tag
+            start = bisect_left(tags, prefix)
+            if start < len(tags) and tags[start].startswith(prefix):
+                stop = bisect_left(tags, prefix + b"\xff", start)  # no UTF-8 holds this byte
+                for tag in tags[start:stop]:
+                    if tag in portion:
+                        yield portion, tag
         for tag in self._open:
             if tag.startswith(prefix):
                 yield self._open, tag

@@ -60,7 +60,8 @@ def _bad_segment(offset: int, reason: str) -> Exception:
 class ExtentView(View):
     """Reads an extent in place. Checks its tables at once, and each chunk of the blob when it is first touched.
 
-    ``data`` is the whole file. ``fail`` makes the exception that is raised for damage, of an offset in the file and a reason.
+    ``data`` is the whole file; ``checked`` says that its tables have been checked before. ``fail`` makes the exception that is raised
+    for damage, of an offset in the file and a reason.
     """
 
     __slots__ = (
@@ -80,13 +81,15 @@ class ExtentView(View):
         "tags",
     )  # fmt: skip
 
-    def __init__(self, entry: Entry, data: memoryview, fail: Callable[[int, str], Exception] = _bad_segment) -> None:
+    def __init__(
+        self, entry: Entry, data: memoryview, fail: Callable[[int, str], Exception] = _bad_segment, *, checked: bool = False
+    ) -> None:  # fmt: skip
         super().__init__(entry.flags, entry.record_count)
         self.entry, self._fail = entry, fail
         start, count, flags = entry.tables_at, entry.record_count, entry.flags
         if entry.tables_len < TABLES_HEAD.size or entry.offset + entry.length > len(data):
             raise fail(entry.offset, "the extent is cut")
-        if crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc:
+        if not checked and crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc:
             raise fail(start, "the tables of the extent are damaged")
         node_count, node_bytes, tag_count, tag_bytes, posting_count, chunk_count, keys_len = TABLES_HEAD.unpack_from(data, start)
         parts = (

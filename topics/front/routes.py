@@ -45,7 +45,7 @@ READ_ONLY = ("GET", "HEAD")
 ROUTES = (
     Route(("POST",), "/v0/topics/:topic", "append", Scope.WRITE, Lane.HOT, BodyRule.REQUIRED),
     Route(("POST",), "/v0/topics/:topic/diff", "diff", Scope.READ, Lane.HOT, BodyRule.OPTIONAL, waits=True),
-    Route(("POST",), "/v0/topics/:topic/delete", "topic.delete_records", Scope.DELETE, body=BodyRule.REQUIRED),
+    Route(("POST",), "/v0/topics/:topic/delete", "topic.delete_records", Scope.DELETE, Lane.HOT, BodyRule.REQUIRED),
     Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL),
     Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ),
     Route(("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE),

@@ -1,6 +1,6 @@
 """Segment files of one shard (formats/segment.py): written aside in one go, then mapped and read in place.
 
-Only delete flags change, in place. A segment costs a byte for each of its extents; maps are made when a reader comes and the least
+Only delete flags change, in place. A segment costs two bytes for each of its extents; maps are made when a reader comes and the least
 recently used one is let go, so that a scan of everything leaves memory as it was. What a reader still holds keeps its map.
 """
 
@@ -116,6 +116,7 @@ class Segment:
             raise Damaged(path, 0, f"belongs to shard {self.header.shard}, number {self.header.number}")
         self.size = self.trailer.file_length
         self.has_dead = bytearray(self.trailer.entry_count)
+        self.checked = bytearray(self.trailer.entry_count)  # extents whose tables were found whole: a delete looks into all of a topic
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
@@ -165,7 +166,9 @@ class _Mapped:
         if view is None:
             if len(self.views) >= VIEWS_MAX:
                 self.views.clear()
-            view = self.views[extent] = ExtentView(self.entry(extent), self.data, self._segment.damaged)
+            checked = self._segment.checked
+            view = ExtentView(self.entry(extent), self.data, self._segment.damaged, checked=checked[extent] == 1)
+            self.views[extent], checked[extent] = view, 1
         return view
 
 
@@ -345,6 +348,7 @@ class SegmentStore:
             for extent, entry in zip(extents, entries, strict=True):
                 write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
                 segment.has_dead[extent] = 1
+                segment.checked[extent] = 0
             os.fdatasync(fd)
             for extent, entry in zip(extents, entries, strict=True):
                 held = self._mapped.get(segment.number)
