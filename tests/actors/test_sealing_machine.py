@@ -318,7 +318,7 @@ class Machine(RuleBasedStateMachine):
 
     def _seen(self, topic: Topic) -> Any:
         alive = sorted(key for key in self.keys[topic.id] if topic.dedupe.find(key, self.client.now.ms, 1 << 40))
-        return topic.config, topic.head_seq, topic.start_seq, topic.cap_floor, topic.ttl_floor, topic.last_ts, alive, topic.epoch
+        return topic.config, topic.head_seq, topic.start_seq, topic.cap_floor, topic.ttl_floor, alive, topic.epoch
 
     def _lose_what_was_in_memory(self, model: Model, topic: Topic, *, clean: bool) -> None:
         for seq in model.resident & model.live.keys():

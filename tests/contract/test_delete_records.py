@@ -547,8 +547,9 @@ def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(server: 
     left = {record["$seq"] for record in api.read(topic)}
     assert left.isdisjoint(known)
     assert sent_after <= left
-    assert sorted(left) == list(range(gone["head_seq"] + 1, max(acknowledged) + 1)), "a delete reaches up to its head and no further"
-    assert gone["deleted"] == gone["head_seq"]
+    # The head goes on while the delete becomes durable; what it took is all up to the head that it found.
+    assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), "a delete reaches up to one seq and no further"
+    assert max(known) <= gone["deleted"] <= gone["head_seq"]
 
 
 # --- restarts

@@ -22,6 +22,7 @@ from tests.crash.test_kill import topics_of
 from tests.server import Server
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged
+from topics.storage.verify import verify_blob
 
 pytestmark = pytest.mark.slow
 
@@ -263,6 +264,10 @@ def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, ki
     data = bytearray(newest.read_bytes())
     struct.pack_into("<I", data, 8, 99)  # every format: magic of 8 bytes, then the version
     newest.write_bytes(encode_meta(1, version=99) if kind == "meta" else data)
+    if kind == ".blob":  # segments may hold its records by now: then nobody needs the file, and only `verify` looks at it
+        (finding,) = verify_blob(newest)
+        assert "version" in finding.reason
+        return
     with pytest.raises((Damaged, DataDirectoryDamaged)) as refusal:
         whole(copy)
     if kind != ".wal":

@@ -47,6 +47,7 @@ class Commits:
         self._until_synced: deque[Waiting] = deque()
         self._serial = 0
         self._resident: dict[int, RecordsView] = {}
+        self._floor_told = False  # the log was given floors that come of commits: they go off without a batch
         self._sync_wanted = False
         self.losses = 0  # how often all that waited was undone
         self._told: set[tuple[Path, int]] = set()  # damage that the log of the process knows of
@@ -182,6 +183,9 @@ class Commits:
                 continue
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
+        if self._floor_told:
+            self._floor_told = False
+            self.flush()
         return None
 
     def _settle_up_to(self, queue: deque[Waiting], position: int, progress: Progress) -> None:
@@ -193,6 +197,11 @@ class Commits:
         generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
         try:
             self.engine.commit(change, place, self.now(), generation)
+            if change.topic.floor_due and not change.topic.deleted:  # at once: a replay could not come to it by itself
+                floor = self.engine.expire(change.topic, self.now())
+                if floor is not None:
+                    self.submit(floor, None)
+                    self._floor_told = True
         except Damaged as damage:
             # The change itself is done; what it should have taken away cannot be read, and goes when all around it has gone.
             self.tell(damage)
