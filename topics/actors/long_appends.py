@@ -25,7 +25,7 @@ from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
 
 LONG_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
-RUN_BYTES = 2 << 20
+RUN_BYTES = 512 << 10
 
 Handler = Callable[[InboundMessage], None]
 
