@@ -148,7 +148,10 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
         family.started()
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
-            assert Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == f"topics: {name}".encode()
+            deadline = time.monotonic() + 10  # a child has its name a moment after it has begun
+            while Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") != f"topics: {name}".encode():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
         assert sorted(pids) == ["front 0", "front 1", "shard 0", "shard 1", "supervisor"]
         for line in family.events("at work"):
