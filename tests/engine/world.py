@@ -9,6 +9,7 @@ from typing import Any
 import cbor2
 
 from topics.engine.frames import Entry
+from topics.engine.retention import seal
 from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
@@ -205,8 +206,8 @@ class World:
             self.extents[place] = Extent(entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead))
             made[entry.topic_id].append(index_entry)
         for topic in topics:
-            for unused in self.engine.seal(topic.id, made[topic.id], self.sealed):
-                self.released.add(unused)
+            topic.drop_tags(self.sealed)
+            self.released.update(seal(topic, made[topic.id], self))
         self.sealed = end
 
     def _pieces(self, entries: Iterable[Entry]) -> Iterable[tuple[RecordsView, int, int]]:

@@ -60,9 +60,7 @@ class Freed(NamedTuple):
 class Sealing:
     """The one task of a shard that moves records from its log into segments, and the only writer of checkpoints."""
 
-    def __init__(
-        self, shard: Shard, commits: Commits
-    ) -> None:  # fmt: skip
+    def __init__(self, shard: Shard, commits: Commits) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self._shard = commits, shard
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
@@ -357,13 +355,8 @@ class _Stretch:
 
 
 def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:
-    """Writes of a part of the log that hold ``seq`` or what follows. The index may change between two of them."""
-    for entry in topic.frames.from_seq(max(seq, topic.sealed_seq + 1)):
-        if entry.place & RESIDENT or entry.place < base:
-            continue
-        if entry.place >= end:
-            return
-        yield entry
+    """Writes of a part of the log that hold ``seq`` or what follows, and are in no segment yet."""
+    return topic.frames.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
 
 async def _let_go(tags: TagIndex | None) -> None:

@@ -102,10 +102,6 @@ class FrameIndex:
         """Places of a range of entries, of all if nothing is said."""
         return self._places[start + self._front : len(self._places) if stop is None else stop + self._front]
 
-    def latest_places(self) -> Iterator[int]:
-        """Places of all entries, the newest first."""
-        return (self._places[index] for index in range(len(self._places) - 1, self._front - 1, -1))
-
     def from_seq(self, seq: int) -> Iterator[Entry]:
         """The entries that hold ``seq`` or what follows. The index may change between two of them."""
         while (index := self.find(seq)) < len(self):
@@ -113,9 +109,12 @@ class FrameIndex:
             yield entry
             seq = entry.last_seq + 1
 
-    def entries_between(self, place_from: int, place_to: int) -> Iterator[Entry]:
-        """Writes of the log whose positions lie in a range, in seq order. The index may change between two of them."""
-        for entry in self.from_seq(0):
+    def entries_between(self, place_from: int, place_to: int, seq: int = 0) -> Iterator[Entry]:
+        """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows, in seq order.
+
+        The index may change between two of them.
+        """
+        for entry in self.from_seq(seq):
             if entry.place & (RESIDENT | EXTENT) or entry.place < place_from:
                 continue
             if entry.place >= place_to:

@@ -116,10 +116,6 @@ class Replay(TopicTable):
             apply_caps(topic, self.store)
         return topic
 
-    def replay_key(self, topic: Topic, key: str, header: FrameHeader, now: Now) -> None:
-        """The idempotency key of a write that was just replayed."""
-        self.restore_key(topic, key, header.first_seq, header.record_count, header.ts_ms, now)
-
     def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
         """A topic made or configured. One that the checkpoint no longer knows comes back until its end is replayed too."""
         config = msgspec.convert(body["config"], TopicConfig)

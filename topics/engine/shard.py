@@ -9,7 +9,6 @@ in the order in which they were decided. When the log fails, every change that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 from topics.engine.changes import (
@@ -31,7 +30,7 @@ from topics.engine.changes import (
 from topics.engine.dedupe import Remembered
 from topics.engine.frames import Entry
 from topics.engine.replay import Misfit, Replay
-from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits, seal
+from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits
 from topics.engine.store import EXTENT, RESIDENT
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
@@ -319,18 +318,6 @@ class ShardEngine(Replay):
         elif isinstance(change, FloorMoved):
             topic.floor_due = True  # what was shown as gone stays so: tell the log again
         topic.forget_pending()
-
-    def seal(self, topic_id: int, extents: Sequence[Entry], generation: int) -> list[int]:
-        """A log file, ``generation``, is sealed: its records of the topic are found in ``extents`` from now on, in the order of seqs.
-
-        Their flags must hold what was deleted. Gives the places of those that are not needed, because nothing lives in them.
-        """
-        topic = self.by_id.get(topic_id)
-        if topic is None:
-            return [extent.place for extent in extents]
-        if topic.tags:
-            topic.tags.pop(generation, None)
-        return seal(topic, extents, self.store)
 
     # Inside
 
