@@ -67,7 +67,7 @@ class Sealer(Client):
         self._wal_report, self._wal_flush = self.wal._report, self.wal.flush
         self.wal._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
 
-    # The writer's thread is waited for whenever it was given something, so that the same steps come to the same end.
+    # The writer's thread is waited for as soon as it was given something: what a step finds is the same in every run.
 
     def _report(self, progress: Progress) -> None:
         self._wal_report(progress)
@@ -76,11 +76,11 @@ class Sealer(Client):
     def _flush(self, *, sync: bool) -> None:
         self._wal_flush(sync=sync)
         self._sync_to = self.wal._start if sync else self._sync_to
+        while self._told.error is None and (self._told.written < self.wal._start or self._told.synced < self._sync_to):
+            time.sleep(0.00002)
 
     def advance(self) -> None:
-        """Commit what the writer has done, once it has done all that it was given."""
-        while self._told.error is None and (self._told.written < self.wal._start or self._told.synced < self._sync_to):
-            time.sleep(0.0001)
+        """Commit what the writer has done."""
         error = self._told.error
         self.commits.advance()
         if isinstance(error, NoRoom):

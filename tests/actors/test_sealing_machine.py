@@ -41,6 +41,12 @@ class Model:
     ttl_ms: int = 0
     resident: set[int] = field(default_factory=set)
     floor: int = 1  # below it, a cap or the age has taken something
+    ttl_floor: int = 1  # as the topic had it when its age was last looked at
+
+    def expire(self, ts: int, ttl_floor: int) -> None:
+        self.ttl_floor = ttl_floor
+        for seq in [seq for seq, (_, _, written) in self.live.items() if self.ttl_ms and ts - written > self.ttl_ms]:
+            self.take(seq)
 
     def evict(self) -> None:
         while self.cap_records and len(self.live) > self.cap_records:
@@ -211,9 +217,7 @@ class Machine(RuleBasedStateMachine):
             change = self.client.engine.expire(topic, self.client.now)
             if change is not None:
                 self.client.commits.submit(change, None)
-        if model.ttl_ms:
-            for seq in [seq for seq, (_, _, ts) in model.live.items() if self.client.now.ts - ts > model.ttl_ms]:
-                model.take(seq)
+        model.expire(self.client.now.ts, topic.ttl_floor)
 
     # What the log does
 
@@ -288,6 +292,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["kill", "kill", "stop"]), older=st.booleans(), ms=st.sampled_from([0, 60]))
     def restart(self, how: str, older: bool, ms: int) -> None:
+        for name, topic in self.client.engine.topics.items():
+            if topic.floor_due:  # the log was full when it should have been told
+                self._expire(name)
         self._wait()
         before = {topic_id: self._seen(topic) for topic_id, topic in self.client.engine.by_id.items()}
         client = self.client
@@ -338,6 +345,8 @@ class Machine(RuleBasedStateMachine):
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for name, topic_id in self.names.items():
             topic, model = engine.topics[name], self.models[topic_id]
+            if topic.ttl_floor > model.ttl_floor:  # a cap looked at the age as well
+                model.expire(self.client.now.ts, topic.ttl_floor)
             page = self.client.page(name)
             assert topic.head_seq == model.head_seq
             assert (topic.count, topic.earliest_seq) == (len(model.live), model.earliest_seq)
@@ -364,4 +373,4 @@ def _matches(match: Match | None, tag: str | None) -> bool:
 
 @pytest.mark.slow
 class TestSealing(Machine.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
