@@ -57,8 +57,9 @@ class AllocatorAgainstASet(RuleBasedStateMachine):
         assert self.allocator.used == PAGES - len(self.free)
 
 
-AllocatorAgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestAllocator = AllocatorAgainstASet.TestCase
+@pytest.mark.slow
+class TestAllocator(AllocatorAgainstASet.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def pair(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:

@@ -317,8 +317,9 @@ class LinksInAnyOrder(RuleBasedStateMachine):
         self.pair.close()
 
 
-LinksInAnyOrder.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
-TestLinks = LinksInAnyOrder.TestCase
+@pytest.mark.slow
+class TestLinks(LinksInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
+    settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
 
 
 # --- long attachments ---

@@ -308,5 +308,6 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         self.ends.close()
 
 
-SessionsInAnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
-TestSessions = SessionsInAnyOrder.TestCase
+@pytest.mark.slow
+class TestSessions(SessionsInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=80, stateful_step_count=40)

@@ -533,6 +533,7 @@ def test_log_files_never_pile_up(client: Sealer) -> None:
 # Starts
 
 
+@pytest.mark.slow
 def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(client: Sealer) -> None:
     for _ in range(6):
         fill(client, "a", "b", rounds=4)

@@ -338,6 +338,7 @@ def test_deleting_everything_that_a_cap_left_keeps_the_tombstone(api: Api, topic
     agrees(api, topic, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_appends_deletes_and_caps_leave_what_the_model_says(api: Api, topic: str, seed: int) -> None:
     source = random.Random(seed)

@@ -112,6 +112,7 @@ def test_a_topic_may_opt_out_of_the_node_filter() -> None:
     assert seqs_of(desk.read("a", nodes=frozenset({"me"}))) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 1000])
 def test_a_read_that_finds_nothing_gives_way_and_can_be_gone_on_with(batch: int) -> None:
     desk = filled(*[batch] * (3 * SCAN_RECORDS_MAX // batch), node="me")
@@ -172,6 +173,7 @@ RECORD = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     writes=st.lists(st.lists(RECORD, min_size=1, max_size=4), max_size=8),
     batch_nodes=st.lists(st.sampled_from([None, "me", "b"]), min_size=8, max_size=8),

@@ -251,10 +251,6 @@ class Shard(RuleBasedStateMachine):
             assert topic.reserved_seq <= topic.reserving_seq
 
 
-TestShard = Shard.TestCase
-TestShard.settings = settings(max_examples=150, stateful_step_count=60)
-
-
 @pytest.mark.slow
-class TestShardAtLength(TestShard):
+class TestShard(Shard.TestCase):  # type: ignore[name-defined, misc]
     settings = settings(max_examples=1500, stateful_step_count=60)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -415,5 +416,6 @@ def _nothing() -> None:
     pass
 
 
-TestRetention = Retention.TestCase
-TestRetention.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
+@pytest.mark.slow
+class TestRetention(Retention.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=EXAMPLES, stateful_step_count=50)

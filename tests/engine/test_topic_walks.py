@@ -7,6 +7,7 @@ import pytest
 from tests.engine.topic_walk import walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_topics_are_their_model_after_every_step_of_a_walk(first: int) -> None:
     for seed in range(first, first + 10):

@@ -181,6 +181,7 @@ def test_any_bytes_give_an_answer(payload: bytes) -> None:
     assert isinstance(decode_error_frame(payload), ErrorFrame | Malformed)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["t", "cid", "method", "params", "code", "message", "about"]), anything))
 def test_any_types_under_the_known_keys_give_an_answer(fields: dict[str, Any]) -> None:
     for kind in ("Q", "R", "E", "N"):

@@ -147,6 +147,7 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
     assert [*view.tagged(start, stop)] == [pair for pair in found if start <= pair[0] < stop]
 
 
+@pytest.mark.slow
 @given(writes(), st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])), st.data())
 def test_readers_of_less_get_the_same_of_both(batch: list[Write], tags: bool, meta: bool, nodes: set[str], data: st.DataObject) -> None:
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
@@ -166,6 +167,7 @@ def test_readers_of_less_get_the_same_of_both(batch: list[Write], tags: bool, me
         assert b",".join(view.slices(start, stop, dead)) == b",".join(record for _, record in whole)
 
 
+@pytest.mark.slow
 @given(st.lists(writes(), min_size=1, max_size=4), st.integers(40, 900), st.integers(1, 9))
 def test_however_extents_are_cut_they_hold_every_record_once(topics: list[list[Write]], extent_bytes: int, extent_records: int) -> None:
     sources = [source(topic_id, 10 * topic_id, batch)[0] for topic_id, batch in enumerate(topics, 1)]

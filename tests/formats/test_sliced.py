@@ -40,6 +40,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced, "SLICE_BYTES", 64)
 
 
+@pytest.mark.slow
 @given(records=st.lists(RECORD, max_size=30), indent=st.sampled_from([None, 0, 2]), records_first=st.booleans())
 def test_any_body_is_what_the_whole_decoder_says(records: list[Any], indent: int | None, records_first: bool) -> None:
     others = {"node": "n", "idempotency_key": 'k,{"data":1}', "create": True}

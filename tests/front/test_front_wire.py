@@ -89,6 +89,7 @@ async def test_byte_by_byte(fast: bool) -> None:
         await hear_all(client, kinds)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8),

@@ -65,6 +65,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_one_line_that_is_redrawn_and_never_goes_back() -> None:
     asked, figures = threading.Event(), iter([50, 20])
 
@@ -131,6 +132,7 @@ def test_sizes_and_options_are_checked() -> None:
             parser().parse_args(["s", "t", *wrong])
 
 
+@pytest.mark.slow
 def test_an_arrow_string_column_is_read_in_place_also_when_it_is_a_slice() -> None:
     pa = pytest.importorskip("pyarrow")
     for kind in (pa.string(), pa.large_string()):

@@ -44,6 +44,7 @@ def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
     assert reasons(segment.path) == []
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     whole = segment.path.read_bytes()
@@ -247,6 +248,7 @@ def topics(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "topics", *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_found(data: Path) -> None:
     done = topics("verify", str(data))
     assert (done.returncode, done.stdout) == (0, "5 files, no damage\n")
