@@ -10,8 +10,8 @@ Why two: when one side dies, the other may still read (a slow client is being se
 way) blocks of the session that is over. The next session must not write there, and must not wait either. Only the second
 next one has to wait until the last of these users is done; ``busy`` says so.
 
-Pages are taken from the system when they are first touched. They go back when a large block is freed, when ``trim`` finds
-everything free, and when the last block of a session that is over has been let go by its reader.
+Pages are taken from the system when they are first touched. They go back, a portion with each ``tidy``, when a large block is
+freed and when everything is free; and when the last block of a session that is over has been let go by its reader.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 PAGE_BYTES: Final = mmap.PAGESIZE
 MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
+PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
 
 _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 
@@ -55,11 +56,13 @@ class PageAllocator:
         self.high_water = max(self.high_water, start + pages)
         return start
 
-    def free(self, start: int) -> int:
-        """Give the row at ``start`` back; returns its pages. KeyError when nothing was allocated there."""
-        pages = self._taken.pop(start)
-        self._add_hole(start, pages)
-        return pages
+    def pages(self, start: int) -> int:
+        """How long the row at ``start`` is. KeyError when nothing was allocated there."""
+        return self._taken[start]
+
+    def free(self, start: int) -> None:
+        """Give the row at ``start`` back. KeyError when nothing was allocated there."""
+        self._add_hole(start, self._taken.pop(start))
 
     def shrink(self, start: int, pages: int) -> None:
         """Keep only the first ``pages`` (at least one) of the row at ``start``."""
@@ -133,10 +136,11 @@ class ArenaBlock:
 class ArenaWriter:
     """The producer's end: it alone decides which pages are whose.
 
-    A block is *reserved* while it is filled, *sent* from then until the consumer's RELEASE message or the session's end.
+    A block is *reserved* while it is filled, *sent* from then until the consumer's RELEASE message or the session's end. The row of
+    a large one stays taken after that, until all its pages have been given back to the system.
     """
 
-    __slots__ = ("_allocator", "_memory", "_pages", "_reserved", "_sent", "session")
+    __slots__ = ("_allocator", "_leaving", "_memory", "_pages", "_reserved", "_sent", "session")
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
@@ -144,6 +148,7 @@ class ArenaWriter:
         self._allocator = PageAllocator(self._pages)
         self._reserved = [0, 0]  # blocks being filled, by half
         self._sent: set[int] = set()  # offsets of this session
+        self._leaving: list[int] = []  # rows of freed blocks, by first page, whose pages go back to the system
         self.session = 0
 
     def busy(self, session: int) -> bool:
@@ -156,15 +161,19 @@ class ArenaWriter:
         self.session = session
         self._allocator = PageAllocator(self._pages)
         self._sent.clear()
+        self._leaving.clear()
 
     @property
     def used_bytes(self) -> int:
         """Bytes of pages that are reserved or sent in this session."""
-        return self._allocator.used * PAGE_BYTES
+        return (self._allocator.used - sum(map(self._allocator.pages, self._leaving))) * PAGE_BYTES
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """A block of ``length`` bytes; None when there is no room in one piece."""
         page = self._allocator.allocate(_pages(length))
+        while page is None and self._leaving:
+            self.tidy()
+            page = self._allocator.allocate(_pages(length))
         if page is None:
             return None
         half = self.session & 1
@@ -202,17 +211,34 @@ class ArenaWriter:
         return True
 
     def _free(self, offset: int) -> None:
-        pages = self._allocator.free(self._page(offset))
-        if pages >= LARGE_PAGES:
-            self._memory.give_back(offset, pages * PAGE_BYTES)
+        page = self._page(offset)
+        if self._allocator.pages(page) >= LARGE_PAGES:
+            self._leaving.append(page)
+        else:
+            self._allocator.free(page)
 
-    def trim(self) -> None:
-        """Give back what an empty arena has touched. Now and then, not with every block: touching pages anew is dear."""
+    def tidy(self) -> bool:
+        """Give the next portion of unused pages back to the system; whether there is more. Touching pages anew is dear, so what
+        small blocks have touched stays until everything is free.
+        """
         allocator = self._allocator
-        if not allocator.used and allocator.high_water > LARGE_PAGES:
-            start = (self.session & 1) * self._memory.half_bytes
-            self._memory.give_back(start, allocator.high_water * PAGE_BYTES)
-            allocator.high_water = 0
+        if self._leaving:
+            row = self._leaving[-1]
+            left = max(allocator.pages(row) - PORTION_PAGES, 0)
+            self._give_back(row + left, allocator.pages(row) - left)
+            if left:
+                allocator.shrink(row, left)
+            else:
+                allocator.free(self._leaving.pop())
+        elif not allocator.used and allocator.high_water > LARGE_PAGES:
+            left = max(allocator.high_water - PORTION_PAGES, 0)
+            self._give_back(left, allocator.high_water - left)
+            allocator.high_water = left
+        return bool(self._leaving) or (not allocator.used and allocator.high_water > LARGE_PAGES)
+
+    def _give_back(self, page: int, pages: int) -> None:
+        start = (self.session & 1) * self._memory.half_bytes + page * PAGE_BYTES
+        self._memory.give_back(start, pages * PAGE_BYTES)
 
     def _page(self, offset: int) -> int:
         return (offset - (self.session & 1) * self._memory.half_bytes) // PAGE_BYTES

@@ -349,13 +349,16 @@ class Link:
             producer.get_up()
 
     def look_after(self) -> None:
-        """The guard timer's visit: flush what nobody flushed (releases), tidy up, wake a sleeper whose bell was lost."""
+        """The guard timer's visit: flush what nobody flushed (releases), wake a sleeper whose bell was lost."""
         self.flush()
-        self._writer.trim()
         if self._asleep and self._ready() and not _rung(self._bell):
             if self._cell[0] == self._session:  # else it waited for arena blocks to be let go; nobody rings for that
                 self._late += 1
             os.eventfd_write(self._bell, 1)
+
+    def tidy(self) -> bool:
+        """Give some unused memory back to the system; whether there is more."""
+        return self._writer.tidy()
 
     def statistics(self) -> LinkStatistics:
         """For the metrics."""
@@ -387,11 +390,13 @@ class Guard:
             return guard
 
     async def run(self) -> None:
-        """Visit every link each GUARD_S."""
+        """Visit every link each GUARD_S. Others run between two portions of what is tidied up."""
         while True:
             await trio.sleep(GUARD_S)
             for link in tuple(self.links):
                 link.look_after()
+                while link.tidy():
+                    await trio.lowlevel.checkpoint()
 
 
 _GUARD: trio.lowlevel.RunVar[Guard] = trio.lowlevel.RunVar("topics link guard")

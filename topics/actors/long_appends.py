@@ -118,9 +118,9 @@ class LongAppends:
                 utf8.decode(view[start : start + RUN_BYTES], start + RUN_BYTES >= len(view))
                 await trio.lowlevel.checkpoint()
             for request in slices(view):
+                await trio.lowlevel.checkpoint()
                 if request is not None:
                     return request
-                await trio.lowlevel.checkpoint()
         raise AssertionError("slices end with the request")
 
     async def _topic(self, name: str, request: AppendBody, prefixes: list[str] | None) -> tuple[Topic, bool] | OSError:
@@ -138,11 +138,13 @@ class LongAppends:
 
     async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
         rendering = Rendering(request, keep_key=keeps_key(topic, request))
+        await trio.lowlevel.checkpoint()
         now = self._clock()
         expired = self.engine.expire(topic, now)
         if expired is not None:
             self.commits.submit(expired, None)
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
+        await trio.lowlevel.checkpoint()
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
         change = self.engine.append_long(topic, request, rendering, ends[-1], now)
