@@ -205,14 +205,14 @@ class Sealing:
 
     def _flags(self, touched: dict[int, Topic], topic_id: int, first_seq: int, count: int) -> bytearray:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
-        flags, topic = bytearray(b"\1" * count), touched[topic_id]
-        for entry in topic.frames.from_seq(max(first_seq, topic.start_seq)):
-            if entry.first_seq >= first_seq + count:
-                break
-            start, stop = max(entry.first_seq, topic.start_seq, first_seq), min(entry.first_seq + entry.record_count, first_seq + count)
-            dead = self.commits.dead(entry.place)
-            live = bytes(stop - start) if dead is None else dead[start - entry.first_seq : stop - entry.first_seq]
-            flags[start - first_seq : stop - first_seq] = live
+        flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
+        for seq, length, place in topic.frames.not_whole(first_seq, end):
+            dead = b"\1" * length if place is None else self.commits.dead(place)
+            start, stop = max(seq, first_seq), min(seq + length, end)
+            if dead is not None:
+                flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
+        below = min(max(topic.start_seq - first_seq, 0), count)
+        flags[:below] = b"\1" * below
         return flags
 
     async def _install(self, segment: Segment, touched: dict[int, Topic]) -> None:

@@ -121,6 +121,25 @@ class FrameIndex:
                 return
             yield entry
 
+    def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+        """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive): ``(first_seq, count, place)`` of entries of
+        which some records live, and without a place holes and entries of which none does. Both may reach over the ends.
+        """
+        start, stop = self.find(begin) + self._front, self.find(end - 1) + 1 + self._front
+        gone, expected = self.gone, begin
+        for index, (first_seq, count, size) in enumerate(
+            zip(self._first_seqs[start:stop], self._counts[start:stop], self._sizes[start:stop], strict=True), start
+        ):
+            if first_seq > expected:
+                yield expected, first_seq - expected, None
+            if not size:
+                yield first_seq, count, None
+            elif first_seq in gone:
+                yield first_seq, count, self._places[index]
+            expected = first_seq + count
+        if expected < end:
+            yield expected, end - expected, None
+
     # What goes
 
     def take(self, index: int, count: int, size: int) -> None:
