@@ -601,6 +601,49 @@ def test_a_recycled_log_file_has_no_torn_tail_worth_telling(client: Sealer) -> N
     again.kill()
 
 
+def test_recycled_log_files_are_found_before_the_disk_knows_their_names(client: Sealer, tmp_path: Path) -> None:
+    fill(client, "a", rounds=60)
+    free_all(client)
+    recycled = [path.name for path in files(client.path, "wal") if path.suffix == ".spare"]
+    assert len(recycled) == 2
+    while len(client.wal._bases) < 4:
+        client.append("a", 1)
+    before, bases = seen(client), client.wal._bases[-2:]
+    client.kill()
+    names = dict(zip([f"{base:016x}.wal" for base in bases], recycled, strict=True))
+    for lost in ([*names], [*names][:1], [*names][1:]):
+        data = copy(client.path, tmp_path / "copy")
+        for name in lost:
+            (data / "wal" / "00" / name).rename(data / "wal" / "00" / names[name])
+        assert findings(data) == []
+        again = Sealer(data, now=client.now)
+        assert seen(again) == before
+        assert all((data / "wal" / "00" / name).exists() for name in names)
+        again.kill()
+
+
+def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(client: Sealer) -> None:
+    fill(client, "a", rounds=60)
+    free_all(client)
+    before = seen(client)
+    spares = {path.name: path.stat().st_ino for path in files(client.path, "wal") if path.suffix == ".spare"}
+    assert spares
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    while len(again.wal._bases) < 4:
+        again.append("a", 1)
+    inodes = {path.stat().st_ino for path in files(again.path, "wal") if path.suffix == ".wal"}
+    assert inodes >= set(spares.values())
+    free_all(again)
+    spares = {path.name: path.stat().st_ino for path in files(again.path, "wal") if path.suffix == ".spare"}
+    assert spares
+    again.kill()
+    other = again.again(file_bytes=2 * client.wal.file_bytes)
+    assert not [path for path in files(other.path, "wal") if path.suffix == ".spare"]
+    other.kill()
+
+
 def test_a_kill_in_the_same_run_of_the_machine_skips_no_seq_when_its_mark_is_sealed(client: Sealer) -> None:
     for _ in range(4):
         fill(client, "a", rounds=8)

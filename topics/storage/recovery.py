@@ -50,7 +50,7 @@ from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.segments import SegmentStore, split_place
 from topics.storage.wal import Wal, frame_records
-from topics.storage.wal_file import NEW, SPARE, WalFile
+from topics.storage.wal_file import NEW, WalFile, log_paths
 
 REPORT_BYTES = 8 << 20  # progress is told after so much of the log
 _ZEROS = bytes(1 << 16)
@@ -96,7 +96,7 @@ def recover(
         make_directory(part)
     for known in (data_dir, *(part.parent for part in parts), *parts):
         sync_directory(known)  # a process that was killed may have left names that the disk does not know, and we build on them
-    for leftover in (*folder.glob(f"*{NEW}"), *folder.glob(f"*{SPARE}")):
+    for leftover in folder.glob(f"*{NEW}"):
         leftover.unlink()
     try:
         standing = checkpoints.whole(checkpoint_folder)
@@ -109,7 +109,7 @@ def recover(
     )
     engine, blobs = ShardEngine(shard, shards), BlobStore(blob_folder)
     engine.store = store = _Store(engine, segments, blobs)
-    files = [WalFile.open(path, shard) for path in sorted(folder.glob("*.wal"))]
+    files = _open_log(folder, shard)
     extents = _restore(engine, segments, store, checkpoint, files) if checkpoint else {}
     replay = _Replay(engine, blobs, now, report, checkpoint)
     store.files = replay.files
@@ -128,6 +128,18 @@ def recover(
     wal.wait_synced()  # records of `ephemeral` topics are acknowledged without the log, but not before it tells of this start
     report(1.0)
     return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
+
+
+def _open_log(folder: Path, shard: int) -> list[WalFile]:
+    """The files of the log, each under its name."""
+    files = []
+    for path in log_paths(folder, shard):
+        file = WalFile.open(path, shard)
+        if path != file.path:
+            path.replace(file.path)
+            sync_directory(folder)
+        files.append(file)
+    return files
 
 
 def _restore(

@@ -36,6 +36,7 @@ from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import mapped
 from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments import segment_path
+from topics.storage.wal_file import SPARE, log_name, log_paths
 
 _ZEROS = bytes(1 << 20)
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
@@ -60,7 +61,7 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
         needed = min((checkpoint.replay_from for checkpoint in standing.values()), default=0)
         blobs_wanted: set[tuple[int, int]] = set()
         end: int | None = None
-        paths = sorted((data_dir / "wal" / name).glob("*.wal"))
+        paths = log_paths(data_dir / "wal" / name, shard)
         for path in paths:
             log = LogCheck(path, shard, needed)
             yield from log.run(begins_at=end, last=path is paths[-1])
@@ -185,7 +186,7 @@ class LogCheck:
             yield Finding(self.path, 0, str(error))
             return
         self.base = header.base
-        if header.shard != self._shard or self.path.name != f"{header.base:016x}.wal":
+        if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix != SPARE):
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")

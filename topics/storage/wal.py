@@ -105,6 +105,7 @@ class Wal:
         self._new_file = False
         self._tail: WalFile | None = files[-1] if files else None
         self._spares: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._find_spares()
         self._queue: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._done: deque[Progress] = deque()
         self._held: _Group | None = None
@@ -119,6 +120,14 @@ class Wal:
         self._syncer = threading.Thread(target=self._sync_behind, name="wal syncer", daemon=True)
         self._thread.start()
         self._syncer.start()
+
+    def _find_spares(self) -> None:
+        """Those that an earlier process left."""
+        for path in self.folder.glob(f"*{SPARE}"):
+            if self._spares.qsize() < SPARES and path.stat().st_size == self.file_bytes:
+                self._spares.put(path)
+            else:
+                path.unlink()
 
     # The loop's side
 

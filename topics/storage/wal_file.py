@@ -17,11 +17,32 @@ from topics.formats.wal import (
 from topics.storage.disk import Damaged, sync_directory
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-NEW, SPARE = ".new", ".spare"  # files of these names are no part of the log, and are removed at start
+LOG, NEW, SPARE = ".wal", ".new", ".spare"  # new files are no part of the log yet, spare ones no more
 
 
 class NoRoom(OSError):
     """The next log file could not be made; nothing was written and nothing is in doubt."""
+
+
+def log_name(base: int) -> str:
+    """A file is named by its first position, so that names sort as the log runs."""
+    return f"{base:016x}{LOG}"
+
+
+def log_paths(folder: Path, shard: int) -> list[Path]:
+    """The files of a shard's log, oldest first.
+
+    A spare that becomes a file of the log gets its name without waiting for the disk, which would keep all writes waiting. After a
+    power loss it may still have the old one. Its header then says what it is: those that the log needs no more begin before it.
+    """
+    paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
+    oldest = next(iter(paths), None)
+    for spare in folder.glob(f"*{SPARE}"):
+        with contextlib.suppress(BadHeader), spare.open("rb") as file:
+            header = decode_file_header(file.read(FILE_HEADER_BYTES))
+            if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
+                paths.setdefault(log_name(header.base), spare)
+    return [paths[name] for name in sorted(paths)]
 
 
 class WalFile:
@@ -36,8 +57,8 @@ class WalFile:
 
     @property
     def path(self) -> Path:
-        """Named by the first position, so that names sort as the log runs."""
-        return self.folder / f"{self.base:016x}.wal"
+        """See `log_name`."""
+        return self.folder / log_name(self.base)
 
     def offset(self, position: int) -> int:
         """Where in the file the frame at ``position`` stands."""
@@ -50,18 +71,17 @@ class WalFile:
     def create(self, spare: Path | None = None) -> None:
         """Make the file with all its room, so that a full disk shows here and not in the middle of a write.
 
-        ``spare``: a file of the same size that nobody needs any more; it becomes this one. What it holds stays behind the new
-        header; the new salt makes it no frames, and its blocks and pages need not be found again.
+        ``spare``: a file of the same size that nobody needs any more; it becomes this one, at once: its blocks and its pages need
+        not be found again. What it holds stays behind the new header; the new salt makes it no frames. See `log_paths`.
 
         Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its name: whether a next start
         finds it is in doubt, so nothing may be written at this position or behind it.
         """
-        aside = self.path.with_suffix(NEW)
+        aside = spare or self.path.with_suffix(NEW)
         try:
-            if spare is not None:
-                spare.replace(aside)
-            self._fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if spare is None else 0), 0o600)
-            os.posix_fallocate(self._fd, 0, self.size)
+            self._fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0), 0o600)
+            if spare is None:
+                os.posix_fallocate(self._fd, 0, self.size)
             os.pwrite(self._fd, encode_file_header(self.header), 0)
             os.fdatasync(self._fd)
         except OSError as error:
@@ -69,7 +89,8 @@ class WalFile:
             aside.unlink(missing_ok=True)
             raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
         aside.replace(self.path)
-        sync_directory(self.folder)
+        if spare is None:
+            sync_directory(self.folder)
 
     @classmethod
     def open(cls, path: Path, shard: int) -> WalFile:
@@ -77,7 +98,7 @@ class WalFile:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
-            if header.shard != shard or f"{header.base:016x}.wal" != path.name:
+            if header.shard != shard or (log_name(header.base) != path.name and path.suffix != SPARE):
                 raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
