@@ -143,6 +143,7 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
         requests = int(gigabytes * GB / size)
         request = append("large", BATCH)
         took = drive(server.address, [Load("write", 4, several(request, requests))])
+        client = Client(server.address)  # the other connection was idle for too long
         records = _state(client, "large")["head_seq"]
         size = _state(client, "large")["bytes"]
         limit_text = f"limit {limit / 1e6:,.0f} MB" if group.limited else "NO LIMIT"
