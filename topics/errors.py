@@ -124,6 +124,18 @@ class PayloadTooLarge(TopicsError):
     code = "payload_too_large"
 
 
+class NotAcceptable(TopicsError):
+    """The client's Accept header excludes what the route gives."""
+
+    code = "not_acceptable"
+
+
+class UpgradeRequired(TopicsError):
+    """The path speaks another protocol than the request."""
+
+    code = "upgrade_required"
+
+
 class UnsupportedMediaType(TopicsError):
     """A body that is not ``application/json``, or an unknown content coding."""
 

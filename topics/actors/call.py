@@ -1,13 +1,14 @@
 """The caller's side of one RPC: the answer that a task waits for.
 
           answer, error, PeerGone
-WAITING ---------------------------> OVER: the waiting task is woken, or the next wait() returns at once
+WAITING ---------------------------> OVER: the waiting task is woken, or the next wait() returns at once; or then()'s function is called
    |        abandon(), cancelled
    +-------------------------------> OVER: the session forgets the call, a late answer is released
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import outcome
@@ -53,14 +54,20 @@ class RpcReply:
 class Call:
     """A request that is under way. One task waits for it; waking it costs no event, no scope and no closure."""
 
-    __slots__ = ("_answer", "_over", "_session", "_task", "cid")
+    __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid")
 
     def __init__(self, cid: int, session: Session) -> None:
         self.cid = cid
         self._session = session
         self._task: Task | None = None  # the one that is parked in wait(), or was
         self._answer: outcome.Outcome[RpcReply] | None = None  # came before anybody waited
+        self._listener: Callable[[outcome.Outcome[RpcReply]], None] | None = None
         self._over = False
+
+    def then(self, listener: Callable[[outcome.Outcome[RpcReply]], None]) -> None:
+        """Instead of a task that waits: call ``listener`` with the answer, from the loop that takes it out of the ring."""
+        assert not self._over, "a call has just been made"
+        self._listener = listener
 
     async def wait(self) -> RpcReply:
         """The reply. Raises RemoteError or PeerGone. When it is cancelled, the call is abandoned.
@@ -110,7 +117,9 @@ class Call:
     def _settle(self, answer: outcome.Outcome[RpcReply]) -> None:
         assert not self._over, "the session forgets a call before it settles it"
         self._over = True
-        if self._task is None:
+        if self._listener is not None:
+            self._listener(answer)
+        elif self._task is None:
             self._answer = answer
         else:
             trio.lowlevel.reschedule(self._task, answer)

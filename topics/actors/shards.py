@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import outcome
 import trio
 
 from topics import errors
 from topics.actors.arena import ArenaBlock
 from topics.actors.board import Board, ShardState
 from topics.actors.link import Link
-from topics.actors.message_router import Attachment, Block, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
+from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
 from topics.actors.shard_actor import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
-from topics.formats.message import MessageFrame, PeerGone
+from topics.formats.message import Buffer, MessageFrame, PeerGone
 from topics.formats.names import shard_of
 
 _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
+EVENTS = ("feed.page", "feed.ended")
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 
@@ -48,12 +51,32 @@ class ShardReply:
         self._reply.release()
 
 
+class Listener(Protocol):
+    """Hears of shards without having asked. Called from the loop that takes messages out of a ring: it must not wait."""
+
+    def opened(self, shard: int) -> None:
+        """The shard serves, from here on or again."""
+
+    def closed(self, shard: int) -> None:
+        """The shard has gone, and with it all that it was told."""
+
+    def event(self, shard: int, name: str, params: dict[str, Any], body: Buffer) -> None:
+        """``event/NAME``; ``body`` is valid until this returns."""
+
+
+class _Deaf:
+    def opened(self, shard: int) -> None: ...
+    def closed(self, shard: int) -> None: ...
+    def event(self, shard: int, name: str, params: dict[str, Any], body: Buffer) -> None: ...
+
+
 class ShardLink:
     """One link and the session that is open on it, if any."""
 
     def __init__(self, link: Link, router: MessageRouter) -> None:
         self.link, self._router = link, router
         self.session: Session | None = None
+        self.listener: Listener = _Deaf()
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
@@ -61,6 +84,7 @@ class ShardLink:
 
     def _opened(self) -> None:
         self.session = self._router.open_session(f"shard-{self.link.pair[1]}", self.link)
+        self.listener.opened(self.link.pair[1])
 
     def _arrived(self, frames: list[MessageFrame]) -> None:
         session = self.session
@@ -71,8 +95,9 @@ class ShardLink:
 
     def _closed(self) -> None:
         if self.session is not None:
-            self.session.close()
-            self.session = None
+            session, self.session = self.session, None
+            session.close()
+            self.listener.closed(self.link.pair[1])
 
 
 class Shards:
@@ -83,6 +108,21 @@ class Shards:
         self._router = MessageRouter(RouterConfig())
         self._links = [ShardLink(link, self._router) for link in links]
         self.shards = len(links)
+        self._shard_of_session = {f"shard-{link.pair[1]}": link.pair[1] for link in links}
+
+    def listen(self, listener: Listener) -> None:
+        """From now on ``listener`` hears of the shards. Once, before `run`."""
+        for link in self._links:
+            link.listener = listener
+
+        def heard(message: InboundMessage) -> None:
+            assert message.notification is not None, "event/ subjects come with a notification"
+            shard = self._shard_of_session[message.peer_id]
+            listener.event(shard, message.subject.removeprefix("event/"), message.notification.params, message.attachment)
+            message.release()
+
+        for name in EVENTS:
+            self._router.route(f"event/{name}", heard)
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
@@ -110,6 +150,40 @@ class Shards:
             raise _as_ours(error) from error
         except PeerGone as error:
             raise self._not_ready(shard) from error
+
+    def ask(
+        self, shard: int, method: str, params: dict[str, Any], body: Attachment, then: Callable[[ShardReply | TopicsError], None]
+    ) -> None:
+        """As `call`, and ``then`` gets the answer or the failure from the loop that takes it out of the ring; `flush` sends it off."""
+        session = self._links[shard].session
+        if session is None:
+            if isinstance(body, Block):
+                body.free()
+            then(self._not_ready(shard))
+            return
+
+        def answered(answer: outcome.Outcome[RpcReply]) -> None:
+            if isinstance(answer, outcome.Error):
+                error = answer.error
+                then(_as_ours(error) if isinstance(error, RemoteError) else self._not_ready(shard))
+            else:
+                then(ShardReply(answer.unwrap()))
+
+        try:
+            session.call_soon(method, params, body).then(answered)
+        except PeerGone:
+            then(self._not_ready(shard))
+
+    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+        """Tell one shard; nobody answers, and one that is down hears nothing. `flush` sends it off."""
+        session = self._links[shard].session
+        if session is not None:
+            with contextlib.suppress(PeerGone):
+                session.notify(name, params)
+
+    def flush(self, shard: int) -> None:
+        """Send off what was asked and told."""
+        self._links[shard].link.flush()
 
     def reserve(self, shard: int, length: int) -> ArenaBlock | None:
         """Shared memory for a long body. None when there is no room; raises `NotReady` when the shard is away."""

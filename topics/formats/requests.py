@@ -93,7 +93,8 @@ class refusing_bad_bodies:  # noqa: N801 - reads as a statement; a class costs a
             raise InvalidRequest("the body is nested too deeply") from error
 
 
-def _decode(decoder: msgspec.json.Decoder[Body], body: Buffer) -> Body:
+def decode(decoder: msgspec.json.Decoder[Body], body: Buffer) -> Body:
+    """A body as ``decoder`` says, and valid UTF-8 wherever it is not looked into. Raises `InvalidRequest`."""
     with refusing_bad_bodies():
         # Raw values are not looked into by the decoder: one bad byte would poison every reader's JSON.
         if not (isinstance(body, bytes) and body.isascii()):
@@ -103,7 +104,7 @@ def _decode(decoder: msgspec.json.Decoder[Body], body: Buffer) -> Body:
 
 def decode_config(body: Buffer) -> TopicConfigPatch:
     """Body of a topic PUT; an empty body means no field."""
-    return _decode(_patch, body or b"{}")
+    return decode(_patch, body or b"{}")
 
 
 def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
@@ -111,7 +112,7 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 
     Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
     """
-    request = _decode(_append, body or b"{}")
+    request = decode(_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
     return request
 
@@ -145,6 +146,11 @@ def _check_text(field: str, text: str | None, max_bytes: int) -> None:
     # A text of n characters has at most 4n bytes: most need no encoding to be measured.
     if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
         raise InvalidRequest(f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes)
+
+
+def check_node(node: str, limits: Limits) -> None:
+    """Raises `InvalidRequest` for a node id that is too long."""
+    _check_text("node", node, limits.node_bytes)
 
 
 def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
@@ -197,7 +203,7 @@ class Diff(msgspec.Struct, frozen=True):
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
     """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types only."""
-    asked = _decode(_diff, body or b"{}")
+    asked = decode(_diff, body or b"{}")
     for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
         value = getattr(asked, field)
         if value is not None and not 0 <= value <= U64_MAX:
@@ -243,7 +249,7 @@ _delete = msgspec.json.Decoder(DeleteBody)
 
 def decode_delete(body: Buffer) -> DeleteRequest:
     """Body of a delete. Raises `InvalidRequest`."""
-    asked = _decode(_delete, body or b"{}")
+    asked = decode(_delete, body or b"{}")
     if asked.before_seq is not None and not 0 <= asked.before_seq <= U64_MAX:
         raise InvalidRequest("before_seq must be an integer from 0 to 2^64 - 1", field="before_seq")
     match = None if asked.match is None else _match(asked.match)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
 
 from topics.front.backend import Reply
+from topics.front.connections import Connection
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -22,12 +24,22 @@ WBITS_GZIP = 31
 CODING = re.compile(rb"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:;[ \t]*[qQ]=([0-9.]{1,5}))?[ \t]*")
 
 
+class StreamAnswer(NamedTuple):
+    """Instead of a response: what takes the connection. ``reads``: it reads what the client sends, and sees it leave."""
+
+    run: Callable[[Connection], Awaitable[None]]
+    reads: bool
+
+
 class Answer:
     """One response. With a ``reply`` the body may live in shared memory: whoever sends the answer calls `done` afterwards."""
 
-    __slots__ = ("body", "headers", "reply", "status")
+    __slots__ = ("body", "headers", "reply", "status", "stream")
 
-    def __init__(self, status: int, body: bytes | memoryview, reply: Reply | None = None, headers: Headers = ()) -> None:
+    def __init__(
+        self, status: int, body: bytes | memoryview, reply: Reply | None = None, headers: Headers = (), stream: StreamAnswer | None = None
+    ) -> None:
+        self.stream = stream
         self.status = status
         self.body = body
         self.reply = reply

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from topics.actors.shards import Readiness
-from topics.errors import NotReady
+from topics.actors.shards import Listener, Readiness
+from topics.errors import NotReady, TopicsError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,6 +50,17 @@ class Backend(Protocol):
         shard that nobody waits any more.
         """
 
+    def ask(self, shard: int, method: str, params: dict[str, Any], body: Body, then: Callable[[Reply | TopicsError], None]) -> None:
+        """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends it off."""
+
+    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+        """Tell one shard ``event/NAME``. `flush` sends it off."""
+
+    def flush(self, shard: int) -> None: ...
+
+    def listen(self, listener: Listener) -> None:
+        """``listener`` hears what the shards say without being asked."""
+
     def reserve(self, shard: int, length: int) -> BodyBlock | None:
         """Shared memory for a body above ``settings.inline_bytes``; None when it is full."""
 
@@ -60,4 +72,4 @@ def unready(readiness: Readiness) -> NotReady:
     return NotReady("the log is being replayed", replay_progress=readiness.progress)
 
 
-__all__ = ["Backend", "Body", "BodyBlock", "Readiness", "Reply", "unready"]
+__all__ = ["Backend", "Body", "BodyBlock", "Listener", "Readiness", "Reply", "unready"]

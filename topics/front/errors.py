@@ -19,11 +19,13 @@ STATUS: dict[type[errors.TopicsError], int] = {
     errors.NotFound: 404,
     errors.TopicNotFound: 404,
     errors.MethodNotAllowed: 405,
+    errors.NotAcceptable: 406,
     errors.TopicExistsIncompatible: 409,
     errors.TopicNotEmpty: 409,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedMediaType: 415,
     errors.TopicFull: 422,
+    errors.UpgradeRequired: 426,
     errors.Throttled: 429,
     errors.Internal: 500,
     errors.NotReady: 503,
@@ -57,6 +59,8 @@ def _headers(status: int, failure: errors.TopicsError) -> Headers:
         return ((b"retry-after", b"%d" % retry_after_s(failure.detail.get("retry_after_ms", DEFAULT_RETRY_MS))),)
     if status == 401:
         return ((b"www-authenticate", b"Bearer"),)
+    if status == 426:
+        return ((b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"))
     if status == 405:
         return ((b"allow", ", ".join(failure.detail.get("allow", ())).encode("ascii")),)
     return ()

@@ -19,7 +19,7 @@ from hashlib import blake2b
 import trio
 
 from topics.errors import Internal, InvalidRequest, TopicsError
-from topics.front.answers import Answer
+from topics.front.answers import Answer, StreamAnswer
 from topics.front.backend import Backend, Body
 from topics.front.bodies import BodySink, GzipSink, reserve
 from topics.front.cold_bridge import Bridge, ColdLane
@@ -111,7 +111,7 @@ class Lanes:
             return RefusedHead(head, failure)
         plain = head.length is not None and head.length <= self.inline_bytes and not request.gzip_in
         hot = HotHead(request, head.length, plain, head.close, head.expects_continue)
-        if request.key is None:  # a head with an idempotency key does not come again
+        if request.key is None and not request.route.streams:  # a head with an idempotency key does not come again
             self._remember(digest, hot)
         return hot
 
@@ -227,9 +227,22 @@ class FastLane:
                 connection.waits_since = connection.connections.now
             answer = await lanes.operations.run(request, body, at)
             connection.waits_since = NEVER
-            await self._send(answer, close=head.close)
+            if answer.stream is None:
+                await self._send(answer, close=head.close)
         finally:
             lanes.guard.leave(request)
+        if answer.stream is not None:
+            await self._stream(answer.stream)
+
+    async def _stream(self, stream: StreamAnswer) -> None:
+        """Give the connection to a stream, until either ends. It takes no part in the limits and deadlines of requests."""
+        connection = self.connection
+        self._has_answered = connection.closing = True
+        connection.idle = False
+        if not stream.reads:
+            connection.waits_since = connection.connections.now  # a client that hangs up is seen by the sweep
+        await stream.run(connection)
+        connection.waits_since = NEVER
 
     async def _body(self, head: HotHead) -> Body:
         """The request's body. Raises `TopicsError` with the rest of it unread, or OSError when the client leaves."""

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 import trio
 
@@ -41,7 +42,7 @@ from topics.front.answers import wants_gzip
 from topics.front.backend import Backend
 from topics.front.bodies import too_large
 from topics.front.queries import Query, parse_query
-from topics.front.routes import BodyRule, Route, match
+from topics.front.routes import BodyRule, Match, Route, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE)
@@ -54,6 +55,7 @@ class Request:
 
     route: Route
     topic: str  # "" where the route has none
+    wid: str  # likewise
     shard: int
     principal: Principal
     query: Query
@@ -62,6 +64,7 @@ class Request:
     gzip_in: bool
     gzip_out: bool
     wrong_media: UnsupportedMediaType | None  # to be raised if a body follows after all
+    head: HeadFields | None  # of a request for a stream
 
 
 class HeadFields:
@@ -100,13 +103,13 @@ class Guard:
             matched = match(method, target)
         except (NotFound, MethodNotAllowed) as failure:
             found = failure
-        is_open = found is None and matched.route.scope is None and not self._probe_auth
-        principal = ANYONE if is_open else self._authenticate(head)
+        is_open = found is None and matched.route.open and not self._probe_auth
+        principal = ANYONE if is_open else self._authenticate(head, _token(matched) if found is None else None)
         if found is not None:
             raise found
         route, topic = matched.route, matched.topic
         self._authorize(route, topic, principal)
-        if self.draining and route.scope is not None:
+        if self.draining and not route.open:
             raise draining()
         gzip_in, wrong_media = self._check_media(route, head, content_length)
         if content_length is not None and content_length > self._settings.max_body_bytes:
@@ -126,13 +129,15 @@ class Guard:
             gzip_in=gzip_in,
             gzip_out=wants_gzip(head.joined(b"accept-encoding")),
             wrong_media=wrong_media,
+            wid=matched.wid or "",
+            head=head if route.streams else None,
         )
 
     def enter(self, request: Request) -> None:
         """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above the key's cap (§11)."""
-        if self.draining and request.route.scope is not None:
+        if self.draining and not request.route.open:
             raise draining()
-        if self._inflight_max and request.route.scope is not None:
+        if self._inflight_max and not request.route.open:
             digest = request.principal.digest
             if self._inflight[digest] >= self._inflight_max:
                 limit = self._inflight_max
@@ -141,7 +146,7 @@ class Guard:
 
     def leave(self, request: Request) -> None:
         """The request that was let in by `enter` is over."""
-        if self._inflight_max and request.route.scope is not None:
+        if self._inflight_max and not request.route.open:
             digest = request.principal.digest
             self._inflight[digest] -= 1
             if not self._inflight[digest]:
@@ -164,10 +169,12 @@ class Guard:
         for scope in self._waiting:
             scope.cancel()
 
-    def _authenticate(self, head: HeadFields) -> Principal:
+    def _authenticate(self, head: HeadFields, token: bytes | None) -> Principal:
         if not self._access.enabled:
             return ANYONE
         values = head.values(b"authorization")
+        if not values and token is not None:
+            values = [b"Bearer " + token]
         bearer = BEARER.fullmatch(values[0]) if len(values) == 1 else None
         principal = self._access.authenticate(bearer[1]) if bearer is not None else None
         if principal is None:
@@ -195,6 +202,13 @@ class Guard:
         if wrong is not None and content_length is not None:
             raise wrong
         return bool(codings), wrong
+
+
+def _token(matched: Match) -> bytes | None:
+    """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams only (§7.1)."""
+    if matched.wid is None:
+        return None
+    return next((value for name, value in parse_qsl(matched.query, keep_blank_values=True) if name == b"token"), None)
 
 
 def check_length(route: Route, length: int) -> None:

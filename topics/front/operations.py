@@ -11,12 +11,19 @@ from typing import Any
 import msgspec
 
 from topics import __version__
+from topics.config import Settings
 from topics.errors import Internal, NotReady, TopicsError
-from topics.front.answers import Answer, compressed, elapsed_ms, json_answer
+from topics.formats.requests import Buffer, limits_of
+from topics.formats.watch import decode_watch
+from topics.front.answers import Answer, StreamAnswer, compressed, elapsed_ms, json_answer
 from topics.front.backend import Backend, Body, unready
+from topics.front.connections import Connection
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
+from topics.front.live import Live
 from topics.front.queries import encode_cursor
+from topics.front.watch import Watches
+from topics.front.web_socket import SocketStream, upgrade_head
 
 LOG = logging.getLogger("topics.front")
 Operation = Callable[[Request, Body, int], Awaitable[Answer]]
@@ -25,7 +32,10 @@ Operation = Callable[[Request, Body, int], Awaitable[Answer]]
 class Operations:
     """One method for each row of the table. ``at`` is monotonic ns when the front had the whole request."""
 
-    def __init__(self, backend: Backend, guard: Guard) -> None:
+    def __init__(self, backend: Backend, guard: Guard, settings: Settings, live: Live) -> None:
+        self._settings, self._live = settings, live
+        self._limits = limits_of(settings)
+        self._watches = Watches(settings, live)
         self._backend = backend
         self._guard = guard
         self._started_ns = time.monotonic_ns()
@@ -40,6 +50,9 @@ class Operations:
             "health": self.health,
             "ready": self.ready,
             "hello": self.hello,
+            "watch": self.watch,
+            "watch.open": self.watch_open,
+            "ws": self.web_socket,
         }
 
     async def run(self, request: Request, body: Body, at: int) -> Answer:
@@ -113,6 +126,35 @@ class Operations:
         tail = {**more, "performance": {"server_total_ms": elapsed_ms(at)}}
         topics = b",".join([item for _, item in page])
         return Answer(200, b'{"topics":[' + topics + b"]," + msgspec.json.encode(tail)[1:])
+
+    async def watch(self, request: Request, body: Body, at: int) -> Answer:
+        """§7, the POST."""
+        if not isinstance(body, Buffer):
+            view = bytes(body.view)
+            body.free()
+            body = view
+        asked = decode_watch(body, self._limits, self._settings.max_watch_topics)
+        members = await self._watches.create(asked, request.principal, lenient=request.query.lenient)
+        return json_answer(members, at)
+
+    async def watch_open(self, request: Request, _body: Body, _at: int) -> Answer:
+        """§7, the GET: an event stream."""
+        assert request.head is not None, "a request for a stream keeps its head"
+        session = self._watches.open(request.wid, request.principal, request.head.joined(b"accept"))
+        seen = request.head.joined(b"last-event-id").strip()
+        return Answer(200, b"", stream=StreamAnswer(lambda connection: self._watches.stream(session, connection, seen), reads=False))
+
+    async def web_socket(self, request: Request, _body: Body, _at: int) -> Answer:
+        """§7, the WebSocket."""
+        assert request.head is not None, "a request for a stream keeps its head"
+        head = upgrade_head(request.head)
+
+        async def run(connection: Connection) -> None:
+            stream = SocketStream(self._live, connection, request.principal, self._settings, self._limits)
+            stream.write(head)
+            await stream.run()
+
+        return Answer(101, b"", stream=StreamAnswer(run, reads=True))
 
     async def health(self, _request: Request, _body: Body, at: int) -> Answer:
         """§8.1. 200 as long as this process can answer."""

@@ -25,6 +25,7 @@ class Query:
     prefix: str = ""
     page_size: int = PAGE_SIZE
     after: str | None = None
+    lenient: bool = False
 
 
 NOTHING_ASKED = Query()
@@ -47,6 +48,8 @@ def parse_query(route: str, raw: bytes) -> Query:
         return Query(touch=_boolean(values, "touch", default=True))
     if route == "topic.delete":
         return Query(if_empty=_boolean(values, "if_empty", default=False))
+    if route == "watch":
+        return Query(lenient=_boolean(values, "lenient", default=False))
     if route == "topic.list":
         return Query(
             prefix=values.get("prefix", ""),

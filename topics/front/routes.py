@@ -30,7 +30,7 @@ class BodyRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row. ``scope`` None: open, unless probes need a key. ``pattern`` has at most one ``:topic``."""
+    """One row. ``scope`` None: any key will do, or none if it is ``open``. ``pattern`` has at most one ``:topic`` or ``:wid``."""
 
     methods: tuple[str, ...]
     pattern: str
@@ -39,6 +39,8 @@ class Route:
     lane: Lane = Lane.COLD
     body: BodyRule = BodyRule.NONE
     waits: bool = False  # may wait for records: a client that hangs up ends the call
+    open: bool = False  # needs no key, unless probes do
+    streams: bool = False  # the answer has no end, and the connection nothing else after it
 
 
 READ_ONLY = ("GET", "HEAD")
@@ -50,11 +52,14 @@ ROUTES = (
     Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ),
     Route(("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE),
     Route(("GET",), "/v0/topics", "topic.list", Scope.READ),
-    Route(READ_ONLY, "/v0/health", "health", None),
-    Route(READ_ONLY, "/healthz", "health", None),
-    Route(READ_ONLY, "/v0/ready", "ready", None),
-    Route(READ_ONLY, "/readyz", "ready", None),
-    Route(READ_ONLY, "/", "hello", None),
+    Route(("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED),
+    Route(("GET",), "/v0/watch/:wid", "watch.open", Scope.READ, Lane.HOT, streams=True),
+    Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True),
+    Route(READ_ONLY, "/v0/health", "health", None, open=True),
+    Route(READ_ONLY, "/healthz", "health", None, open=True),
+    Route(READ_ONLY, "/v0/ready", "ready", None, open=True),
+    Route(READ_ONLY, "/readyz", "ready", None, open=True),
+    Route(READ_ONLY, "/", "hello", None, open=True),
 )
 
 
@@ -62,18 +67,19 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split("/")[1:])
 
 
-TOPIC = ":topic"
+TOPIC, WID = ":topic", ":wid"
 PATTERNS = {_segments(route.pattern) for route in ROUTES}
 BY_PATTERN = {pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods} for pattern in PATTERNS}
-TOPIC_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern]
+NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in pattern]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a request goes: the row and the topic's name, None where the row has none. The name is not checked yet."""
+    """Where a request goes: the row, and the name of the topic or session, None where the row has none. It is not checked yet."""
 
     route: Route
     topic: str | None
+    wid: str | None
     query: bytes
 
 
@@ -81,24 +87,24 @@ def match(method: str, target: bytes) -> Match:
     """Find the row. Raises `NotFound`, or `MethodNotAllowed` with ``detail.allow``."""
     path, _, query = _origin_form(target).partition(b"?")
     text = unquote_to_bytes(path).decode("utf-8", "replace") if b"%" in path else path.decode("latin-1")
-    rows, topic = _find(tuple(text.split("/")[1:])) if text.startswith("/") else (None, None)
-    if rows is None:
+    pattern, name = _find(tuple(text.split("/")[1:])) if text.startswith("/") else (None, None)
+    if pattern is None:
         raise NotFound("no such path")
+    rows = BY_PATTERN[pattern]
     route = rows.get(method)
     if route is None:
         raise MethodNotAllowed(f"{method[:32]} is not a method of this path", allow=sorted(rows))
-    return Match(route, topic, query)
+    return Match(route, name if TOPIC in pattern else None, name if WID in pattern else None, query)
 
 
-def _find(segments: tuple[str, ...]) -> tuple[dict[str, Route] | None, str | None]:
-    rows = BY_PATTERN.get(segments)
-    if rows is not None and TOPIC not in segments:
-        return rows, None
-    for pattern in TOPIC_PATTERNS:
+def _find(segments: tuple[str, ...]) -> tuple[tuple[str, ...] | None, str | None]:
+    if segments in BY_PATTERN and segments not in NAMED_PATTERNS:
+        return segments, None
+    for pattern in NAMED_PATTERNS:
         if len(pattern) == len(segments):
-            at = pattern.index(TOPIC)
+            at = next(index for index, segment in enumerate(pattern) if segment in (TOPIC, WID))
             if segments[:at] == pattern[:at] and segments[at + 1 :] == pattern[at + 1 :]:
-                return BY_PATTERN[pattern], segments[at]
+                return pattern, segments[at]
     return None, None
 
 

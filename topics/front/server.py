@@ -21,6 +21,7 @@ from topics.front.connections import Connection, Connections, Timings
 from topics.front.fast_lane import FastLane, Lanes
 from topics.front.guard import Guard
 from topics.front.http1 import ResponseHeads
+from topics.front.live import Live
 from topics.front.operations import Operations
 
 LOG = logging.getLogger("topics.front")
@@ -53,7 +54,8 @@ class Server:
         self._responses = ResponseHeads()
         self._context = WorkerContext(None)
         self._slots = trio.Semaphore(MAX_CONNECTIONS)
-        operations = Operations(backend, self.guard)
+        self.live = Live(backend)
+        operations = Operations(backend, self.guard, settings, self.live)
         self._app = ASGIWrapper(make_app(settings, timings, backend, self.guard, operations))  # type: ignore[arg-type]
         self._config = hypercorn_config(settings, timings)
         self.lanes = Lanes(
@@ -78,6 +80,7 @@ class Server:
             await lifespan.wait_for_startup()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
+                nursery.start_soon(self.live.run)
                 await self._accept_until(listener, stop, nursery)
                 await self._drain()
                 nursery.cancel_scope.cancel()
@@ -114,6 +117,7 @@ class Server:
         """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is left at the end is cut off."""
         self.guard.draining = True
         await self._context.terminated.set()
+        self.live.drain()
         self.connections.drain()
         with trio.move_on_after(self._poll_grace_s):
             await self.connections.wait_empty()

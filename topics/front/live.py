@@ -1,0 +1,524 @@
+"""Live records: feeds from the shards, and the streams that show them to readers (decision 0010).
+
+                      page                          its cursor stands where a page begins or ends
+    shard --> Feed ----------> every live stream  <--------------------------------------------- stream that catches up
+                '-> the newest pages are kept          the socket takes no more                   (pages of its own)
+                                                  --------------------------------------------->
+
+Live pages are written to the sockets from the loop that took them out of the ring. Only a stream that is behind has a task.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from topics.errors import NotReady, TopicNotFound, TopicsError
+from topics.formats.watch import Start, View
+from topics.front.backend import Backend, Reply
+
+LOG = logging.getLogger("topics.front")
+
+KEPT_BYTES = 64 << 20  # of pages, for all feeds together
+KEPT_PAGES = 64  # for each feed
+TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
+SLOW_S = 30.0  # without a reader taking a single byte
+RETRY_S = 0.25  # after a shard has refused
+
+
+Answered = Callable[[dict[str, Any]], None]
+
+
+class Page:
+    """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the records joined by commas.
+
+    ``shown`` keeps what streams have made of it, so that it is made once for all of them.
+    """
+
+    __slots__ = ("body", "count", "earliest_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
+
+    def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
+        self.topic, self.body = topic, body
+        self.from_seq: int = told["from_seq"]
+        self.to_seq: int = told["to_seq"]
+        self.head_seq: int = told["head_seq"]
+        self.earliest_seq: int = told["earliest_seq"]
+        self.count: int = told["count"]
+        self.tombstone: dict[str, Any] | None = told["tombstone"]
+        self.shown: dict[Any, bytes] = {}
+
+
+class Feed:
+    """A topic in a view, as a shard sends it to this front. It stands at ``seq``."""
+
+    def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
+        self.number, self.shard, self.topic, self.view = number, shard, topic, view
+        self.is_open = False
+        self.opening = False
+        self.seq = 0
+        self.epoch = 0
+        self.head_seq = 0
+        self.readers: set[Reader] = set()
+        self.live: dict[Reader, None] = {}  # those that stand where the feed stands, in the order in which they came
+        self.pages: deque[Page] = deque()
+        self.kept_bytes = 0
+
+    def page_from(self, seq: int) -> Page | None:
+        """The kept page that begins at ``seq``."""
+        pages = self.pages
+        if not pages or not pages[0].from_seq <= seq < self.seq:
+            return None
+        return next((page for page in pages if page.from_seq == seq), None)
+
+    def next_edge(self, seq: int) -> int:
+        """Where the first kept page that ends above ``seq`` begins or, when ``seq`` lies within it, ends; where the feed stands if none."""
+        for page in self.pages:
+            if page.from_seq > seq:
+                return page.from_seq
+            if page.to_seq > seq:
+                return page.to_seq
+        return self.seq
+
+
+class Reader:
+    """A stream's place in one topic."""
+
+    __slots__ = ("connecting", "epoch", "feed", "is_live", "seq", "shard", "stream", "tailing", "topic", "view", "waits")
+
+    def __init__(self, stream: Stream, topic: str, shard: int, view: View, start: Start) -> None:
+        self.stream, self.topic, self.shard, self.view = stream, topic, shard, view
+        self.seq, self.epoch = start.from_seq, start.epoch
+        self.feed: Feed | None = None
+        self.is_live = False
+        self.tailing = False  # has been told that there is no more
+        self.connecting = True  # nothing has been shown yet
+        self.waits = False  # for a shard
+
+
+class Stream(ABC):
+    """One client that is shown live records. What it is shown as, subclasses know."""
+
+    def __init__(self, live: Live, sock: socket.socket, heartbeat_s: float) -> None:
+        self.live, self.sock, self.heartbeat_s = live, sock, heartbeat_s
+        self.readers: dict[str, Reader] = {}
+        self.ended = trio.Event()
+        self.last_sent = live.now
+        self._rest: memoryview | None = None  # of what the socket did not take
+        self._moved_at = live.now  # when it last took something
+        self._catching_up = False
+
+    # What subclasses show
+
+    @abstractmethod
+    def shown_page(self, reader: Reader, page: Page) -> bytes:
+        """The records of a page; the reader already stands behind it."""
+
+    @abstractmethod
+    def shown_tombstone(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
+        """Loss; the reader already stands behind the gap."""
+
+    @abstractmethod
+    def shown_caught_up(self, reader: Reader, head_seq: int) -> bytes:
+        """There is no more right now."""
+
+    @abstractmethod
+    def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
+        """The topic has gone."""
+
+    @abstractmethod
+    def shown_failure(self, code: int, error: str) -> bytes:
+        """The last thing that the client is told."""
+
+    @abstractmethod
+    def shown_heartbeat(self) -> bytes:
+        """Nothing has happened."""
+
+    def moved(self, reader: Reader) -> None:
+        """The reader's place has changed."""
+
+    def failed(self, reader: Reader, failure: TopicsError) -> None:
+        """The topic cannot be read; for those who want to tell of it."""
+
+    # Sending
+
+    @property
+    def is_stalled(self) -> bool:
+        """The socket takes no more for now."""
+        return self._rest is not None
+
+    def write(self, data: bytes) -> None:
+        """Send, or keep what the socket does not take. Not while something is kept, unless it belongs behind that."""
+        if self._rest is not None:
+            self._rest = memoryview(b"".join((self._rest, data)))
+            return
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.end()
+            return
+        self.last_sent = self.live.now
+        if sent < len(data):
+            self._rest = memoryview(data)[sent:]
+            self._moved_at = self.live.now
+            self.catch_up()
+
+    async def _send_rest(self) -> None:
+        while self._rest is not None and not self.ended.is_set():
+            await trio.lowlevel.wait_writable(self.sock)
+            try:
+                sent = self.sock.send(self._rest)
+            except BlockingIOError:
+                continue
+            self._moved_at = self.last_sent = self.live.now
+            self._rest = self._rest[sent:] if sent < len(self._rest) else None
+
+    def tick(self, now: float) -> None:
+        """Beat, or give up."""
+        if self._rest is not None:
+            if now - self._moved_at >= SLOW_S:
+                self.fail(408, "the client reads too slowly")
+        elif now - self.last_sent >= self.heartbeat_s:
+            self.write(self.shown_heartbeat())
+
+    def fail(self, code: int, error: str) -> None:
+        """Tell why, if the socket takes it, and end."""
+        if not self.ended.is_set():
+            data = self.shown_failure(code, error)
+            if self._rest is not None:
+                data = b"".join((self._rest, data))
+            try:
+                self.sock.send(data)
+            except OSError:
+                LOG.debug("a stream ended and its client did not hear why")
+            self.end()
+
+    def end(self) -> None:
+        """Leave everything; whoever runs the connection closes it."""
+        if not self.ended.is_set():
+            self.ended.set()
+            for reader in self.readers.values():
+                self.live.leave(reader)
+            self.live.streams.discard(self)
+
+    # Topics
+
+    def add(self, topic: str, view: View, start: Start) -> None:
+        """Follow a topic as well, instead of how it was followed before. `catch_up` must follow."""
+        self.remove(topic)
+        self.readers[topic] = Reader(self, topic, self.live.backend.shard_of(topic), view, start)
+
+    def remove(self, topic: str) -> None:
+        """Follow it no more."""
+        reader = self.readers.pop(topic, None)
+        if reader is not None:
+            self.live.leave(reader)
+
+    def show(self, reader: Reader, page: Page) -> None:
+        """Show a page to the reader that stands where it begins."""
+        parts = []
+        tombstone, seq = page.tombstone, reader.seq
+        if tombstone is not None:
+            told = {**tombstone, "reason": "from_seq_too_old"} if reader.connecting and tombstone["reason"] in ("cap", "ttl") else tombstone
+            reader.seq = tombstone["gap_to"]
+            self.moved(reader)
+            parts.append(self.shown_tombstone(reader, told))
+        reader.connecting = False
+        reader.seq = page.to_seq
+        if reader.seq != seq:
+            self.moved(reader)
+        if page.count:
+            parts.append(self.shown_page(reader, page))
+        if page.to_seq < page.head_seq:
+            reader.tailing = False
+        elif not reader.tailing:
+            reader.tailing = True
+            parts.append(self.shown_caught_up(reader, page.head_seq))
+        if parts:
+            self.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def catch_up(self) -> None:
+        """See to it that everything is shown that is behind."""
+        if not self._catching_up and not self.ended.is_set():
+            self._catching_up = True
+            self.live.nursery.start_soon(self._catch_up)
+
+    async def _catch_up(self) -> None:
+        try:
+            while not self.ended.is_set():
+                if self._rest is not None:
+                    await self._send_rest()
+                    continue
+                reader = next((reader for reader in self.readers.values() if not reader.is_live and not reader.waits), None)
+                if reader is None:
+                    return
+                # Others get their turn between two pages.
+                self.readers[reader.topic] = self.readers.pop(reader.topic)
+                await self._advance(reader)
+        except (OSError, trio.ClosedResourceError):
+            self.end()
+        finally:
+            self._catching_up = False
+
+    async def _advance(self, reader: Reader) -> None:
+        """One page nearer to the feed, or into it."""
+        live = self.live
+        try:
+            feed = await live.feed_of(reader)
+            if reader.feed is not feed or not feed.is_open:
+                return
+            known = reader.epoch in (None, feed.epoch)
+            if known and (reader.seq == feed.seq or (reader.seq > feed.seq and not reader.connecting)):
+                reader.epoch = feed.epoch
+                self._go_live(reader, feed)
+                await trio.lowlevel.checkpoint()
+                return
+            page = feed.page_from(reader.seq) if known and not reader.connecting else None
+            if page is not None:
+                await trio.lowlevel.checkpoint()
+            else:
+                until_seq = feed.next_edge(reader.seq) if known and reader.seq < feed.seq else None
+                page, epoch = await live.read(reader, until_seq)
+                if reader.epoch not in (None, epoch) or reader.seq != page.from_seq:
+                    reader.seq = page.from_seq
+                reader.epoch = epoch
+        except TopicNotFound:
+            live.tell_deleted(reader, reader.seq)
+        except NotReady:
+            live.wait_for(reader)
+        except TopicsError as failure:
+            self.failed(reader, failure)
+            live.wait_for(reader)
+        else:
+            if self.readers.get(reader.topic) is reader and not self.ended.is_set():
+                self.show(reader, page)
+
+    def _go_live(self, reader: Reader, feed: Feed) -> None:
+        reader.is_live, reader.connecting = True, False
+        feed.live[reader] = None
+        if not reader.tailing and reader.seq >= feed.head_seq:
+            reader.tailing = True
+            self.write(self.shown_caught_up(reader, feed.head_seq))
+
+
+class Live:
+    """All feeds and streams of a front."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.now = time.monotonic()
+        self.streams: set[Stream] = set()
+        self.nursery: trio.Nursery
+        self._feeds: dict[tuple[str, View], Feed] = {}
+        self._by_number: dict[int, Feed] = {}
+        self._number = 0
+        self._waiting: dict[Reader, float] = {}  # until when, at the latest
+        self._reads: dict[tuple[Any, ...], _Shared] = {}
+        self._due: list[Callable[[], None]] = []
+        self._due_now = trio.Event()
+        backend.listen(self)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._do_due)
+            while True:
+                await trio.sleep(TICK_S)
+                self.now = now = time.monotonic()
+                for stream in list(self.streams):
+                    stream.tick(now)
+                for reader in [reader for reader, until in self._waiting.items() if until <= now]:
+                    self._wake(reader)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it once the loop has done what it is doing: what comes together is sent together."""
+        self._due.append(call)
+        self._due_now.set()
+
+    async def _do_due(self) -> None:
+        while True:
+            await self._due_now.wait()
+            self._due_now = trio.Event()
+            due, self._due = self._due, []
+            for call in due:
+                call()
+
+    def drain(self) -> None:
+        """The server goes down: tell all streams."""
+        for stream in list(self.streams):
+            stream.fail(503, "the server is shutting down")
+
+    # What streams need
+
+    async def feed_of(self, reader: Reader) -> Feed:
+        """The reader's feed, open. Raises `TopicsError`."""
+        feed = self._feeds.get((reader.topic, reader.view))
+        if feed is None:
+            self._number += 1
+            feed = self._feeds[reader.topic, reader.view] = Feed(self._number, reader.shard, reader.topic, reader.view)
+            self._by_number[feed.number] = feed
+        if reader.feed is not feed:
+            self.leave(reader)
+            reader.feed = feed
+            feed.readers.add(reader)
+        if not feed.is_open:
+            await self._share(("open", feed.number), feed.shard, "feed.open", partial(self._opened, feed), feed=feed.number,
+                              topic=feed.topic, view=feed.view.as_map()).wait()
+        return feed
+
+    @staticmethod
+    def _opened(feed: Feed, result: dict[str, Any]) -> None:
+        feed.is_open = True
+        feed.seq = feed.head_seq = result["head_seq"]
+        feed.epoch = result["epoch"]
+
+    async def read(self, reader: Reader, until_seq: int | None) -> tuple[Page, int]:
+        """A page from where the reader stands, and the topic's epoch; readers that ask alike share it. Raises `TopicsError`."""
+        key = (reader.topic, reader.view, reader.seq, until_seq, reader.epoch)
+        shared = self._share(
+            key, reader.shard, "feed.read", _ignore, topic=reader.topic, view=reader.view.as_map(), from_seq=reader.seq,
+            until_seq=until_seq, epoch=reader.epoch,
+        )  # fmt: skip
+        result, body = await shared.wait()
+        if shared.page is None:
+            shared.page = Page(reader.topic, result, body)
+        return shared.page, result["epoch"]
+
+    def _share(self, key: tuple[Any, ...], shard: int, method: str, answered: Answered, **params: Any) -> _Shared:
+        shared = self._reads.get(key)
+        if shared is None:
+            shared = self._reads[key] = _Shared()
+
+            def then(answer: Reply | TopicsError) -> None:
+                self._reads.pop(key, None)
+                if not isinstance(answer, TopicsError):
+                    answered(answer.result)  # at once: what the shard sends next may be behind it in the same batch
+                shared.settle(answer)
+
+            self.backend.ask(shard, method, params, b"", then)
+            self.backend.flush(shard)
+        return shared
+
+    def leave(self, reader: Reader) -> None:
+        """The reader follows its feed no more; a feed without readers is closed."""
+        self._waiting.pop(reader, None)
+        feed, reader.feed = reader.feed, None
+        reader.is_live = False
+        if feed is not None:
+            feed.live.pop(reader, None)
+            feed.readers.discard(reader)
+            if not feed.readers:
+                self._drop(feed)
+                self.backend.notify(feed.shard, "feed.close", {"feed": feed.number})
+                self.backend.flush(feed.shard)
+
+    def _drop(self, feed: Feed) -> None:
+        feed.is_open = False
+        self._by_number.pop(feed.number, None)
+        if self._feeds.get((feed.topic, feed.view)) is feed:
+            del self._feeds[feed.topic, feed.view]
+
+    def wait_for(self, reader: Reader) -> None:
+        """The shard cannot serve the reader now: try again when it comes back, or soon."""
+        reader.waits = True
+        self._waiting[reader] = self.now + RETRY_S
+
+    def _wake(self, reader: Reader) -> None:
+        self._waiting.pop(reader, None)
+        reader.waits = False
+        reader.stream.catch_up()
+
+    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
+        """The reader's topic has gone: the end for this topic, not for the stream."""
+        stream = reader.stream
+        if stream.readers.get(reader.topic) is reader and not stream.ended.is_set():
+            stream.write(stream.shown_deleted(reader, head_seq))
+            stream.remove(reader.topic)
+
+    # What shards say
+
+    def opened(self, shard: int) -> None:
+        """As `Listener.opened`."""
+        for reader in [reader for reader in self._waiting if reader.shard == shard]:
+            self._wake(reader)
+
+    def closed(self, shard: int) -> None:
+        """As `Listener.closed`."""
+        for feed in [feed for feed in self._by_number.values() if feed.shard == shard]:
+            self._drop(feed)
+            for reader in list(feed.readers):
+                reader.feed, reader.is_live = None, False
+                reader.stream.catch_up()
+
+    def event(self, shard: int, name: str, params: dict[str, Any], body: bytes | bytearray | memoryview) -> None:
+        """As `Listener.event`."""
+        feed = self._by_number.get(params["feed"])
+        if feed is None:
+            return
+        if name == "feed.ended":
+            self._drop(feed)
+            for reader in list(feed.readers):
+                reader.feed, reader.is_live = None, False
+                if params.get("error"):
+                    reader.stream.catch_up()
+                else:
+                    self.tell_deleted(reader, params["head_seq"])
+            return
+        self.backend.notify(shard, "feed.taken", {"feed": feed.number})
+        page = Page(feed.topic, params, bytes(body))
+        feed.seq, feed.head_seq = page.to_seq, page.head_seq
+        self._keep(feed, page)
+        for reader in list(feed.live):
+            stream = reader.stream
+            if page.to_seq <= reader.seq:
+                continue
+            if stream.is_stalled or reader.seq != page.from_seq:
+                feed.live.pop(reader, None)
+                reader.is_live = False
+                stream.catch_up()
+            else:
+                stream.show(reader, page)
+
+    def _keep(self, feed: Feed, page: Page) -> None:
+        pages = feed.pages
+        pages.append(page)
+        feed.kept_bytes += len(page.body)
+        most = max(KEPT_BYTES // len(self._feeds), len(page.body)) if self._feeds else len(page.body)
+        while len(pages) > KEPT_PAGES or feed.kept_bytes > most:
+            feed.kept_bytes -= len(pages.popleft().body)
+
+
+class _Shared:
+    """An answer that several readers wait for."""
+
+    def __init__(self) -> None:
+        self.page: Page | None = None
+        self._done = trio.Event()
+        self._answer: tuple[dict[str, Any], bytes] | TopicsError
+
+    def settle(self, answer: Reply | TopicsError) -> None:
+        if isinstance(answer, TopicsError):
+            self._answer = answer
+        else:
+            self._answer = answer.result, bytes(answer.body)
+            answer.release()
+        self._done.set()
+
+    async def wait(self) -> tuple[dict[str, Any], bytes]:
+        await self._done.wait()
+        if isinstance(self._answer, TopicsError):
+            raise self._answer
+        return self._answer
+
+
+def _ignore(_: dict[str, Any]) -> None:
+    pass

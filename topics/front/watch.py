@@ -1,0 +1,241 @@
+"""Watch (§7): sessions, and the SSE streams that are opened on them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from base64 import urlsafe_b64encode
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from topics.config import Settings
+from topics.engine.access import ANYONE, Principal
+from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, Unauthorized
+from topics.formats.requests import json_bytes
+from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
+from topics.front.connections import Connection
+from topics.front.live import Live, Page, Reader, Stream
+
+SESSION_TTL_S = 300.0
+MOVES_KEPT = 4096  # a checkpoint can be gone back to as long as no more than so many frames followed it
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-store, no-transform\r\n"
+    b"connection: keep-alive\r\nx-accel-buffering: no\r\n\r\n"
+)
+RETRY = b"retry: 2000\n\n"
+HEARTBEAT = b": hb\n\n"
+_NEW_LINE = re.compile(rb"\r\n|\r|\n")
+_EVENT_STREAM = (b"*/*", b"text/*", b"text/event-stream")
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What a ``wid`` stands for. ``cursors``: seq and epoch by topic, of all topics that it watches or has watched."""
+
+    wid: str
+    principal: Principal
+    view: View
+    heartbeat_s: float
+    cursors: dict[str, tuple[int, int]]
+    deleted: set[str] = field(default_factory=set)
+    stream: WatchStream | None = None
+    left_at: float = 0.0  # when its last stream ended
+    checkpoint: int = 0
+    moves: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, seq before it
+
+    def move(self, topic: str, seq: int, epoch: int) -> None:
+        """The reader of a topic stands at ``seq`` now."""
+        if len(self.cursors) > MAP_TOPICS:
+            self.checkpoint += 1
+            self.moves.append((self.checkpoint, topic, self.cursors[topic][0]))
+        self.cursors[topic] = seq, epoch
+
+    def id(self) -> bytes:
+        """The composite cursor of now."""
+        if len(self.cursors) > MAP_TOPICS:
+            return encode_checkpoint(self.checkpoint)
+        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+
+    def rewind(self, last_event_id: bytes) -> None:
+        """Go back to what a client says that it has seen; never forward."""
+        known = decode_id(last_event_id)
+        if isinstance(known, dict):
+            back = [(topic, seq) for topic, seq in known.items() if topic in self.cursors]
+        else:
+            back = [(topic, seq) for checkpoint, topic, seq in reversed(self.moves) if checkpoint > known]
+        for topic, seq in back:
+            at, epoch = self.cursors[topic]
+            self.cursors[topic] = min(at, max(seq, 0)), epoch
+
+
+class WatchStream(Stream):
+    """One GET of a session."""
+
+    def __init__(self, live: Live, session: Session, connection: Connection) -> None:
+        super().__init__(live, connection.sock, session.heartbeat_s)
+        self.session = session
+        self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
+
+    def shown_page(self, reader: Reader, page: Page) -> bytes:
+        """``event: record``."""
+        if self._alone and (reader.seq == page.to_seq):
+            shown = page.shown.get(WatchStream)
+            if shown is None:
+                shown = page.shown[WatchStream] = b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
+            return shown
+        return b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
+
+    def shown_tombstone(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
+        """``event: tombstone``."""
+        return self._event(b"tombstone", {"topic": reader.topic, **tombstone})
+
+    def shown_caught_up(self, reader: Reader, head_seq: int) -> bytes:
+        """``event: caught-up``."""
+        return self._event(b"caught-up", {"topic": reader.topic, "head_seq": head_seq})
+
+    def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
+        """``event: topic-deleted``."""
+        self.session.deleted.add(reader.topic)
+        return self._event(b"topic-deleted", {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
+
+    def shown_failure(self, code: int, error: str) -> bytes:
+        """``event: error``."""
+        return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error})
+
+    def shown_heartbeat(self) -> bytes:
+        """A comment."""
+        return HEARTBEAT
+
+    def moved(self, reader: Reader) -> None:
+        """The session's cursor goes with its own stream only."""
+        if self.session.stream is self:
+            self.session.move(reader.topic, reader.seq, reader.epoch or 0)
+
+    def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
+        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.session.id(), name, json_bytes(data))
+
+
+def _record_event(page: Page) -> bytes:
+    shown = page.shown.get("record")
+    if shown is None:
+        from_seq = page.from_seq if page.tombstone is None else page.tombstone["gap_to"]
+        data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
+            page.topic.encode(), page.body, from_seq, page.to_seq, page.head_seq,
+        )  # fmt: skip
+        if b"\n" in data or b"\r" in data:  # white space between JSON tokens, as it was sent: there it may also be on lines of its own
+            data = _NEW_LINE.sub(b"\ndata: ", data)
+        shown = page.shown["record"] = b"event: record\ndata: %b\n\n" % data
+    return shown
+
+
+class Watches:
+    """The watch sessions of a front."""
+
+    def __init__(self, settings: Settings, live: Live) -> None:
+        self._settings, self.live = settings, live
+        self._sessions: dict[str, Session] = {}
+
+    async def create(self, asked: Watch, principal: Principal, *, lenient: bool) -> dict[str, Any]:
+        """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`, `Throttled`, `NotReady`."""
+        if not all(map(principal.covers, asked.starts)):
+            raise Forbidden("a name is outside the key's prefixes")
+        self._collect()
+        heads = await heads_of(self.live, asked.starts)
+        unknown = asked.starts.keys() - heads.keys()
+        if unknown and not lenient:
+            raise TopicNotFound(min(unknown))
+        most = self._settings.max_watch_sessions
+        if most and len(self._sessions) >= most:
+            raise Throttled("there are too many watch sessions", limit="max_watch_sessions", max=most, retry_after_ms=1000)
+        wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
+        cursors, topics = {}, {}
+        for topic, (head_seq, earliest_seq, epoch) in heads.items():
+            start = asked.starts[topic]
+            from_seq = head_seq if start.tail else start.from_seq
+            cursors[topic] = from_seq, _known_epoch(start, from_seq, head_seq, epoch)
+            topics[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq, "epoch": epoch}
+        self._sessions[wid] = Session(
+            wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors, left_at=time.monotonic()
+        )  # fmt: skip
+        ttl_ms = int(SESSION_TTL_S * 1000)
+        return {"wid": wid, "stream_url": f"/v0/watch/{wid}", "session_ttl_ms": ttl_ms, "topics": topics}
+
+    def open(self, wid: str, principal: Principal, accept: bytes) -> Session:
+        """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`."""
+        self._collect()
+        session = self._sessions.get(wid)
+        if session is None:
+            raise NotFound("no such watch session: it was collected, or never was")
+        if session.principal is not ANYONE and session.principal.digest != principal.digest:
+            raise Unauthorized("the session belongs to another key")
+        if not _accepts_events(accept):
+            raise NotAcceptable("the answer is text/event-stream")
+        return session
+
+    async def stream(self, session: Session, connection: Connection, last_event_id: bytes) -> None:
+        """Show the session's topics to the connection, until either ends."""
+        if session.stream is not None:
+            session.stream.fail(409, "another stream has taken the session over")
+        if last_event_id:
+            session.rewind(last_event_id)
+        stream = session.stream = WatchStream(self.live, session, connection)
+        try:
+            self.live.streams.add(stream)
+            stream.write(HEAD + RETRY)
+            for topic, (seq, epoch) in session.cursors.items():
+                if topic not in session.deleted:
+                    stream.add(topic, session.view, Start(seq, epoch=epoch or None))
+            stream.catch_up()
+            await stream.ended.wait()
+        finally:
+            stream.end()
+            if session.stream is stream:
+                session.stream = None
+                session.left_at = time.monotonic()
+
+    def _collect(self) -> None:
+        """Forget sessions that nobody has used for long."""
+        before = time.monotonic() - SESSION_TTL_S
+        for wid in [wid for wid, session in self._sessions.items() if session.stream is None and session.left_at < before]:
+            del self._sessions[wid]
+
+
+def _known_epoch(start: Start, from_seq: int, head_seq: int, epoch: int) -> int:
+    """The incarnation that a cursor belongs to; 0 when it cannot belong to the one of now."""
+    if start.epoch is not None:
+        return start.epoch
+    return epoch if from_seq <= head_seq else 0
+
+
+async def heads_of(live: Live, topics: Any) -> dict[str, tuple[int, int, int]]:
+    """Head, earliest seq and epoch of those that exist, in the order of ``topics``. Raises `NotReady`."""
+    by_shard: dict[int, list[str]] = {}
+    for topic in topics:
+        by_shard.setdefault(live.backend.shard_of(topic), []).append(topic)
+    found: dict[str, tuple[int, int, int]] = {}
+
+    async def ask(shard: int, names: list[str]) -> None:
+        reply = await live.backend.call(shard, "topic.heads", {"topics": names})
+        found.update({name: tuple(head) for name, head in reply.result["heads"].items()})
+        reply.release()
+
+    for shard, names in by_shard.items():
+        await ask(shard, names)
+    await trio.lowlevel.checkpoint()
+    return {topic: found[topic] for topic in topics if topic in found}
+
+
+def _accepts_events(accept: bytes) -> bool:
+    """Whether an Accept value allows an event stream; an absent one allows everything."""
+    if not accept.strip():
+        return True
+    for part in accept.split(b","):
+        media, *parameters = [piece.strip().lower() for piece in part.split(b";")]
+        weight = next((piece[2:] for piece in parameters if piece.startswith(b"q=")), b"1")
+        if media in _EVENT_STREAM and weight.strip(b"0.") != b"":
+            return True
+    return False

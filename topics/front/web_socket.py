@@ -1,0 +1,271 @@
+"""``/v0/ws`` (§7): publish and subscribe as JSON messages on one connection. The shards do what they do for HTTP, with the same bytes.
+
+Publishes are asked one after the other without waiting; their answers come in the order of each topic. What has been asked and not
+been answered is bounded: above it nothing more is read.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import trio
+
+from topics.config import Settings
+from topics.engine.access import Principal, Scope
+from topics.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError, UpgradeRequired
+from topics.formats.names import valid_topic_name
+from topics.formats.requests import Limits, json_bytes
+from topics.formats.watch import HEARTBEAT_MS, CommandHead, Start, decode_command, decode_subscribe
+from topics.formats.websocket import (
+    Binary,
+    Close,
+    CloseCode,
+    Event,
+    Failure,
+    FrameParser,
+    Ping,
+    Text,
+    accept_key,
+    close_frame,
+    is_key,
+    ping_frame,
+    pong_frame,
+    text_frame,
+)
+from topics.front.backend import Reply
+from topics.front.connections import NEVER, RECV_BYTES, Connection
+from topics.front.guard import HeadFields
+from topics.front.live import Live, Page, Reader, Stream
+from topics.front.watch import heads_of
+
+ASKED_MAX = 1024  # publishes that wait for their answer ...
+ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
+VERSION = b"13"
+
+
+def upgrade_head(fields: HeadFields) -> bytes:
+    """The answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
+    upgrade = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
+    connection = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
+    if b"websocket" not in upgrade or b"upgrade" not in connection:
+        raise UpgradeRequired("this path speaks WebSocket")
+    if fields.values(b"sec-websocket-version") != [VERSION]:
+        raise UpgradeRequired("WebSocket version 13 is spoken here")
+    keys = fields.values(b"sec-websocket-key")
+    if len(keys) != 1 or not is_key(keys[0]):
+        raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: %b\r\n\r\n"
+        % accept_key(keys[0])
+    )
+
+
+class SocketStream(Stream):
+    """One WebSocket."""
+
+    def __init__(self, live: Live, connection: Connection, principal: Principal, settings: Settings, limits: Limits) -> None:
+        super().__init__(live, connection.sock, HEARTBEAT_MS / 1000)
+        self._connection, self._principal, self._settings, self._limits = connection, principal, settings, limits
+        self._asked = self._asked_bytes = 0
+        self._answers: list[bytes] = []
+        self._room = trio.Event()
+        self._touched: set[int] = set()  # shards that were asked and not flushed
+
+    # What it shows
+
+    def shown_page(self, reader: Reader, page: Page) -> bytes:
+        """``op: record``."""
+        shown = page.shown.get(SocketStream)
+        if shown is None:
+            from_seq = page.from_seq if page.tombstone is None else page.tombstone["gap_to"]
+            shown = page.shown[SocketStream] = text_frame(
+                b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
+                % (page.topic.encode(), from_seq, page.to_seq, page.head_seq, page.body)
+            )
+        return shown
+
+    def shown_tombstone(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
+        """``op: tombstone``."""
+        return _frame({"op": "tombstone", "topic": reader.topic, **tombstone})
+
+    def shown_caught_up(self, reader: Reader, head_seq: int) -> bytes:
+        """``op: caught_up``."""
+        return _frame({"op": "caught_up", "topic": reader.topic, "head_seq": head_seq})
+
+    def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
+        """``op: topic_deleted``."""
+        return _frame({"op": "topic_deleted", "topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
+
+    def shown_failure(self, code: int, error: str) -> bytes:
+        """``op: error``, and the close."""
+        goes_away = code == 503
+        last = close_frame(CloseCode.GOING_AWAY if goes_away else CloseCode.POLICY_VIOLATION, error)
+        return _frame({"op": "error", "request_id": None, "code": "shutting_down" if goes_away else "throttled", "message": error}) + last
+
+    def shown_heartbeat(self) -> bytes:
+        """A ping."""
+        return ping_frame()
+
+    # What it hears
+
+    async def run(self) -> None:
+        """Until either side ends it. Raises OSError when the client breaks off."""
+        connection, parser = self._connection, FrameParser(self._settings.max_body_bytes)
+        self.live.streams.add(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_with, nursery.cancel_scope)
+                data = connection.buffer[connection.pos :]
+                connection.buffer, connection.pos = b"", 0
+                while await self._take(parser.feed(data)):
+                    data = await self._receive()
+                    if not data:
+                        break
+                self.end()
+        finally:
+            self.end()
+
+    async def _end_with(self, scope: trio.CancelScope) -> None:
+        await self.ended.wait()
+        scope.cancel()
+
+    async def _receive(self) -> bytes:
+        while True:
+            while self._asked >= ASKED_MAX or self._asked_bytes >= ASKED_BYTES_MAX or self.is_stalled:
+                self._room = trio.Event()
+                with trio.move_on_after(0.05 if self.is_stalled else NEVER):
+                    await self._room.wait()
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                return self.sock.recv(RECV_BYTES)
+            except BlockingIOError:
+                continue
+
+    async def _take(self, events: list[Event]) -> bool:
+        """Do what came; False when it was the last."""
+        for event in events:
+            if isinstance(event, Text):
+                await self._command(event.payload)
+            elif isinstance(event, Ping):
+                self.write(pong_frame(event.payload))
+            elif isinstance(event, Binary):
+                self._refuse(b"null", InvalidRequest("messages are JSON text"))
+            elif isinstance(event, Close):
+                self.write(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
+                return False
+            elif isinstance(event, Failure):
+                self.write(close_frame(event.code, event.reason))
+                self._connection.unread_body = True
+                return False
+        self._flush()
+        return True
+
+    def _flush(self) -> None:
+        for shard in self._touched:
+            self.live.backend.flush(shard)
+        self._touched.clear()
+
+    async def _command(self, message: bytes) -> None:
+        request_id = b"null"
+        try:
+            head = decode_command(message)
+            request_id = bytes(head.request_id)
+            if head.op == "publish":
+                self._publish(head, request_id, message)
+            elif head.op == "subscribe":
+                self._flush()
+                await self._subscribe(request_id, message)
+            elif head.op == "unsubscribe":
+                self._unsubscribe(head, request_id)
+            elif head.op == "ping":
+                self.write(text_frame(b'{"op":"pong","request_id":%b}' % request_id))
+            else:
+                raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")  # noqa: TRY301 - told as all others are
+        except TopicsError as failure:
+            self._refuse(request_id, failure)
+
+    def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
+        topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
+        shard = self.live.backend.shard_of(topic)
+        params = {
+            "topic": topic, "key": None, "seqs": head.return_seqs, "at": time.monotonic_ns(), "prefixes": self._principal.prefixes,
+        }  # fmt: skip
+        self._asked += 1
+        self._asked_bytes += len(message)
+        self._touched.add(shard)
+        self.live.backend.ask(shard, "append", params, message, partial(self._answered, request_id, len(message)))
+
+    def _answered(self, request_id: bytes, length: int, answer: Reply | TopicsError) -> None:
+        self._asked -= 1
+        self._asked_bytes -= length
+        if isinstance(answer, TopicsError):
+            frame = _refusal(request_id, answer)
+        else:
+            frame = text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bytes(answer.body)[1:]))
+            answer.release()
+        if not self._answers:
+            self.live.soon(self._send_answers)
+        self._answers.append(frame)
+
+    def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        if not self.ended.is_set():
+            self.write(b"".join(answers))
+        self._room.set()
+
+    async def _subscribe(self, request_id: bytes, message: bytes) -> None:
+        asked = decode_subscribe(message, self._limits, self._settings.max_watch_topics)
+        for topic in asked.starts:
+            self._authorize(topic, Scope.READ)
+        if len(self.readers.keys() | asked.starts.keys()) > self._settings.max_watch_topics:
+            most = self._settings.max_watch_topics
+            raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
+        heads = await heads_of(self.live, asked.starts)
+        unknown = asked.starts.keys() - heads.keys()
+        if unknown:
+            raise TopicNotFound(min(unknown))
+        topics = {}
+        for topic, (head_seq, earliest_seq, epoch) in heads.items():
+            start = asked.starts[topic]
+            from_seq = head_seq if start.tail else start.from_seq
+            known = start.epoch or (epoch if from_seq <= head_seq else None)
+            topics[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq, "epoch": epoch}
+            self.add(topic, asked.view, Start(from_seq, epoch=known))
+        self.write(text_frame(b'{"op":"subscribed","request_id":%b,"topics":%b}' % (request_id, json_bytes(topics))))
+        self.catch_up()
+
+    def _unsubscribe(self, head: CommandHead, request_id: bytes) -> None:
+        topic = self._topic(head, Scope.READ)
+        self.remove(topic)
+        self.write(text_frame(b'{"op":"unsubscribed","request_id":%b,"topic":%b}' % (request_id, json_bytes(topic))))
+
+    def _topic(self, head: CommandHead, scope: Scope) -> str:
+        if head.topic is None:
+            raise InvalidRequest("topic is required", field="topic")
+        if not valid_topic_name(head.topic):
+            raise InvalidRequest("not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit", field="topic")
+        self._authorize(head.topic, scope)
+        return head.topic
+
+    def _authorize(self, topic: str, scope: Scope) -> None:
+        if not self._principal.allows(scope):
+            raise Forbidden(f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower())
+        if not self._principal.covers(topic):
+            raise Forbidden("the name is outside the key's prefixes")
+
+    def _refuse(self, request_id: bytes, failure: TopicsError) -> None:
+        self.write(_refusal(request_id, failure))
+
+
+def _frame(document: dict[str, Any]) -> bytes:
+    return text_frame(json_bytes(document))
+
+
+def _refusal(request_id: bytes, failure: TopicsError) -> bytes:
+    detail = b',"detail":' + json_bytes(failure.detail) if failure.detail else b""
+    return text_frame(
+        b'{"op":"error","request_id":%b,"code":%b,"message":%b%b}'
+        % (request_id, json_bytes(failure.code), json_bytes(failure.message), detail)
+    )
