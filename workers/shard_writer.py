@@ -15,7 +15,7 @@ from topics.actors.board import Board, ShardState
 from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shard_actor import ShardActor, clock
 from topics.config import Settings
-from topics.formats.requests import Limits
+from topics.formats.requests import limits_of
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
@@ -51,11 +51,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
 
 
 async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard) -> None:
-    limits = Limits(
-        settings.max_batch_records, settings.max_record_bytes, settings.max_meta_bytes, settings.max_tag_bytes,
-        settings.max_node_bytes, settings.max_limit,
-    )  # fmt: skip
-    actor = ShardActor(shard, index, board, limits)
+    actor = ShardActor(shard, index, board, limits_of(settings))
     stop = trio.Event()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
     with trio.open_signal_receiver(signal.SIGTERM) as signals:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw
 
+from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.topic_config import U64_MAX, TopicConfigPatch
 
@@ -69,6 +70,14 @@ class Limits(msgspec.Struct, frozen=True):
     tag_bytes: int
     node_bytes: int
     limit: int
+
+
+def limits_of(settings: Settings) -> Limits:
+    """As the settings say."""
+    return Limits(
+        settings.max_batch_records, settings.max_record_bytes, settings.max_meta_bytes, settings.max_tag_bytes,
+        settings.max_node_bytes, settings.max_limit,
+    )  # fmt: skip
 
 
 _append = msgspec.json.Decoder(AppendBody)

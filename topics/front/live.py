@@ -141,11 +141,13 @@ class Stream(ABC):
     def shown_heartbeat(self) -> bytes:
         """Nothing has happened."""
 
+    @abstractmethod
+    def shown_trouble(self, reader: Reader, failure: TopicsError) -> bytes:
+        """The topic cannot be read; the rest of the stream goes on."""
+
+    @abstractmethod
     def moved(self, reader: Reader) -> None:
         """The reader's place has changed."""
-
-    def failed(self, reader: Reader, failure: TopicsError) -> None:
-        """The topic cannot be read; for those who want to tell of it."""
 
     # Sending
 
@@ -296,8 +298,8 @@ class Stream(ABC):
         except NotReady:
             live.wait_for(reader)
         except TopicsError as failure:
-            self.failed(reader, failure)
-            live.wait_for(reader)
+            self.write(self.shown_trouble(reader, failure))
+            self.remove(reader.topic)
         else:
             if self.readers.get(reader.topic) is reader and not self.ended.is_set():
                 self.show(reader, page)
@@ -371,8 +373,15 @@ class Live:
             reader.feed = feed
             feed.readers.add(reader)
         if not feed.is_open:
-            await self._share(("open", feed.number), feed.shard, "feed.open", partial(self._opened, feed), feed=feed.number,
-                              topic=feed.topic, view=feed.view.as_map()).wait()
+            await self._share(
+                ("open", feed.number),
+                feed.shard,
+                "feed.open",
+                partial(self._opened, feed),
+                feed=feed.number,
+                topic=feed.topic,
+                view=feed.view.as_map(),
+            ).wait()
         return feed
 
     @staticmethod

@@ -14,10 +14,11 @@ import trio
 
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
-from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, Unauthorized
+from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, TopicsError, Unauthorized
 from topics.formats.requests import json_bytes
 from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
 from topics.front.connections import Connection
+from topics.front.errors import status_of
 from topics.front.live import Live, Page, Reader, Stream
 
 SESSION_TTL_S = 300.0
@@ -105,6 +106,11 @@ class WatchStream(Stream):
     def shown_failure(self, code: int, error: str) -> bytes:
         """``event: error``."""
         return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error})
+
+    def shown_trouble(self, reader: Reader, failure: TopicsError) -> bytes:
+        """``event: error`` about one topic."""
+        told = {"code": status_of(failure), "error": failure.message, "topics": [reader.topic]}
+        return b"event: error\ndata: %b\n\n" % json_bytes(told)
 
     def shown_heartbeat(self) -> bytes:
         """A comment."""

@@ -75,7 +75,7 @@ class SocketStream(Stream):
 
     # What it shows
 
-    def shown_page(self, reader: Reader, page: Page) -> bytes:
+    def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - equal for all readers
         """``op: record``."""
         shown = page.shown.get(SocketStream)
         if shown is None:
@@ -103,6 +103,13 @@ class SocketStream(Stream):
         goes_away = code == 503
         last = close_frame(CloseCode.GOING_AWAY if goes_away else CloseCode.POLICY_VIOLATION, error)
         return _frame({"op": "error", "request_id": None, "code": "shutting_down" if goes_away else "throttled", "message": error}) + last
+
+    def shown_trouble(self, reader: Reader, failure: TopicsError) -> bytes:
+        """``op: error`` about one topic."""
+        return _frame({"op": "error", "request_id": None, "topic": reader.topic, "code": failure.code, "message": failure.message})
+
+    def moved(self, reader: Reader) -> None:
+        """Only the client keeps its place."""
 
     def shown_heartbeat(self) -> bytes:
         """A ping."""
@@ -182,7 +189,7 @@ class SocketStream(Stream):
             elif head.op == "ping":
                 self.write(text_frame(b'{"op":"pong","request_id":%b}' % request_id))
             else:
-                raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")  # noqa: TRY301 - told as all others are
+                raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:
             self._refuse(request_id, failure)
 
