@@ -435,11 +435,7 @@ def _reply_change(
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
-    lost = page.tombstone
-    tombstone = None if lost is None else {
-        "gap_from": lost.gap_from, "gap_to": lost.gap_to, "reason": lost.reason,
-        "missed_estimate": lost.gap_to - lost.gap_from + 1, "earliest_seq": lost.earliest_seq, "head_seq": lost.head_seq,
-    }  # fmt: skip
+    tombstone = page.tombstone and page.tombstone.as_json()
     body = answers.difference(
         topic.name, page.pieces, next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq,
         epoch=topic.epoch, tombstone=tombstone, scanned=page.scanned, total_ms=_total_ms(params),
