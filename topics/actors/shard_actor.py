@@ -16,6 +16,7 @@ import trio
 
 from topics.actors.board import Board, ShardState
 from topics.actors.commits import Commits
+from topics.actors.feeds import Feeds
 from topics.actors.link import Link
 from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
 from topics.actors.message_router import (
@@ -91,6 +92,9 @@ class ShardActor:
         ):
             self.router.route(f"rpc/{name}", handler)
         self.router.route("event/call.cancelled", self._cancelled)
+        self.feeds = Feeds(self.commits, limits, self._fresh_topic, self._freshen)
+        self.feeds.register(self.router)
+        self._pumping = False
 
     # The loop
 
@@ -124,8 +128,7 @@ class ShardActor:
                 rest = self.router.dispatch(session, frame)
                 if rest is not None:
                     self._nursery.start_soon(_finish, rest)
-            self.commits.flush()
-            link.flush()
+            self._send_off()
 
         def closed() -> None:
             if session is not None:
@@ -141,8 +144,22 @@ class ShardActor:
             if error is not None:
                 self.broken = error
                 self.words.state = ShardState.READ_ONLY
-            for link in self._links:
-                link.flush()
+            self._now = clock()
+            self._send_off()
+
+    def _send_off(self) -> None:
+        """What there is for feeds becomes messages; what was decided goes to the log, and all messages go to the fronts."""
+        if self.feeds.pump() and not self._pumping:
+            self._pumping = True
+            self._nursery.start_soon(self._pump_on)
+        self.commits.flush()
+        for link in self._links:
+            link.flush()
+
+    async def _pump_on(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._pumping, self._now = False, clock()
+        self._send_off()
 
     async def _settle_all(self) -> None:
         self.commits.flush()
@@ -284,9 +301,7 @@ class ShardActor:
         self._now = clock()
         for handler, waiting in (*first, *self.long_appends.give_back(name)):
             self._handle_late(handler, waiting)
-        self.commits.flush()
-        for link in self._links:
-            link.flush()
+        self._send_off()
 
     def _fresh_topic(self, name: str) -> Topic:
         """The topic of that name, as it is now. Raises `TopicNotFound`."""
@@ -314,6 +329,7 @@ class ShardActor:
             event = self._changed.pop(change.topic.id, None)
             if event is not None:
                 event.set()
+            self.feeds.committed(change)
 
     # Reads
 
@@ -359,9 +375,7 @@ class ShardActor:
             rpc.error(*map_error(failure, message))
         else:
             _reply_page(rpc, params, topic, page)
-        self.commits.flush()
-        for link in self._links:
-            link.flush()
+        self._send_off()
 
     def _cancelled(self, message: InboundMessage) -> None:
         assert message.notification is not None, "event/ subjects come with a notification"
@@ -435,11 +449,7 @@ def _reply_change(
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
-    lost = page.tombstone
-    tombstone = None if lost is None else {
-        "gap_from": lost.gap_from, "gap_to": lost.gap_to, "reason": lost.reason,
-        "missed_estimate": lost.gap_to - lost.gap_from + 1, "earliest_seq": lost.earliest_seq, "head_seq": lost.head_seq,
-    }  # fmt: skip
+    tombstone = page.tombstone.as_json() if page.tombstone else None
     body = answers.difference(
         topic.name, page.pieces, next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq,
         epoch=topic.epoch, tombstone=tombstone, scanned=page.scanned, total_ms=_total_ms(params),

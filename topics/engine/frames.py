@@ -84,6 +84,11 @@ class FrameIndex:
         """Index of the first entry whose first record is of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front
 
+    def find_place(self, position: int) -> int:
+        """Index of the first entry that stands in the log at ``position`` or later. Behind it no other kind of entry may stand."""
+        places = self._places
+        return bisect_left(range(self._front, len(places)), True, key=lambda at: position <= places[at] < EXTENT)
+
     def live_count(self, index: int) -> int:
         """How many records of an entry are live."""
         first_seq, count, _, size = self.entry(index)

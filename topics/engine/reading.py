@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from topics.engine.store import Store
 from topics.engine.topic import Range, Topic
@@ -22,6 +23,13 @@ class Tombstone:
     reason: str
     earliest_seq: int
     head_seq: int
+
+    def as_json(self) -> dict[str, Any]:
+        """As readers are told."""
+        return {
+            "gap_from": self.gap_from, "gap_to": self.gap_to, "reason": self.reason,
+            "missed_estimate": self.gap_to - self.gap_from + 1, "earliest_seq": self.earliest_seq, "head_seq": self.head_seq,
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -49,67 +57,89 @@ class Page:
         return bool(self.count or self.tombstone)
 
 
-def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None) -> Page:
+def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None, head_seq: int | None = None) -> Page:
     """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at least one.
 
-    ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one stopped.
+    ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one stopped. ``head_seq`` is what the reader
+    is to take for the head, if it may not see all that is committed. No page goes past that or ``asked.until_seq``, nor does a gap.
     """
     start = asked.from_seq if from_seq is None else from_seq
-    tombstone = _recreated(topic, asked) if from_seq is None else None
+    head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
+    tombstone = _recreated(topic, asked, head) if from_seq is None else None
     if tombstone:
         start = 0
-    elif start + 1 < topic.evict_floor:
-        tombstone = _evicted(topic, start)
-    page = Page(start, topic.head_seq, topic.head_seq, topic.start_seq, tombstone)
-    if start < topic.head_seq:
-        _collect(topic, asked, store, page)
+    last = head if asked.until_seq is None else min(asked.until_seq, head)
+    if not tombstone and start < last and start + 1 < topic.evict_floor:
+        tombstone = _evicted(topic, start, last, head)
+    page = Page(start, start, head, _earliest(topic, head), tombstone)
+    if start < last:
+        _collect(topic, asked, store, page, last)
     return page
 
 
-def _recreated(topic: Topic, asked: Diff) -> Tombstone | None:
+def _earliest(topic: Topic, head: int) -> int:
+    """First live seq as a reader sees it for whom ``head`` is the head."""
+    return min(topic.start_seq, head + 1)
+
+
+def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
     """The cursor belongs to an earlier topic of this name: its epoch says so, or a seq that this one never had."""
     if asked.epoch == topic.epoch or (asked.epoch is None and asked.from_seq <= topic.head_seq):
         return None
-    return Tombstone(1, topic.head_seq, "recreated", topic.start_seq, topic.head_seq)
+    return Tombstone(1, head, "recreated", _earliest(topic, head), head)
 
 
-def _evicted(topic: Topic, from_seq: int) -> Tombstone:
+def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
     """The cursor has fallen behind a floor. The reason is the cause that took something above it; several, or a restart, are mixed."""
     causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor}
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
-    return Tombstone(from_seq + 1, topic.start_seq - 1, met[0] if len(met) == 1 else "mixed", topic.start_seq, topic.head_seq)
+    gap_to = min(topic.start_seq - 1, last)
+    return Tombstone(from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head)
 
 
-def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
+def _lost(page: Page, lost: Range, last: int) -> Tombstone:
     """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap."""
     gap_from = lost[0] if page.scanned else page.from_seq + 1
-    return Tombstone(gap_from, lost[1], "mixed", topic.start_seq, topic.head_seq)
+    return Tombstone(gap_from, min(lost[1], last), "mixed", page.earliest_seq, page.head_seq)
 
 
-def _next_loss(topic: Topic, seq: int) -> Range | None:
-    """The first range of lost seqs that does not end before ``seq``."""
-    return next((lost for lost in topic.losses if lost[1] >= seq), None) if topic.losses else None
+def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
+    """The first range of lost seqs that does not end before ``seq``, if it begins by ``last``."""
+    return next((lost for lost in topic.losses if lost[1] >= seq and lost[0] <= last), None) if topic.losses else None
 
 
-def _collect(topic: Topic, asked: Diff, store: Store, page: Page) -> None:
+def _end(topic: Topic, last: int) -> tuple[int, int]:
+    """Index past the entries that hold anything up to ``last``, and of the one that goes on behind it, -1 for none."""
+    frames = topic.frames
+    if last == topic.head_seq:
+        return len(frames), -1
+    end = frames.find(last + 1)
+    cut = end < len(frames) and frames.entry(end)[0] <= last
+    return (end + 1, end) if cut else (end, -1)
+
+
+def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
     nodes = json_nodes(asked.nodes) if asked.nodes and topic.committed.dedupe_node else frozenset()
     frames, gone, limit, budget = topic.frames, topic.frames.gone, asked.limit, asked.max_batch_bytes
-    seq = max(page.from_seq + 1, topic.start_seq)
-    index, end, lost, looked = frames.find(seq), len(frames), _next_loss(topic, seq), 0
+    seq = min(max(page.from_seq + 1, topic.start_seq), last + 1)
+    end, cut = _end(topic, last)
+    index, lost, looked = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last), 0
     while True:
-        first_seq, count, place, size = frames.entry(index) if index < end else (topic.head_seq + 1, 0, 0, 0)
+        first_seq, count, place, size = frames.entry(index) if index < end else (last + 1, 0, 0, 0)
+        if index == cut:
+            count = last + 1 - first_seq
         if first_seq > seq:
             seq = first_seq
         if lost is not None and lost[0] <= seq:
             if page.worth_answering:  # the next read gets the tombstone
                 seq = lost[0]
                 break
-            page.tombstone = _lost(topic, page, lost)
-            seq = lost[1] + 1
-            index, lost = frames.find(seq), _next_loss(topic, seq)
+            page.tombstone = _lost(page, lost, last)
+            seq = min(lost[1], last) + 1
+            index, lost = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last)
             continue
         if index == end:
-            seq = topic.head_seq + 1
+            seq = last + 1
             break
         if looked >= SCAN_RECORDS_MAX:
             page.unfinished = not page.worth_answering
@@ -129,7 +159,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page) -> None:
         if page.count >= limit or budget <= 0:
             break
         view = store.records(place)
-        whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta)
+        whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta, asked.include_data)
         room = start + limit - page.count
         stop = view.fit(start, min(stop if whole else count, room), budget)
         if stop == start:
@@ -143,7 +173,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page) -> None:
             page.scanned += stop - start
             budget -= len(piece)
         else:
-            found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead)
+            found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead, asked.include_data)
             page.pieces.extend(record for _, record in found)
             page.count += len(found)
             page.scanned += stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))

@@ -246,8 +246,10 @@ class View:
         begin = ends[start - 1] if start else 0
         return bisect_right(ends, begin + budget, start, stop)
 
-    def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool) -> bool:
+    def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True) -> bool:
         """Whether such a reader gets each record as it stands."""
+        if not include_data:
+            return False
         flags = self.flags
         if (flags & _TAGS and not include_tags) or (flags & _METAS and not include_meta):
             return False
@@ -263,11 +265,18 @@ class View:
         return [self.slice(*run) for run in live_runs(dead, start, stop)]
 
     def select(
-        self, start: int, stop: int, nodes: Set[bytes], include_tags: bool, include_meta: bool, dead: Buffer | None = None
+        self,
+        start: int,
+        stop: int,
+        nodes: Set[bytes],
+        include_tags: bool,
+        include_meta: bool,
+        dead: Buffer | None = None,
+        include_data: bool = True,
     ) -> list[tuple[int, bytes]]:
         """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants.
 
-        ``dead`` has a byte for every record of the view; those with 1 are passed over.
+        ``dead`` has a byte for every record of the view; those with 1 are passed over. Without data, meta goes too.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
@@ -276,13 +285,14 @@ class View:
         count = stop - start
         nothing: Sequence[int] = bytes(count)
         node_refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES else nothing
-        meta_lens = self.column(_METAS, start, stop) if flags & _METAS and not include_meta else nothing
+        meta_lens = self.column(_METAS, start, stop) if flags & _METAS and include_data and not include_meta else nothing
         node_lens: Sequence[int] = nothing
         tag_lens: Sequence[int] = nothing
-        if flags & _TAGS and not include_tags:
+        cut_tags = bool(flags & _TAGS) and not include_tags
+        if flags & _TAGS and not (include_tags and include_data):
             tag_lens = self._tag_lens(self.column(_TAGS, start, stop))
-            if flags & (_NODES | _ONE_NODE):
-                node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
+        if flags & (_NODES | _ONE_NODE) and (cut_tags or not include_data):
+            node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
         first = self._begin(start)
         stops = self.ends[start:stop]
         records = bytes(self.part(first, stops[-1])) if count else b""
@@ -294,12 +304,17 @@ class View:
             begin, end = end, stop_at - first
             if mark == 1 or (node and node in skipped):
                 continue
-            if tag_len:
+            if tag_len or not include_data:
                 # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
                 at = records.index(b",", records.index(b",", begin) + 1)
                 if node_len:
                     at += node_len + _NODE_LEN
-                record = records[begin:at] + records[at + tag_len + _TAG_LEN : end - 1]
+                if include_data:
+                    record = records[begin:at] + records[at + tag_len + _TAG_LEN : end - 1]
+                elif tag_len and include_tags:
+                    record = records[begin : at + tag_len + _TAG_LEN] + b"}"
+                else:
+                    record = records[begin:at] + b"}"
             else:
                 record = records[begin : end - 1]
             if meta_len:

@@ -198,7 +198,7 @@ def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """A read with defaults and clamps applied (§3)."""
+    """A read with defaults and clamps applied (§3). Nothing past ``until_seq`` is looked at; without data there is no meta either."""
 
     from_seq: int = 0
     limit: int = DEFAULT_LIMIT
@@ -208,6 +208,8 @@ class Diff(msgspec.Struct, frozen=True):
     wait_ms: int = 0
     max_batch_bytes: int = DEFAULT_BATCH_BYTES
     epoch: int | None = None
+    include_data: bool = True
+    until_seq: int | None = None
 
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
