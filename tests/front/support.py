@@ -16,8 +16,8 @@ import trio.testing
 
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound
-from topics.front.backend import Body, Readiness
+from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound, TopicsError
+from topics.front.backend import Body, Listener, Readiness
 from topics.front.connections import Timings
 from topics.front.server import Server
 
@@ -69,6 +69,7 @@ class FakeBackend:
     waiting: int = 0
     gate: trio.Event | None = None  # calls of topic "slow" wait for it
     answer_bytes: int = 0  # size of a diff's filler
+    listener: Listener | None = None
 
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
@@ -91,6 +92,21 @@ class FakeBackend:
         await trio.lowlevel.checkpoint()
         status, answer, extra = self._answer(method, params, raw, shard)
         return FakeReply({"status": status, **extra}, answer, self)
+
+    def listen(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def ask(self, shard: int, method: str, params: dict[str, Any], body: Body, then: Callable[[FakeReply | TopicsError], None]) -> None:
+        raw = self._take(body)
+        self.calls.append((method, params, raw))
+        status, answer, extra = self._answer(method, params, raw, shard)
+        then(FakeReply({"status": status, **extra}, answer, self))
+
+    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+        self.calls.append((name, params, b""))
+
+    def flush(self, shard: int) -> None:
+        pass
 
     def reserve(self, shard: int, length: int) -> FakeBlock | None:
         return None if self.full else FakeBlock(length, self)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import trio
 
 from topics.front.backend import Reply
-from topics.front.connections import Connection
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -24,11 +24,23 @@ WBITS_GZIP = 31
 CODING = re.compile(rb"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:;[ \t]*[qQ]=([0-9.]{1,5}))?[ \t]*")
 
 
-class StreamAnswer(NamedTuple):
-    """Instead of a response: what takes the connection. ``reads``: it reads what the client sends, and sees it leave."""
+class Wire(Protocol):
+    """What a stream is sent through."""
 
-    run: Callable[[Connection], Awaitable[None]]
-    reads: bool
+    @property
+    def sock(self) -> socket.socket: ...
+
+
+class StreamAnswer(NamedTuple):
+    """Instead of a body: what goes on after the head, until either side ends it.
+
+    ``reads``: it reads what the client sends, and sees it leave; it needs the client's own connection.
+    """
+
+    status: bytes
+    headers: Headers
+    run: Callable[[Any], Awaitable[None]]
+    reads: bool = False
 
 
 class Answer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -15,7 +17,7 @@ from werkzeug.exceptions import HTTPException
 
 from topics.config import Settings
 from topics.errors import Internal, InvalidRequest, NotFound, PayloadTooLarge, TopicsError
-from topics.front.answers import Answer
+from topics.front.answers import Answer, StreamAnswer
 from topics.front.backend import Backend, Body
 from topics.front.bodies import BodySink, GzipSink
 from topics.front.cold_bridge import CONNECTION_KEY
@@ -29,6 +31,7 @@ from topics.front.routes import BodyRule
 LOG = logging.getLogger("topics.front")
 
 SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body, as in the fast lane
+COPY_BYTES = 64 * 1024
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
 
 Message = dict[str, Any]
@@ -152,9 +155,17 @@ class _View:
                 body = await self._body(admitted)
             except TopicsError as failure:
                 return self._response(self._operations.failed(failure), read=False)
-            return self._response(await self._operations.run(admitted, body, time.monotonic_ns()), read=True)
+            answer = await self._operations.run(admitted, body, time.monotonic_ns())
+            return self._response(answer, read=True) if answer.stream is None else self._streamed(answer.stream)
         finally:
             self._guard.leave(admitted)
+
+    def _streamed(self, stream: StreamAnswer) -> Response:
+        """A stream writes to a socket, so it gets one, and what comes out at its other end is the body. For HTTP/2."""
+        headers = {name.decode(): value.decode() for name, value in stream.headers if name != b"connection"}
+        response = Response(_pieces(stream), headers=headers)
+        response.timeout = None
+        return response
 
     async def answer_refusal(self, refusal: HTTPException) -> Response:
         """What Quart or Werkzeug turned down before the view could."""
@@ -206,6 +217,39 @@ class _View:
             return Response(bytes(answer.body), answer.status, headers, content_type="application/json")
         finally:
             answer.done()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    sock: socket.socket
+
+
+async def _pieces(stream: StreamAnswer) -> AsyncGenerator[bytes, None]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        pieces, received = trio.open_memory_channel[bytes](0)
+
+        async def carry() -> None:
+            with pieces:
+                while True:
+                    await trio.lowlevel.wait_readable(ours)
+                    piece = ours.recv(COPY_BYTES)
+                    if not piece:
+                        return
+                    await pieces.send(piece)
+
+        async def show() -> None:
+            await stream.run(_Pipe(theirs))
+            theirs.shutdown(socket.SHUT_WR)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry)
+            nursery.start_soon(show)
+            async for piece in received:
+                yield piece
+            nursery.cancel_scope.cancel()
 
 
 def _content_length(head: HeadFields) -> int | None:

@@ -241,6 +241,8 @@ class FastLane:
         connection.idle = False
         if not stream.reads:
             connection.waits_since = connection.connections.now  # a client that hangs up is seen by the sweep
+        fields = b"".join([b"%b: %b\r\n" % field for field in stream.headers])
+        await connection.send(b"HTTP/1.1 %b\r\n%b\r\n" % (stream.status, fields))
         await stream.run(connection)
         connection.waits_since = NEVER
 

@@ -22,8 +22,8 @@ from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.live import Live
 from topics.front.queries import encode_cursor
-from topics.front.watch import Watches
-from topics.front.web_socket import SocketStream, upgrade_head
+from topics.front.watch import HEADERS, Watches
+from topics.front.web_socket import SocketStream, upgrade
 
 LOG = logging.getLogger("topics.front")
 Operation = Callable[[Request, Body, int], Awaitable[Answer]]
@@ -142,19 +142,17 @@ class Operations:
         assert request.head is not None, "a request for a stream keeps its head"
         session = self._watches.open(request.wid, request.principal, request.head.joined(b"accept"))
         seen = request.head.joined(b"last-event-id").strip()
-        return Answer(200, b"", stream=StreamAnswer(lambda connection: self._watches.stream(session, connection, seen), reads=False))
+        return Answer(200, b"", stream=StreamAnswer(b"200 OK", HEADERS, lambda wire: self._watches.stream(session, wire, seen)))
 
     async def web_socket(self, request: Request, _body: Body, _at: int) -> Answer:
         """§7, the WebSocket."""
         assert request.head is not None, "a request for a stream keeps its head"
-        head = upgrade_head(request.head)
+        headers = upgrade(request.head)
 
         async def run(connection: Connection) -> None:
-            stream = SocketStream(self._live, connection, request.principal, self._settings, self._limits)
-            stream.write(head)
-            await stream.run()
+            await SocketStream(self._live, connection, request.principal, self._settings, self._limits).run()
 
-        return Answer(101, b"", stream=StreamAnswer(run, reads=True))
+        return Answer(101, b"", stream=StreamAnswer(b"101 Switching Protocols", headers, run, reads=True))
 
     async def health(self, _request: Request, _body: Body, at: int) -> Answer:
         """§8.1. 200 as long as this process can answer."""

@@ -17,15 +17,17 @@ from topics.engine.access import ANYONE, Principal
 from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, TopicsError, Unauthorized
 from topics.formats.requests import json_bytes
 from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
-from topics.front.connections import Connection
+from topics.front.answers import Wire
 from topics.front.errors import status_of
 from topics.front.live import Live, Page, Reader, Stream
 
 SESSION_TTL_S = 300.0
 MOVES_KEPT = 4096  # a checkpoint can be gone back to as long as no more than so many frames followed it
-HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-store, no-transform\r\n"
-    b"connection: keep-alive\r\nx-accel-buffering: no\r\n\r\n"
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
 )
 RETRY = b"retry: 2000\n\n"
 HEARTBEAT = b": hb\n\n"
@@ -76,8 +78,8 @@ class Session:
 class WatchStream(Stream):
     """One GET of a session."""
 
-    def __init__(self, live: Live, session: Session, connection: Connection) -> None:
-        super().__init__(live, connection.sock, session.heartbeat_s)
+    def __init__(self, live: Live, session: Session, wire: Wire) -> None:
+        super().__init__(live, wire.sock, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
 
@@ -182,16 +184,16 @@ class Watches:
             raise NotAcceptable("the answer is text/event-stream")
         return session
 
-    async def stream(self, session: Session, connection: Connection, last_event_id: bytes) -> None:
-        """Show the session's topics to the connection, until either ends."""
+    async def stream(self, session: Session, wire: Wire, last_event_id: bytes) -> None:
+        """Show the session's topics, until either side ends it."""
         if session.stream is not None:
             session.stream.fail(409, "another stream has taken the session over")
         if last_event_id:
             session.rewind(last_event_id)
-        stream = session.stream = WatchStream(self.live, session, connection)
+        stream = session.stream = WatchStream(self.live, session, wire)
         try:
             self.live.streams.add(stream)
-            stream.write(HEAD + RETRY)
+            stream.write(RETRY)
             for topic, (seq, epoch) in session.cursors.items():
                 if topic not in session.deleted:
                     stream.add(topic, session.view, Start(seq, epoch=epoch or None))

@@ -34,6 +34,7 @@ from topics.formats.websocket import (
     pong_frame,
     text_frame,
 )
+from topics.front.answers import Headers
 from topics.front.backend import Reply
 from topics.front.connections import NEVER, RECV_BYTES, Connection
 from topics.front.guard import HeadFields
@@ -45,8 +46,8 @@ ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
 VERSION = b"13"
 
 
-def upgrade_head(fields: HeadFields) -> bytes:
-    """The answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
+def upgrade(fields: HeadFields) -> Headers:
+    """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
     upgrade = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
     connection = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
     if b"websocket" not in upgrade or b"upgrade" not in connection:
@@ -56,10 +57,7 @@ def upgrade_head(fields: HeadFields) -> bytes:
     keys = fields.values(b"sec-websocket-key")
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
-    return (
-        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: %b\r\n\r\n"
-        % accept_key(keys[0])
-    )
+    return ((b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept_key(keys[0])))
 
 
 class SocketStream(Stream):
