@@ -30,8 +30,7 @@ PIECE_BYTES: Final = 64 * 1024  # of a payload that are unmasked and checked at 
 
 _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
-_HEADER: Final = struct.Struct(">HI").unpack_from  # first and second, key: a header without an extended length
-_EXTENDED_HEADER: Final = struct.Struct(">HI").unpack_from  # extended, key: what follows first and second if the length is 126
+_TWO_AND_KEY: Final = struct.Struct(">HI")  # first and second, or an extended length of 2 bytes; then the key
 _EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}  # and the least length that needs it
 _EMPTY_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
 
@@ -334,13 +333,13 @@ def _small_texts(data: bytes, pos: int, small_max: int, events: list[Event]) -> 
 
     Stops at the first frame that is anything else, or bad: the general way will look at it again. Returns its position.
     """
-    add, header, extended, from_bytes, ones, cut, size = events.append, _HEADER, _EXTENDED_HEADER, int.from_bytes, _ONES, _CUT, len(data)
+    add, unpack, from_bytes, ones, cut, size = events.append, _TWO_AND_KEY.unpack_from, int.from_bytes, _ONES, _CUT, len(data)
     while size - pos >= 8:
-        head, key = header(data, pos)
+        head, key = unpack(data, pos)
         length = head - _EMPTY_TEXT
         start = pos + 6
         if length == 126:
-            length, key = extended(data, pos + 2)
+            length, key = unpack(data, pos + 2)
             start = pos + 8
             if length < 126:
                 break
