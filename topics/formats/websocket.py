@@ -30,10 +30,9 @@ PIECE_BYTES: Final = 64 * 1024  # of a payload that are unmasked and checked at 
 
 _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
-_SHORT: Final = struct.Struct(">HI")  # first, second and key of a frame without an extended length
-assert _SHORT.size == 6
+_TWO_AND_KEY: Final = struct.Struct(">HI")  # first and second, or an extended length of 2 bytes; then the key
 _EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}  # and the least length that needs it
-_ONE_SHORT_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
+_EMPTY_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
 
 
 class Opcode(IntEnum):
@@ -173,12 +172,12 @@ class FrameParser:
     ``max_message_bytes`` (and an eighth, to grow) and one control frame are held, and only as much as has really come.
     """
 
-    __slots__ = ("_final", "_key", "_kind", "_left", "_max", "_message", "_rest", "_short_end", "_utf8", "ended")
+    __slots__ = ("_final", "_key", "_kind", "_left", "_max", "_message", "_rest", "_small_max", "_utf8", "ended")
 
     def __init__(self, max_message_bytes: int) -> None:
         """A longer message, whole or in fragments, is Failure 1009 as soon as a header announces it."""
         self._max = max_message_bytes
-        self._short_end = min(SHORT_MAX, max_message_bytes) + 1
+        self._small_max = min(_XOR_MAX, max_message_bytes)
         self._rest = b""  # the start of a header, or of a control frame
         self._kind = Opcode.CONTINUATION  # of the message that has begun; CONTINUATION between messages
         self._message = io.BytesIO()  # a list of pieces would cost many times their bytes when they are tiny
@@ -200,7 +199,7 @@ class FrameParser:
                 pos = self._take_payload(data, pos, events)
                 continue
             if not self._kind:
-                pos = _short_texts(data, pos, self._short_end, events)
+                pos = _small_texts(data, pos, self._small_max, events)
             begun = self._begin_frame(data, pos, events)
             if begun == pos:
                 if not self.ended:
@@ -329,20 +328,25 @@ _NOT_UTF8: Final = "a text message is not valid UTF-8"
 _Utf8: Final = codecs.getincrementaldecoder("utf-8")
 
 
-def _short_texts(data: bytes, pos: int, short_end: int, events: list[Event]) -> int:
-    """The text messages of one whole short frame each that stand at ``pos``, almost all that a busy client sends.
+def _small_texts(data: bytes, pos: int, small_max: int, events: list[Event]) -> int:
+    """The text messages of one whole small frame each that stand at ``pos``, almost all that a busy client sends.
 
-    Stops at the first frame that is anything else; the general way will look at it again. Returns its position.
+    Stops at the first frame that is anything else, or bad: the general way will look at it again. Returns its position.
     """
-    add, unpack, from_bytes, ones, cut, size = events.append, _SHORT.unpack_from, int.from_bytes, _ONES, _CUT, len(data)
-    while size - pos >= 6:
+    add, unpack, from_bytes, ones, cut, size = events.append, _TWO_AND_KEY.unpack_from, int.from_bytes, _ONES, _CUT, len(data)
+    while size - pos >= 8:
         head, key = unpack(data, pos)
-        length = head - _ONE_SHORT_TEXT
-        if not 0 <= length < short_end:
-            break
+        length = head - _EMPTY_TEXT
         start = pos + 6
+        if length == 126:
+            length, key = unpack(data, pos + 2)
+            start = pos + 8
+            if length < 126:
+                break
+        elif not 0 <= length < 126:
+            break
         end = start + length
-        if end > size:
+        if length > small_max or end > size:
             break
         payload = (from_bytes(data[start:end]) ^ key * ones[length] >> cut[length]).to_bytes(length)  # _unmask, in place
         if not payload.isascii() and not _is_utf8(payload):
