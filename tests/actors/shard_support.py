@@ -95,13 +95,15 @@ class Log:
 class Desk:
     """One session of a front with a shard's actor; an answer has the number of its request."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, log: Any = None, engine: ShardEngine | None = None) -> None:
-        self.log: Any = log or Log(folder)
-        self.engine = engine or ShardEngine()
+    def __init__(self, folder: Path, nursery: trio.Nursery, log: Any = None, engine: ShardEngine | None = None, shard: Any = None) -> None:
+        """``shard``: a whole one, with a log and a disk of its own."""
+        self.log: Any = log or (shard.wal if shard else Log(folder))
+        self.engine = engine or (shard.engine if shard else ShardEngine())
         words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0)
         board: Any = SimpleNamespace(shard=lambda _: words)
-        segments = SegmentStore(folder / "segment", 0)
-        shard: Any = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])
+        if shard is None:
+            segments = SegmentStore(folder / "segment", 0)
+            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])
         self.actor = ShardActor(shard, 0, board, LIMITS)
         self.actor._nursery = nursery
         self.commits = self.actor.commits

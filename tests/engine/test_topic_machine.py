@@ -54,6 +54,8 @@ MATCHES = st.sampled_from(
 )
 EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 Models = dict[int, TopicModel]
+Flags = tuple[bool, bool, bool]
+"""A reader wants tags, meta, data."""
 
 
 class Retention(RuleBasedStateMachine):
@@ -208,24 +210,45 @@ class Retention(RuleBasedStateMachine):
         back=st.integers(0, 40),
         limit=st.sampled_from([1, 2, 5, 1000]),
         nodes=st.sets(st.sampled_from(["n", "m"])),
-        flags=st.tuples(st.booleans(), st.booleans()),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         epoch=st.sampled_from([None, None, 0, 1]),
+        hidden=st.sampled_from([0, 0, 1, 3, 12]),
+        until=st.sampled_from([None, None, 0, 1, 5, 20]),
     )
-    def read(self, name: str, back: int, limit: int, nodes: set[str], flags: tuple[bool, bool], epoch: int | None) -> None:
+    def read(
+        self, name: str, back: int, limit: int, nodes: set[str], flags: Flags, epoch: int | None, hidden: int, until: int | None
+    ) -> None:
+        """``hidden``: so many seqs below the head the reader is not to know of. ``until``: so many below the head it does not want."""
         topic = self._fresh(name)
         if topic is not None:
-            self._check_read(topic, max(topic.head_seq + 1 - back, 0), limit, nodes, flags, epoch, reasons=True)
+            head = topic.head_seq
+            until_seq = None if until is None else max(head - until, 0)
+            bounds = max(head - hidden, 0), until_seq
+            self._check_read(topic, max(head + 1 - back, 0), limit, nodes, flags, epoch, reasons=True, bounds=bounds)
 
     def _check_read(
-        self, topic: Topic, from_seq: int, limit: int, nodes: set[str], flags: tuple[bool, bool], epoch: int | None, *, reasons: bool
+        self,
+        topic: Topic,
+        from_seq: int,
+        limit: int,
+        nodes: set[str],
+        flags: Flags,
+        epoch: int | None,
+        *,
+        reasons: bool,
+        bounds: tuple[int | None, int | None] = (None, None),
     ) -> None:
         model = self.models[topic.id]
         asked_epoch = None if epoch is None else topic.epoch + epoch
-        tags, meta = flags
-        asked = Diff(from_seq, limit, frozenset(nodes), tags, meta, epoch=asked_epoch)
-        page = read(topic, asked, self.world)
+        tags, meta, data = flags
+        head, until = bounds
+        asked = Diff(from_seq, limit, frozenset(nodes), tags, meta, epoch=asked_epoch, include_data=data, until_seq=until)
+        page = read(topic, asked, self.world, head_seq=head)
         recreated = epoch == 1 or (epoch is None and from_seq > model.head)
-        expected = model.read(from_seq, limit, nodes, recreated, tags, meta)
+        head = model.head if head is None else head
+        expected = model.read(from_seq, limit, nodes, recreated, flags, head, head if until is None else until)
+        assert page.head_seq == head
+        assert page.earliest_seq == min(model.start, head + 1)
         assert msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))) == expected.records
         assert (page.count, page.scanned) == (len(expected.records), expected.scanned)
         assert page.next_from_seq == expected.next_from_seq
@@ -347,7 +370,7 @@ class Retention(RuleBasedStateMachine):
             near = {seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)}
             for from_seq in sorted({0, topic.head_seq - 1, topic.head_seq, *near}):
                 if 0 <= from_seq <= topic.head_seq:
-                    self._check_read(topic, from_seq, 1000, set(), (True, True), 0, reasons=False)
+                    self._check_read(topic, from_seq, 1000, set(), (True, True, True), 0, reasons=False)
             assert topic.evict_floor == max(model.floors.values())
             # A frame may tell of a floor a little later than it moved: another cause may then have taken the same records.
             model.floors = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "loss": topic.loss_floor}

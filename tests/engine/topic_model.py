@@ -141,21 +141,27 @@ class TopicModel:
 
     # What a reader gets
 
-    def read(self, from_seq: int, limit: int, nodes: set[str], recreated: bool, tags: bool, meta: bool) -> Expected:
+    def read(
+        self, from_seq: int, limit: int, nodes: set[str], recreated: bool, flags: tuple[bool, bool, bool], head: int, until: int
+    ) -> Expected:  # fmt: skip
+        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants nothing past ``until``."""
         tombstone = None
+        head = min(head, self.head)
+        last = min(head, until)
         if recreated:
-            tombstone, from_seq = (1, self.head, "recreated"), 0
-        elif met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]:
-            tombstone = (from_seq + 1, self.start - 1, met[0] if len(met) == 1 and met[0] != "loss" else "mixed")
+            tombstone, from_seq = (1, head, "recreated"), 0
+        elif from_seq < last and (met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]):
+            reason = met[0] if len(met) == 1 and met[0] != "loss" else "mixed"
+            tombstone = (from_seq + 1, min(self.start - 1, last), reason)
         found: list[dict[str, Any]] = []
         scanned, at = 0, max(from_seq + 1, self.start)
         live = {record.seq: record for record in self.live}
-        while at <= self.head:
+        while at <= last:
             lost = next(((first, last) for first, last in self.losses if first <= at <= last), None)
             if lost is not None:
                 if tombstone or found:
                     break
-                tombstone = (lost[0] if scanned else from_seq + 1, lost[1], "mixed")
+                tombstone = (lost[0] if scanned else from_seq + 1, min(lost[1], last), "mixed")
                 at = lost[1] + 1
                 continue
             record = live.get(at)
@@ -164,9 +170,9 @@ class TopicModel:
                     break
                 scanned += 1
                 if record.shown.get("$node") not in nodes or not self.config.dedupe_node:
-                    found.append(_cut(record.shown, tags, meta))
+                    found.append(_cut(record.shown, *flags))
             at += 1
-        return Expected(found, max(at - 1, 0) if from_seq < self.head else self.head, scanned, tombstone)
+        return Expected(found, min(at - 1, last) if from_seq < last else min(from_seq, self.head), scanned, tombstone)
 
     def copy(self) -> TopicModel:
         return replace(
@@ -180,5 +186,6 @@ def _matches(match: Match, tag: str | None) -> bool:
     return tag == match.text if match.op == "Eq" else tag.startswith(match.text)
 
 
-def _cut(shown: dict[str, Any], tags: bool, meta: bool) -> dict[str, Any]:
-    return {name: value for name, value in shown.items() if (name != "$tag" or tags) and (name != "meta" or meta)}
+def _cut(shown: dict[str, Any], tags: bool, meta: bool, data: bool) -> dict[str, Any]:
+    left_out = {name for name, kept in {"$tag": tags, "meta": meta and data, "data": data}.items() if not kept}
+    return {name: value for name, value in shown.items() if name not in left_out}

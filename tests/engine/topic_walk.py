@@ -77,9 +77,10 @@ class Walk:
     def read(self) -> None:
         choice = self.random.choice
         nodes = set(choice(["", "n", "m", "nm"]))
-        flags = choice([True, False]), choice([True, False])
+        flags = choice([True, False]), choice([True, False]), choice([True, False])
+        bounds = choice([0, 0, 1, 3, 12]), choice([None, None, 0, 1, 5, 20])
         limit = choice([1, 2, 5, 1000])
-        self.machine.read(self._name(), self.random.randint(0, 60), limit, nodes, flags, choice([None, 0, 1]))
+        self.machine.read(self._name(), self.random.randint(0, 60), limit, nodes, flags, choice([None, 0, 1]), *bounds)
 
     def time(self) -> None:
         self.machine.time_passes(self.random.choice([1, 4, 6, 15, 51, -3, -60]))

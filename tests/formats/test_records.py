@@ -54,15 +54,17 @@ def view_of(body: AppendBody, first_seq: int = 7, ts_ms: int = 1000, *, keep_key
     return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), whole[1:])
 
 
-def shown(record: Record, seq: int, batch_node: str | None, *, tags: bool = True, meta: bool = True, ts_ms: int = 1000) -> bytes:
+def shown(
+    record: Record, seq: int, batch_node: str | None, *, tags: bool = True, meta: bool = True, with_data: bool = True, ts_ms: int = 1000
+) -> bytes:
     """The object that a reader gets: the obvious way."""
     node, tag, data, sent_meta = record
     node = node if node is not None else batch_node
     members = [b'"$seq":%d' % seq, b'"$ts":%d' % ts_ms]
     members += [b'"$node":' + json_string(node)] if node is not None else []
     members += [b'"$tag":' + json_string(tag)] if tag is not None and tags else []
-    members += [b'"data":' + data]
-    members += [b'"meta":' + sent_meta] if sent_meta is not None and meta else []
+    members += [b'"data":' + data] if with_data else []
+    members += [b'"meta":' + sent_meta] if sent_meta is not None and meta and with_data else []
     return b"{%b}" % b",".join(members)
 
 
@@ -126,21 +128,21 @@ def test_a_reader_of_everything_gets_what_was_sent(records: list[Record], node: 
 
 
 @given(
-    RECORDS, TEXTS, st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])), st.data()
+    RECORDS, TEXTS, st.booleans(), st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])), st.data()
 )  # fmt: skip
 def test_a_reader_of_less_gets_exactly_less(
-    records: list[Record], batch_node: str | None, tags: bool, meta: bool, nodes: set[str], data: st.DataObject
+    records: list[Record], batch_node: str | None, tags: bool, meta: bool, with_data: bool, nodes: set[str], data: st.DataObject
 ) -> None:
     view = view_of(request(records, batch_node))
     start = data.draw(st.integers(0, len(records) - 1))
     stop = data.draw(st.integers(start + 1, len(records)))
     expected = [
-        (index, shown(record, 7 + index, batch_node, tags=tags, meta=meta))
+        (index, shown(record, 7 + index, batch_node, tags=tags, meta=meta, with_data=with_data))
         for index, record in enumerate(records)
         if start <= index < stop and (record[0] if record[0] is not None else batch_node) not in nodes
     ]
-    assert view.select(start, stop, json_nodes(nodes), tags, meta) == expected
-    if view.cuts_nothing(json_nodes(nodes), tags, meta):
+    assert view.select(start, stop, json_nodes(nodes), tags, meta, None, with_data) == expected
+    if view.cuts_nothing(json_nodes(nodes), tags, meta, with_data):
         assert view.slice(start, stop) == b",".join(record for _, record in expected)
 
 

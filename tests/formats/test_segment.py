@@ -148,8 +148,11 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
 
 
 @pytest.mark.slow
-@given(writes(), st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])), st.data())
-def test_readers_of_less_get_the_same_of_both(batch: list[Write], tags: bool, meta: bool, nodes: set[str], data: st.DataObject) -> None:
+@given(writes(), st.tuples(*[st.booleans()] * 3), st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])), st.data())
+def test_readers_of_less_get_the_same_of_both(
+    batch: list[Write], flags: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
+) -> None:
+    tags, meta, with_data = flags
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
     dead = bytes(data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=view.count, max_size=view.count)))
@@ -159,11 +162,11 @@ def test_readers_of_less_get_the_same_of_both(batch: list[Write], tags: bool, me
     whole = []
     for at, (_, write, index) in enumerate(expected):
         marks = bytes(index) + dead[at : at + 1] + bytes(write.count)
-        (*one,) = write.select(index, index + 1, skipped, tags, meta, marks[: write.count])
-        assert one == (write.select(index, index + 1, skipped, tags, meta) if dead[at] != 1 else [])
+        (*one,) = write.select(index, index + 1, skipped, tags, meta, marks[: write.count], with_data)
+        assert one == (write.select(index, index + 1, skipped, tags, meta, None, with_data) if dead[at] != 1 else [])
         whole += [(at, record) for _, record in one if start <= at < stop]
-    assert view.select(start, stop, skipped, tags, meta, dead) == whole
-    if view.cuts_nothing(skipped, tags, meta):
+    assert view.select(start, stop, skipped, tags, meta, dead, with_data) == whole
+    if view.cuts_nothing(skipped, tags, meta, with_data):
         assert b",".join(view.slices(start, stop, dead)) == b",".join(record for _, record in whole)
 
 

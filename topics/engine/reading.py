@@ -71,7 +71,7 @@ def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None, h
     last = head if asked.until_seq is None else min(asked.until_seq, head)
     if not tombstone and start < last and start + 1 < topic.evict_floor:
         tombstone = _evicted(topic, start, last, head)
-    page = Page(start, start, head, _earliest(topic, head), tombstone)
+    page = Page(start, min(start, topic.head_seq), head, _earliest(topic, head), tombstone)
     if start < last:
         _collect(topic, asked, store, page, last)
     return page
@@ -104,8 +104,8 @@ def _lost(page: Page, lost: Range, last: int) -> Tombstone:
 
 
 def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
-    """The first range of lost seqs that does not end before ``seq``, if it begins by ``last``."""
-    return next((lost for lost in topic.losses if lost[1] >= seq and lost[0] <= last), None) if topic.losses else None
+    """The first range of lost seqs that has some from ``seq`` to ``last``."""
+    return next((lost for lost in topic.losses if lost[1] >= seq and lost[0] <= last), None) if topic.losses and seq <= last else None
 
 
 def _end(topic: Topic, last: int) -> tuple[int, int]:
