@@ -407,21 +407,22 @@ async def test_an_idle_http_2_connection_is_closed_by_the_sweep_and_by_the_drain
             await run.stopped.wait()
 
 
-@pytest.mark.parametrize("path", ["/v0/ws", "/v0/health"])
-async def test_a_websocket_is_refused_with_the_envelope(path: str) -> None:
+@pytest.mark.parametrize(("path", "key", "status", "code"), [
+    ("/v0/ws", "nobody", 401, "unauthorized"),
+    ("/v0/health", "k", 404, "not_found"),
+    ("/v0/topics", "k", 404, "not_found"),
+])  # fmt: skip
+async def test_a_websocket_is_refused_with_the_envelope(path: str, key: str, status: int, code: str) -> None:
     async with running(keys="k") as run:
-        for key, status, code in (("nobody", 401, "unauthorized"), ("k", 404, "not_found")):
-            if path == "/v0/health":
-                status, code = 404, "not_found"
-            client = await run.connect()
-            upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec_websocket_version": "13"}
-            upgrade |= {"sec_websocket_key": "AAAAAAAAAAAAAAAAAAAAAA==", "authorization": f"Bearer {key}"}
-            await client.say(request("GET", path, **upgrade))
-            head = await client.stream.receive_some(4096)
-            while not head.endswith(b"}}") and not head.endswith(b"0\r\n\r\n"):
-                head += await client.stream.receive_some(4096)
-            assert head.startswith(b"HTTP/1.1 %d" % status)
-            assert code.encode() in head
+        client = await run.connect()
+        upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec_websocket_version": "13"}
+        upgrade |= {"sec_websocket_key": "AAAAAAAAAAAAAAAAAAAAAA==", "authorization": f"Bearer {key}"}
+        await client.say(request("GET", path, **upgrade))
+        head = await client.stream.receive_some(4096)
+        while not head.endswith(b"}}") and not head.endswith(b"0\r\n\r\n"):
+            head += await client.stream.receive_some(4096)
+        assert head.startswith(b"HTTP/1.1 %d" % status)
+        assert code.encode() in head
 
 
 async def test_an_upgrade_that_hypercorn_declines_does_not_open_a_side_door() -> None:
