@@ -181,8 +181,13 @@ def request(method: str, path: str, body: bytes | None = None, *headers: str, ve
 class Wire:
     """One raw connection: bytes go out as given, answers come back one by one."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float = TIMEOUT_S) -> None:
-        self.socket = socket.create_connection(address, timeout=timeout_s)
+    def __init__(self, address: tuple[str, int], timeout_s: float = TIMEOUT_S, *, receive_bytes: int | None = None) -> None:
+        """``receive_bytes`` is the size of the receive buffer, for readers that stall; it must be set before the connection is made."""
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.socket.settimeout(timeout_s)
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.connect(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
 

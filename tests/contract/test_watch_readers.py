@@ -1,0 +1,307 @@
+"""Many readers, slow readers, idle readers and readers that come and go (§7.2)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.contract.sse import CAUGHT_UP, RECORD, Stream, session, watch
+from tests.server import Server
+
+SLACK_S = 4.0  # for a machine with two busy cores
+KIB = 1024
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def data(records: list[Any]) -> list[Any]:
+    return [record["data"] for record in records]
+
+
+# --- heartbeats: the shortest interval is 1 s, so these are slow
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heartbeat_ms", [0, 1000])
+def test_an_idle_stream_beats_once_in_each_interval(api: Api, topic: str, heartbeat_ms: int) -> None:
+    ok(api.put(topic), 201)
+    with watch(api, [topic], heartbeat_ms=heartbeat_ms) as stream:
+        stream.event(CAUGHT_UP)
+        last = time.monotonic()
+        for _ in range(2):
+            beat = stream.frame(timeout_s=1 + SLACK_S)
+            now = time.monotonic()
+            assert beat.lines == (b": hb",)
+            assert 0.9 <= now - last <= 1 + SLACK_S
+            last = now
+        ok(api.append(topic, "x"))
+        assert data(stream.records(1)) == ["x"]
+
+
+@pytest.mark.slow
+def test_a_stream_that_carries_records_does_not_beat(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    with watch(api, [topic], heartbeat_ms=1000) as stream:
+        stream.event(CAUGHT_UP)
+        for number in range(10):
+            time.sleep(0.2)
+            ok(api.append(topic, number))
+            assert data(stream.records(1)) == [number]
+        assert [frame.lines for frame in stream.frames if frame.comments] == []
+
+
+@pytest.mark.slow
+def test_a_stream_does_not_beat_before_its_interval(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    with watch(api, [topic], heartbeat_ms=60_000) as stream:
+        stream.event(CAUGHT_UP)
+        with pytest.raises(TimeoutError):
+            stream.frame(timeout_s=1.5)
+
+
+# --- many readers of one topic
+
+VIEWS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"include_tags": True},
+    {"include_meta": False},
+    {"include_data": False},
+    {"limit": 1},
+    {"max_batch_bytes": 1},
+    {"node": "a"},
+    {"node": ["a", "b"]},
+    {"consistency": "strong"},
+    {"node": "a", "include_data": False, "limit": 3},
+]
+
+
+def test_readers_with_different_options_see_one_topic_each_in_their_way(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    streams = [watch(api, [topic], **view) for view in VIEWS]
+    try:
+        for stream in streams:
+            stream.told([topic])
+        for number in range(0, 40, 4):
+            writes = [{"data": number + at, "node": "abcd"[at], "tag": "t", "meta": {"m": 1}} for at in range(4)]
+            ok(api.append(topic, records=writes))
+        for view, stream in zip(VIEWS, streams, strict=True):
+            hidden = {"abcd".index(node) for node in view.get("node", [])}
+            expected = [seq for seq in range(1, 41) if (seq - 1) % 4 not in hidden]
+            records = stream.records(len(expected))
+            assert [record["$seq"] for record in records] == expected, view
+            shown = {name for record in records for name in record}
+            assert ("data" in shown, "$tag" in shown) == (view.get("include_data", True), view.get("include_tags", False)), view
+            assert ("meta" in shown) == (view.get("include_meta", True) and view.get("include_data", True)), view
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_readers_see_every_record(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    streams = [watch(api, [topic]) for _ in range(100)]
+    try:
+        for stream in streams:
+            stream.told([topic])
+        for start in range(0, 200, 10):
+            ok(api.append(topic, *range(start, start + 10)))
+        for stream in streams:
+            assert data(stream.records(200)) == list(range(200))
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def test_readers_at_different_places_meet_at_the_head(api: Api, topic: str) -> None:
+    ok(api.append(topic, *range(50)), 201)
+    streams = {start: watch(api, {topic: {"from_seq": start}}, limit=7) for start in (0, 1, 10, 49, 50)}
+    try:
+        for start, stream in streams.items():
+            assert stream.told([topic]).data() == list(range(start, 50))
+        ok(api.append(topic, "x", "y"))
+        for stream in streams.values():
+            assert data(stream.records(2)) == ["x", "y"]
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+@pytest.mark.slow
+def test_readers_that_come_while_records_flow_see_each_record_once(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+    ok(api.put(topic), 201)
+    count = 400
+
+    def write() -> None:
+        with Api(server.address) as own:
+            for number in range(count):
+                ok(own.append(topic, number))
+
+    def read(delay_s: float) -> list[Any]:
+        time.sleep(delay_s)
+        with Api(server.address) as own, watch(own, [topic]) as stream:
+            return data(stream.records(count))
+
+    readers = [pool.submit(read, number * 0.03) for number in range(10)]
+    pool.submit(write).result(60)
+    for reader in readers:
+        assert reader.result(60) == list(range(count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_reader_that_breaks_off_at_random_misses_nothing(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor, seed: int
+) -> None:
+    ok(api.put(topic), 201)
+    dice = random.Random(seed)
+    count = 300
+
+    def write() -> None:
+        with Api(server.address) as own:
+            for start in range(0, count, 3):
+                ok(own.append(topic, *range(start, start + 3)))
+
+    url = session(api, [topic], limit=5)["stream_url"]
+    writing = pool.submit(write)
+    seen: list[int] = []
+    last_id: str | None = None
+    while len(seen) < count:
+        with Stream(api.address, url, last_event_id=last_id) as stream:
+            for _ in range(dice.randint(1, 8)):
+                frame = stream.event(RECORD, CAUGHT_UP)
+                last_id = frame.id
+                seen += data(frame.json().get("records", []))
+                if len(seen) >= count:
+                    break
+    writing.result(60)
+    assert seen == list(range(count))
+
+
+def test_readers_that_leave_cost_nothing(api: Api, topic: str) -> None:
+    ok(api.append(topic, "x" * 50 * KIB), 201)
+    url = session(api, [topic])["stream_url"]
+    for number in range(20):
+        stream = Stream(api.address, url)
+        if number % 2:
+            stream.event()
+        stream.close()
+    ok(api.append(topic, "y"))
+    with watch(api, {topic: {"from_seq": 1}}) as stream:
+        assert stream.told([topic]).data() == ["y"]
+
+
+# --- readers that stall
+
+BLOCK = "x" * 100 * KIB
+BLOCKS = 200  # 20 MB: more than what sockets hold
+
+
+@pytest.mark.slow
+def test_a_stalled_reader_reads_everything_later(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    url = session(api, [topic])["stream_url"]
+    with Stream(api.address, url, receive_bytes=16 * KIB) as stream:
+        stream.told([topic])
+        for number in range(BLOCKS):
+            ok(api.append(topic, [number, BLOCK]))
+        records = stream.records(BLOCKS, timeout_s=30)
+        assert [record["data"][0] for record in records] == list(range(BLOCKS))
+        ok(api.append(topic, "live again"))
+        assert data(stream.records(1)) == ["live again"]
+
+
+@pytest.mark.slow
+def test_a_stalled_reader_is_given_larger_frames(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    with watch(api, [topic]) as reference:
+        reference.told([topic])
+        with Stream(api.address, session(api, [topic])["stream_url"], receive_bytes=16 * KIB) as stream:
+            stream.told([topic])
+            for number in range(40):
+                ok(api.append(topic, [number, BLOCK]))
+                reference.records(1)
+            for number in range(2000):
+                ok(api.append(topic, number))
+            frames: list[Any] = []
+            while sum(len(frame["records"]) for frame in frames) < 2040:
+                frame = stream.event(RECORD, CAUGHT_UP)
+                frames += [frame.json()] if frame.event == RECORD else []
+    assert [record["$seq"] for frame in frames for record in frame["records"]] == list(range(1, 2041))
+    assert len(frames) < 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same_view", [True, False], ids=["7.2 same options", "7.2 other options"])
+def test_a_stalled_reader_delays_nobody(server: Server, api: Api, topic: str, same_view: bool) -> None:
+    ok(api.put(topic), 201)
+    url = session(api, [topic])["stream_url"]
+    with Stream(server.address, url, receive_bytes=16 * KIB) as stalled, watch(api, [topic], include_tags=not same_view) as quick:
+        stalled.told([topic])
+        quick.told([topic])
+        slowest = 0.0
+        for number in range(BLOCKS):
+            sent = time.monotonic()
+            ok(api.append(topic, [number, BLOCK]))
+            (record,) = quick.records(1)
+            slowest = max(slowest, time.monotonic() - sent)
+            assert record["data"][0] == number
+    assert slowest < 2.0
+
+
+@pytest.mark.slow
+def test_a_cap_bounds_what_a_stalled_reader_is_owed(api: Api, topic: str) -> None:
+    ok(api.put(topic, {"cap_records": 20}), 201)
+    with Stream(api.address, session(api, [topic])["stream_url"], receive_bytes=16 * KIB) as stream:
+        stream.told([topic])
+        for number in range(BLOCKS):
+            ok(api.append(topic, [number, BLOCK]))
+        seen: set[int] = set()
+        at = 0
+        while at < BLOCKS:
+            body = (frame := stream.event()).json()
+            if frame.event == RECORD:
+                found = [record["$seq"] for record in body["records"]]
+                assert found == list(range(at + 1, at + 1 + len(found)))
+                at = found[-1]
+                seen.update(found)
+            elif frame.event != CAUGHT_UP:
+                assert body["gap_from"] == at + 1
+                at = body["gap_to"]
+    assert seen >= set(range(BLOCKS - 19, BLOCKS + 1))
+
+
+@pytest.mark.slow
+def test_a_reader_that_stalls_for_30_s_is_let_go_and_may_come_back(api: Api, topic: str) -> None:
+    ok(api.put(topic), 201)
+    url = session(api, [topic])["stream_url"]
+    seen: list[int] = []
+    with Stream(api.address, url, receive_bytes=16 * KIB) as stream:
+        last_id = stream.told([topic]).last_id
+        for number in range(BLOCKS):
+            ok(api.append(topic, [number, BLOCK]))
+        time.sleep(36)
+        # What was on its way may still be read; the end may come in the middle of a frame, for the socket took no more.
+        try:
+            while True:
+                frame = stream.event()
+                if frame.event == RECORD:
+                    seen += [record["data"][0] for record in frame.json()["records"]]
+                    last_id = frame.id or last_id
+        except (EOFError, AssertionError, ConnectionError):
+            pass
+    assert len(seen) < BLOCKS
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        seen += [data[0] for data in stream.told([topic]).data()]
+    assert seen == list(range(BLOCKS))
