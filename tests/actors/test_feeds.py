@@ -18,13 +18,19 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.sealing_support import FILE_BYTES
-from tests.actors.shard_support import Desk
+from tests.actors.shard_support import LIMITS, Desk
 from topics.actors import feeds, shard_actor
+from topics.actors.board import Board
+from topics.actors.link import Link, LinkMemory, Side
+from topics.actors.message_router import InboundMessage, MessageRouter, Session
+from topics.actors.shard_actor import ShardActor, clock
+from topics.config import Settings
 from topics.engine import reading
 from topics.engine.shard import Now
 from topics.engine.store import EXTENT
 from topics.formats.envelope import Notification, Success, decode, encode_notification
 from topics.formats.message import MessageFrame
+from topics.formats.requests import json_bytes
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
 from topics.storage.wal_file import NoRoom
@@ -827,3 +833,53 @@ async def test_what_a_restart_took_is_a_gap_to_the_seq(tmp_path: Path, disk: OnD
             await trio.lowlevel.checkpoint()
     assert (events[0]["from_seq"], events[0]["tombstone"], len(seqs(events[0]))) == (head, None, 1)
     await front.end()
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_pages_go_over_a_real_link_short_or_long(tmp_path: Path, nursery: trio.Nursery, size: int) -> None:
+    """Three writes: two pages, and the third only when one of them was taken."""
+    settings = Settings()
+    board, memory = Board.create(shards=1, fronts=1), LinkMemory.create(0, 0, settings)
+    shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
+    stop = trio.Event()
+    nursery.start_soon(ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop)
+    router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
+    sessions: list[Session] = []
+    got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
+
+    def page(message: InboundMessage) -> None:
+        assert message.notification is not None
+        got.send_nowait((message.notification.params, bytes(message.attachment)))
+
+    def arrived(frames: list[MessageFrame]) -> None:
+        for frame in frames:
+            assert router.dispatch(sessions[0], frame) is None
+
+    async def write() -> None:
+        params = {"topic": "a", "key": None, "prefixes": None, "seqs": True, "at": 0}
+        call = sessions[0].call_soon("append", params, json_bytes({"records": [{"data": "x" * size}]}))
+        link.flush()
+        await call.wait()
+
+    router.route("event/feed.page", page)
+    nursery.start_soon(link.run, lambda: sessions.append(router.open_session("shard-0", link)), arrived, lambda: None)
+    with trio.fail_after(20):
+        while not sessions:
+            await trio.lowlevel.checkpoint()
+        await write()
+        call = sessions[0].call_soon("feed.open", {"feed": 3, "topic": "a", "view": VIEW})
+        link.flush()
+        assert (await call.wait()).result["head_seq"] == 1
+        for _ in range(3):
+            await write()
+        found = [await pages.receive(), await pages.receive()]
+        with pytest.raises(trio.WouldBlock):
+            pages.receive_nowait()
+        sessions[0].notify("feed.taken", {"feed": 3})
+        link.flush()
+        found.append(await pages.receive())
+    assert [(params["from_seq"], params["to_seq"], params["count"]) for params, _ in found] == [(1, 2, 1), (2, 3, 1), (3, 4, 1)]
+    assert [msgspec.json.decode(records)["data"] for _, records in found] == ["x" * size] * 3
+    stop.set()
+    shard.wal.stop()
+    nursery.cancel_scope.cancel()
