@@ -65,13 +65,16 @@ class WatchBody(_Options, kw_only=True):
 
 
 class CommandHead(msgspec.Struct):
-    """What every WebSocket command has. ``request_id`` is given back as it came."""
+    """What every WebSocket command has."""
 
     op: str
-    request_id: Raw = Raw(b"null")
     topic: str | None = None
     return_seqs: bool = True
     config: Raw = Raw(b"")
+
+
+class _RequestId(msgspec.Struct):
+    request_id: Raw = Raw(b"null")
 
 
 class SubscribeBody(_Options, kw_only=True):
@@ -95,6 +98,7 @@ class Watch(NamedTuple):
 _watch = msgspec.json.Decoder(WatchBody)
 _subscribe = msgspec.json.Decoder(SubscribeBody)
 _head = msgspec.json.Decoder(CommandHead)
+_request_id = msgspec.json.Decoder(_RequestId)
 _map = msgspec.json.Decoder(dict[str, int])
 
 
@@ -105,6 +109,14 @@ def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> Watch:
     _check_integer("heartbeat_ms", asked.heartbeat_ms)
     heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
     return Watch(asked.topics, _view(asked, limits), heartbeat_ms)
+
+
+def request_id_of(message: bytes) -> bytes:
+    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it has none."""
+    try:
+        return bytes(_request_id.decode(message).request_id)
+    except (msgspec.MsgspecError, RecursionError):
+        return b"null"
 
 
 def decode_command(message: bytes) -> CommandHead:

@@ -32,15 +32,11 @@ class Wire(Protocol):
 
 
 class StreamAnswer(NamedTuple):
-    """Instead of a body: what goes on after the head, until either side ends it.
-
-    ``reads``: it reads what the client sends, and sees it leave; it needs the client's own connection.
-    """
+    """Instead of a body: what goes on after the head, until either side ends it."""
 
     status: bytes
     headers: Headers
     run: Callable[[Any], Awaitable[None]]
-    reads: bool = False
 
 
 class Answer:

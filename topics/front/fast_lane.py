@@ -239,12 +239,9 @@ class FastLane:
         connection = self.connection
         self._has_answered = connection.closing = True
         connection.idle = False
-        if not stream.reads:
-            connection.waits_since = connection.connections.now  # a client that hangs up is seen by the sweep
         fields = b"".join([b"%b: %b\r\n" % field for field in stream.headers])
         await connection.send(b"HTTP/1.1 %b\r\n%b\r\n" % (stream.status, fields))
         await stream.run(connection)
-        connection.waits_since = NEVER
 
     async def _body(self, head: HotHead) -> Body:
         """The request's body. Raises `TopicsError` with the rest of it unread, or OSError when the client leaves."""

@@ -10,6 +10,7 @@ Live pages are written to the sockets from the loop that took them out of the ri
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -31,6 +32,7 @@ KEPT_BYTES = 64 << 20  # of pages, for all feeds together
 KEPT_PAGES = 64  # for each feed
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
 SLOW_S = 30.0  # without a reader taking a single byte
+HEARD_BYTES = 4096
 RETRY_S = 0.25  # after a shard has refused
 
 
@@ -109,7 +111,8 @@ class Stream(ABC):
     def __init__(self, live: Live, sock: socket.socket, heartbeat_s: float) -> None:
         self.live, self.sock, self.heartbeat_s = live, sock, heartbeat_s
         self.readers: dict[str, Reader] = {}
-        self.ended = trio.Event()
+        self.ended = False
+        self.scope = trio.CancelScope()  # of `until_ended`
         self.last_sent = live.now
         self._rest: memoryview | None = None  # of what the socket did not take
         self._moved_at = live.now  # when it last took something
@@ -175,7 +178,7 @@ class Stream(ABC):
             self.catch_up()
 
     async def _send_rest(self) -> None:
-        while self._rest is not None and not self.ended.is_set():
+        while self._rest is not None and not self.ended:
             await trio.lowlevel.wait_writable(self.sock)
             try:
                 sent = self.sock.send(self._rest)
@@ -194,7 +197,7 @@ class Stream(ABC):
 
     def fail(self, code: int, error: str) -> None:
         """Tell why, if the socket takes it, and end."""
-        if not self.ended.is_set():
+        if not self.ended:
             data = self.shown_failure(code, error)
             if self._rest is not None:
                 data = b"".join((self._rest, data))
@@ -204,10 +207,22 @@ class Stream(ABC):
                 LOG.debug("a stream ended and its client did not hear why")
             self.end()
 
+    async def until_ended(self) -> None:
+        """Wait for the end; a client that hangs up is one. What it says is passed over."""
+        with self.scope, contextlib.suppress(OSError):
+            while not self.ended:
+                await trio.lowlevel.wait_readable(self.sock)
+                try:
+                    if not self.sock.recv(HEARD_BYTES):
+                        break
+                except BlockingIOError:
+                    continue
+
     def end(self) -> None:
         """Leave everything; whoever runs the connection closes it."""
-        if not self.ended.is_set():
-            self.ended.set()
+        if not self.ended:
+            self.ended = True
+            self.scope.cancel()
             for reader in self.readers.values():
                 self.live.leave(reader)
             self.live.streams.discard(self)
@@ -250,13 +265,13 @@ class Stream(ABC):
 
     def catch_up(self) -> None:
         """See to it that everything is shown that is behind."""
-        if not self._catching_up and not self.ended.is_set():
+        if not self._catching_up and not self.ended:
             self._catching_up = True
             self.live.nursery.start_soon(self._catch_up)
 
     async def _catch_up(self) -> None:
         try:
-            while not self.ended.is_set():
+            while not self.ended:
                 if self._rest is not None:
                     await self._send_rest()
                     continue
@@ -301,7 +316,7 @@ class Stream(ABC):
             self.write(self.shown_trouble(reader, failure))
             self.remove(reader.topic)
         else:
-            if self.readers.get(reader.topic) is reader and not self.ended.is_set():
+            if self.readers.get(reader.topic) is reader and not self.ended:
                 self.show(reader, page)
 
     def _go_live(self, reader: Reader, feed: Feed) -> None:
@@ -449,7 +464,7 @@ class Live:
     def tell_deleted(self, reader: Reader, head_seq: int) -> None:
         """The reader's topic has gone: the end for this topic, not for the stream."""
         stream = reader.stream
-        if stream.readers.get(reader.topic) is reader and not stream.ended.is_set():
+        if stream.readers.get(reader.topic) is reader and not stream.ended:
             stream.write(stream.shown_deleted(reader, head_seq))
             stream.remove(reader.topic)
 

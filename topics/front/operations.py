@@ -152,7 +152,7 @@ class Operations:
         async def run(connection: Connection) -> None:
             await SocketStream(self._live, connection, request.principal, self._settings, self._limits).run()
 
-        return Answer(101, b"", stream=StreamAnswer(b"101 Switching Protocols", headers, run, reads=True))
+        return Answer(101, b"", stream=StreamAnswer(b"101 Switching Protocols", headers, run))
 
     async def health(self, _request: Request, _body: Body, at: int) -> Answer:
         """§8.1. 200 as long as this process can answer."""

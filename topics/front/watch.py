@@ -32,7 +32,7 @@ HEADERS = (
 RETRY = b"retry: 2000\n\n"
 HEARTBEAT = b": hb\n\n"
 _NEW_LINE = re.compile(rb"\r\n|\r|\n")
-_EVENT_STREAM = (b"*/*", b"text/*", b"text/event-stream")
+_EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +67,12 @@ class Session:
         """Go back to what a client says that it has seen; never forward."""
         known = decode_id(last_event_id)
         if isinstance(known, dict):
-            back = [(topic, seq) for topic, seq in known.items() if topic in self.cursors]
+            back = [(topic, seq) for topic, seq in known.items() if topic in self.cursors and seq >= 0]
         else:
             back = [(topic, seq) for checkpoint, topic, seq in reversed(self.moves) if checkpoint > known]
         for topic, seq in back:
             at, epoch = self.cursors[topic]
-            self.cursors[topic] = min(at, max(seq, 0)), epoch
+            self.cursors[topic] = min(at, seq), epoch
 
 
 class WatchStream(Stream):
@@ -198,7 +198,7 @@ class Watches:
                 if topic not in session.deleted:
                     stream.add(topic, session.view, Start(seq, epoch=epoch or None))
             stream.catch_up()
-            await stream.ended.wait()
+            await stream.until_ended()
         finally:
             stream.end()
             if session.stream is stream:
@@ -238,12 +238,9 @@ async def heads_of(live: Live, topics: Any) -> dict[str, tuple[int, int, int]]:
 
 
 def _accepts_events(accept: bytes) -> bool:
-    """Whether an Accept value allows an event stream; an absent one allows everything."""
-    if not accept.strip():
-        return True
+    """Whether an Accept value allows an event stream; an absent one allows everything. The most specific range counts."""
+    weights = {}
     for part in accept.split(b","):
         media, *parameters = [piece.strip().lower() for piece in part.split(b";")]
-        weight = next((piece[2:] for piece in parameters if piece.startswith(b"q=")), b"1")
-        if media in _EVENT_STREAM and weight.strip(b"0.") != b"":
-            return True
-    return False
+        weights[media] = next((piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True)
+    return not accept.strip() or next((weights[media] for media in _EVENT_STREAM if media in weights), False)

@@ -17,7 +17,7 @@ from topics.engine.access import Principal, Scope
 from topics.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError, UpgradeRequired
 from topics.formats.names import valid_topic_name
 from topics.formats.requests import Limits, json_bytes
-from topics.formats.watch import HEARTBEAT_MS, CommandHead, Start, decode_command, decode_subscribe
+from topics.formats.watch import HEARTBEAT_MS, CommandHead, Start, decode_command, decode_subscribe, request_id_of
 from topics.formats.websocket import (
     Binary,
     Close,
@@ -120,21 +120,15 @@ class SocketStream(Stream):
         connection, parser = self._connection, FrameParser(self._settings.max_body_bytes)
         self.live.streams.add(self)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_with, nursery.cancel_scope)
+            with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
                 while await self._take(parser.feed(data)):
                     data = await self._receive()
                     if not data:
                         break
-                self.end()
         finally:
             self.end()
-
-    async def _end_with(self, scope: trio.CancelScope) -> None:
-        await self.ended.wait()
-        scope.cancel()
 
     async def _receive(self) -> bytes:
         while True:
@@ -173,10 +167,9 @@ class SocketStream(Stream):
         self._touched.clear()
 
     async def _command(self, message: bytes) -> None:
-        request_id = b"null"
+        request_id = request_id_of(message)
         try:
             head = decode_command(message)
-            request_id = bytes(head.request_id)
             if head.op == "publish":
                 self._publish(head, request_id, message)
             elif head.op == "subscribe":
@@ -216,7 +209,7 @@ class SocketStream(Stream):
 
     def _send_answers(self) -> None:
         answers, self._answers = self._answers, []
-        if not self.ended.is_set():
+        if not self.ended:
             self.write(b"".join(answers))
         self._room.set()
 
