@@ -60,23 +60,25 @@ class Decoder:
     """Bytes to frames. A frame that no empty line has ended is never given out."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._scanned = 0  # no line ends before here
         self._lines: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[Frame]:
         frames = []
         self._buffer += piece
         at = 0
-        for end in LINE_END.finditer(self._buffer):
+        for end in list(LINE_END.finditer(self._buffer, self._scanned)):
             if end.end() == len(self._buffer) and end.group() == b"\r":
                 break  # its \n may still come
-            line, at = self._buffer[at : end.start()], end.end()
+            line, at = bytes(self._buffer[at : end.start()]), end.end()
             if line:
                 self._lines.append(line)
             elif self._lines:
                 frames.append(parsed(self._lines))
                 self._lines = []
-        self._buffer = self._buffer[at:]
+        del self._buffer[:at]
+        self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
         return frames
 
     @property
@@ -88,22 +90,27 @@ class Unchunk:
     """Takes chunked framing off, however the bytes are cut."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._size: int | None = None  # of the chunk that the buffer begins with; None when its size line does
         self.ended = False
 
     def feed(self, piece: bytes) -> bytes:
         self._buffer += piece
-        body = b""
+        body = bytearray()
         while not self.ended:
-            size, found, rest = self._buffer.partition(b"\r\n")
-            if not found:
-                return body
-            count = int(size.split(b";")[0], 16)
-            if len(rest) < count + 2:
-                return body
-            assert rest[count : count + 2] == b"\r\n", f"a chunk of {count} bytes ends with {rest[count : count + 2]!r}"
-            body, self._buffer, self.ended = body + rest[:count], rest[count + 2 :], count == 0
-        return body
+            if self._size is None:
+                if (end := self._buffer.find(b"\r\n")) < 0:
+                    break
+                self._size = int(self._buffer[:end].split(b";")[0], 16)
+                del self._buffer[: end + 2]
+            if len(self._buffer) < self._size + 2:
+                break
+            after = bytes(self._buffer[self._size : self._size + 2])
+            assert after == b"\r\n", f"a chunk of {self._size} bytes ends with {after!r}"
+            body += self._buffer[: self._size]
+            del self._buffer[: self._size + 2]
+            self._size, self.ended = None, self._size == 0
+        return bytes(body)
 
 
 class Stream(Wire):
@@ -278,3 +285,12 @@ def session(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> 
 def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> Stream:
     """A new session and its open stream."""
     return Stream(api.address, session(api, topics, **fields)["stream_url"])
+
+
+def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
+    """The answer to a GET that must open no stream: one that opens fails at once, for it would never end."""
+    with Wire(address) as wire:
+        wire.send(request("GET", path, None, *headers))
+        status, named = wire.head()
+        assert status != 200, f"a stream where a refusal was due: {named}"
+        return Answer(status, named, wire._take(int(named["content-length"])))

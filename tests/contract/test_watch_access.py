@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Answer, Api, Wire, ok, refused
-from tests.contract.sse import ERROR, Stream, session, watch
+from tests.contract.sse import ERROR, Stream, session, turned_away, watch
 from tests.contract.ws import Socket, handshake
 from tests.server import Server
 
 FULL = "full-key"
 ODD = "o+d/d=%20key"
 KEYS = ",".join([FULL, "second-key", ODD, "reader:read", "writer:write", "remover:delete", "admin:admin", "tenant:read:t42:|shared."])
-STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,9 @@ def posted(server: Server, token: str | None, *topics: str, query: str = "") -> 
         return api.call("POST", f"/v0/watch{query}", {"topics": {topic: {} for topic in topics}})
 
 
-def opened(server: Server, url: str, token: str | None = None) -> Answer:
-    with Api(server.address, token=token) as api:
-        return api.call("GET", url, None, STREAM)
+def unopened(server: Server, url: str, token: str | None = None) -> Answer:
+    key = [] if token is None else [f"Authorization: Bearer {token}"]
+    return turned_away(server.address, url, "Accept: text/event-stream", *key)
 
 
 # --- keys
@@ -81,9 +80,9 @@ def test_the_key_that_made_a_session_opens_its_stream(guarded: Server, token: st
 @pytest.mark.parametrize("token", [None, "nope", "second-key", "reader", "writer"])
 def test_no_other_key_opens_a_stream(guarded: Server, full: Api, token: str | None) -> None:
     url = session(full, ["other"])["stream_url"]
-    refused(opened(guarded, url, token), 401, "unauthorized")
+    refused(unopened(guarded, url, token), 401, "unauthorized")
     if token is not None:
-        refused(opened(guarded, f"{url}?token={token}"), 401, "unauthorized")
+        refused(unopened(guarded, f"{url}?token={token}"), 401, "unauthorized")
     with Stream(guarded.address, url, token=FULL) as stream:
         assert stream.told(["other"]).data() == ["other"]
 
@@ -109,25 +108,25 @@ def test_a_browser_may_give_the_key_in_the_query(guarded: Server, token: str, qu
 )
 def test_a_query_is_a_form(guarded: Server, full: Api, query: str) -> None:
     url = session(full, ["other"])["stream_url"]
-    refused(opened(guarded, f"{url}?{query}"), 401, "unauthorized")
+    refused(unopened(guarded, f"{url}?{query}"), 401, "unauthorized")
 
 
 def test_a_plus_in_a_query_is_a_space(guarded: Server) -> None:
     url = ok(posted(guarded, ODD, "other"))["stream_url"]
-    refused(opened(guarded, f"{url}?token=o+d%2Fd%3D%2520key"), 401, "unauthorized")
+    refused(unopened(guarded, f"{url}?token=o+d%2Fd%3D%2520key"), 401, "unauthorized")
 
 
 def test_an_unknown_wid_is_a_401_without_a_key_and_a_404_with_one(guarded: Server) -> None:
     url = "/v0/watch/wid_" + "A" * 22
-    refused(opened(guarded, url), 401, "unauthorized")
-    refused(opened(guarded, url, FULL), 404, "not_found")
+    refused(unopened(guarded, url), 401, "unauthorized")
+    refused(unopened(guarded, url, FULL), 404, "not_found")
 
 
 def test_keys_of_streams_are_never_logged(guarded: Server, full: Api) -> None:
     url = session(full, ["other"])["stream_url"]
     with Stream(guarded.address, f"{url}?token={FULL}") as stream:
         stream.told(["other"])
-    opened(guarded, f"{url}?token=second-key")
+    refused(unopened(guarded, f"{url}?token=second-key"), 401, "unauthorized")
     for secret in (FULL, "second-key"):
         assert secret not in guarded.logged
 
@@ -180,7 +179,7 @@ def test_the_number_of_streams_and_sockets_is_capped(tmp_path: Path) -> None:
         ok(api.append("t", 1), 201)
         urls = [session(api, ["t"])["stream_url"] for _ in range(3)]
         with Stream(server.address, urls[0]), Socket(server.address) as socket:
-            capped(opened(server, urls[1]), "max_sse_connections", 2)
+            capped(unopened(server, urls[1]), "max_sse_connections", 2)
             capped(upgraded(server), "max_sse_connections", 2)
             assert socket.ask("ping", "p")["op"] == "pong"
         free_again(server, urls[1])
@@ -195,7 +194,7 @@ def test_the_number_of_streams_of_one_key_is_capped(tmp_path: Path) -> None:
         left = [ok(posted(server, "left", "t"))["stream_url"] for _ in range(2)]
         right = ok(posted(server, "right", "t"))["stream_url"]
         with Stream(server.address, left[0], token="left"), Stream(server.address, right, token="right"):
-            capped(opened(server, left[1], "left"), "max_sse_connections_per_key", 1)
+            capped(unopened(server, left[1], "left"), "max_sse_connections_per_key", 1)
             capped(upgraded(server, "Authorization: Bearer right"), "max_sse_connections_per_key", 1)
         free_again(server, left[1], "left")
 
@@ -232,7 +231,7 @@ def test_a_server_that_stops_tells_its_readers(tmp_path: Path) -> None:
             socket.closed()
         server.start()
         for gone in (url, idle):
-            refused(opened(server, gone), 404, "not_found")
+            refused(unopened(server, gone), 404, "not_found")
         with Api(server.address) as api, watch(api, ["t"]) as again:
             assert again.told(["t"]).data() == [1]
 

@@ -1,0 +1,17 @@
+// Read one stream with the eventsource package and print every event as a line of JSON.
+//
+//   node eventsource.mjs URL [BEARER]
+
+import { EventSource } from "eventsource";
+
+const [url, bearer] = process.argv.slice(2);
+const authorized = (input, init) =>
+  fetch(input, { ...init, headers: { ...init.headers, Authorization: `Bearer ${bearer}` } });
+const source = new EventSource(url, bearer ? { fetch: authorized } : {});
+
+for (const name of ["message", "record", "tombstone", "caught-up", "topic-deleted", "error"]) {
+  source.addEventListener(name, (event) => {
+    if (event.data === undefined) return; // a broken connection, not an event of the stream
+    console.log(JSON.stringify({ event: name, id: event.lastEventId, data: event.data }));
+  });
+}
