@@ -15,14 +15,16 @@ import logging
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import trio
 
-from topics.errors import NotReady, TopicNotFound, TopicsError
+from topics.config import Settings
+from topics.engine.access import ANYONE, Principal
+from topics.errors import NotReady, Throttled, TopicNotFound, TopicsError
 from topics.formats.watch import Start, View
 from topics.front.backend import Backend, Reply
 
@@ -108,8 +110,8 @@ class Reader:
 class Stream(ABC):
     """One client that is shown live records. What it is shown as, subclasses know."""
 
-    def __init__(self, live: Live, sock: socket.socket, heartbeat_s: float) -> None:
-        self.live, self.sock, self.heartbeat_s = live, sock, heartbeat_s
+    def __init__(self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float) -> None:
+        self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.readers: dict[str, Reader] = {}
         self.ended = False
         self.scope = trio.CancelScope()  # of `until_ended`
@@ -171,7 +173,7 @@ class Stream(ABC):
         except OSError:
             self.end()
             return
-        self.last_sent = self.live.now
+        self.last_sent = time.monotonic()
         if sent < len(data):
             self._rest = memoryview(data)[sent:]
             self._moved_at = self.live.now
@@ -184,7 +186,7 @@ class Stream(ABC):
                 sent = self.sock.send(self._rest)
             except BlockingIOError:
                 continue
-            self._moved_at = self.last_sent = self.live.now
+            self._moved_at = self.last_sent = time.monotonic()
             self._rest = self._rest[sent:] if sent < len(self._rest) else None
 
     def tick(self, now: float) -> None:
@@ -218,6 +220,11 @@ class Stream(ABC):
                 except BlockingIOError:
                     continue
 
+    def begin(self) -> None:
+        """Take part, until `end`."""
+        self.live.streams.add(self)
+        self.live.by_key[self.principal.digest] += 1
+
     def end(self) -> None:
         """Leave everything; whoever runs the connection closes it."""
         if not self.ended:
@@ -225,7 +232,11 @@ class Stream(ABC):
             self.scope.cancel()
             for reader in self.readers.values():
                 self.live.leave(reader)
-            self.live.streams.discard(self)
+            if self in self.live.streams:
+                self.live.streams.remove(self)
+                self.live.by_key[self.principal.digest] -= 1
+                if not self.live.by_key[self.principal.digest]:
+                    del self.live.by_key[self.principal.digest]
 
     # Topics
 
@@ -330,10 +341,11 @@ class Stream(ABC):
 class Live:
     """All feeds and streams of a front."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self.backend, self._settings = backend, settings
         self.now = time.monotonic()
         self.streams: set[Stream] = set()
+        self.by_key: Counter[bytes] = Counter()  # how many of them each key has, by its digest
         self.nursery: trio.Nursery
         self._feeds: dict[tuple[str, View], Feed] = {}
         self._by_number: dict[int, Feed] = {}
@@ -355,6 +367,14 @@ class Live:
                     stream.tick(now)
                 for reader in [reader for reader, until in self._waiting.items() if until <= now]:
                     self._wake(reader)
+
+    def check_room(self, principal: Principal, leaving: Stream | None = None) -> None:
+        """For another stream, which must begin before anything is waited for; ``leaving`` ends then. Raises `Throttled` (§11)."""
+        settings, less = self._settings, 0 if leaving is None or leaving.ended else 1
+        if 0 < settings.max_sse_connections <= len(self.streams) - less:
+            raise _too_many("max_sse_connections", settings.max_sse_connections)
+        if principal is not ANYONE and 0 < settings.max_sse_connections_per_key <= self.by_key[principal.digest] - less:
+            raise _too_many("max_sse_connections_per_key", settings.max_sse_connections_per_key)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call it once the loop has done what it is doing: what comes together is sent together."""
@@ -542,6 +562,10 @@ class _Shared:
         if isinstance(self._answer, TopicsError):
             raise self._answer
         return self._answer
+
+
+def _too_many(limit: str, most: int) -> Throttled:
+    return Throttled("there are too many streams and sockets", limit=limit, max=most, retry_after_ms=1000)
 
 
 def _ignore(_: dict[str, Any]) -> None:

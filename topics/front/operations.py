@@ -148,6 +148,7 @@ class Operations:
         """§7, the WebSocket."""
         assert request.head is not None, "a request for a stream keeps its head"
         headers = upgrade(request.head)
+        self._live.check_room(request.principal)
 
         async def run(connection: Connection) -> None:
             await SocketStream(self._live, connection, request.principal, self._settings, self._limits).run()

@@ -54,7 +54,7 @@ class Server:
         self._responses = ResponseHeads()
         self._context = WorkerContext(None)
         self._slots = trio.Semaphore(MAX_CONNECTIONS)
-        self.live = Live(backend)
+        self.live = Live(backend, settings)
         operations = Operations(backend, self.guard, settings, self.live)
         self._app = ASGIWrapper(make_app(settings, timings, backend, self.guard, operations))  # type: ignore[arg-type]
         self._config = hypercorn_config(settings, timings)

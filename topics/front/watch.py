@@ -79,7 +79,7 @@ class WatchStream(Stream):
     """One GET of a session."""
 
     def __init__(self, live: Live, session: Session, wire: Wire) -> None:
-        super().__init__(live, wire.sock, session.heartbeat_s)
+        super().__init__(live, wire.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
 
@@ -182,6 +182,7 @@ class Watches:
             raise Unauthorized("the session belongs to another key")
         if not _accepts_events(accept):
             raise NotAcceptable("the answer is text/event-stream")
+        self.live.check_room(principal, leaving=session.stream)
         return session
 
     async def stream(self, session: Session, wire: Wire, last_event_id: bytes) -> None:
@@ -192,7 +193,7 @@ class Watches:
             session.rewind(last_event_id)
         stream = session.stream = WatchStream(self.live, session, wire)
         try:
-            self.live.streams.add(stream)
+            stream.begin()
             stream.write(RETRY)
             for topic, (seq, epoch) in session.cursors.items():
                 if topic not in session.deleted:

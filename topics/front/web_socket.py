@@ -64,8 +64,8 @@ class SocketStream(Stream):
     """One WebSocket."""
 
     def __init__(self, live: Live, connection: Connection, principal: Principal, settings: Settings, limits: Limits) -> None:
-        super().__init__(live, connection.sock, HEARTBEAT_MS / 1000)
-        self._connection, self._principal, self._settings, self._limits = connection, principal, settings, limits
+        super().__init__(live, connection.sock, principal, HEARTBEAT_MS / 1000)
+        self._connection, self._settings, self._limits = connection, settings, limits
         self._asked = self._asked_bytes = 0
         self._answers: list[bytes] = []
         self._room = trio.Event()
@@ -118,7 +118,7 @@ class SocketStream(Stream):
     async def run(self) -> None:
         """Until either side ends it. Raises OSError when the client breaks off."""
         connection, parser = self._connection, FrameParser(self._settings.max_body_bytes)
-        self.live.streams.add(self)
+        self.begin()
         try:
             with self.scope:
                 data = connection.buffer[connection.pos :]
@@ -188,7 +188,7 @@ class SocketStream(Stream):
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
         shard = self.live.backend.shard_of(topic)
         params = {
-            "topic": topic, "key": None, "seqs": head.return_seqs, "at": time.monotonic_ns(), "prefixes": self._principal.prefixes,
+            "topic": topic, "key": None, "seqs": head.return_seqs, "at": time.monotonic_ns(), "prefixes": self.principal.prefixes,
         }  # fmt: skip
         self._asked += 1
         self._asked_bytes += len(message)
@@ -248,9 +248,9 @@ class SocketStream(Stream):
         return head.topic
 
     def _authorize(self, topic: str, scope: Scope) -> None:
-        if not self._principal.allows(scope):
+        if not self.principal.allows(scope):
             raise Forbidden(f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower())
-        if not self._principal.covers(topic):
+        if not self.principal.covers(topic):
             raise Forbidden("the name is outside the key's prefixes")
 
     def _refuse(self, request_id: bytes, failure: TopicsError) -> None:
