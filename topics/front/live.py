@@ -30,9 +30,10 @@ from topics.front.backend import Backend, Reply
 
 LOG = logging.getLogger("topics.front")
 
-KEPT_BYTES = 64 << 20  # of pages, for all feeds together
+KEPT_BYTES = 32 << 20  # of records, for all feeds together; what streams make of them comes on top
 KEPT_PAGES = 64  # for each feed
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
+VANISHED_S = 60.0  # without a confirmation of what was sent
 SLOW_S = 30.0  # without a reader taking a single byte
 HEARD_BYTES = 4096
 RETRY_S = 0.25  # after a shard has refused
@@ -222,6 +223,8 @@ class Stream(ABC):
 
     def begin(self) -> None:
         """Take part, until `end`."""
+        if self.sock.family != socket.AF_UNIX:  # a client that has vanished without a word is noticed by what it does not confirm
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(VANISHED_S * 1000))
         self.live.streams.add(self)
         self.live.by_key[self.principal.digest] += 1
 
@@ -294,6 +297,9 @@ class Stream(ABC):
                 await self._advance(reader)
         except (OSError, trio.ClosedResourceError):
             self.end()
+        except Exception:
+            LOG.exception("a bug in a stream")
+            self.fail(500, "internal error")
         finally:
             self._catching_up = False
 
