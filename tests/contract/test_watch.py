@@ -391,7 +391,10 @@ BUDGETS: list[tuple[str, int, int, dict[str, int], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("records", "size", "fields", "budget"), [row[1:] for row in BUDGETS], ids=[f"7.1 {row[0]}" for row in BUDGETS])
+@pytest.mark.parametrize(
+    ("records", "size", "fields", "budget"),
+    [pytest.param(*row[1:], id=f"7.1 {row[0]}", marks=[pytest.mark.slow] if "8 MiB" in row[0] else []) for row in BUDGETS],
+)
 def test_the_byte_budget_holds(api: Api, topic: str, records: int, size: int, fields: dict[str, int], budget: int) -> None:
     create(api, topic)
     for start in range(0, records, 5):

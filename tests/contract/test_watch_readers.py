@@ -42,7 +42,7 @@ def test_an_idle_stream_beats_once_in_each_interval(api: Api, topic: str, heartb
         stream.records(1)
         for number in (1, 2):
             assert stream.frame(timeout_s=1 + SLACK_S).lines == (b": hb",)
-            assert time.monotonic() - before >= number * 0.99
+            assert time.monotonic() - before >= number * 0.9  # a timer may be coarse
         ok(api.append(topic, "y"))
         assert data(stream.records(1)) == ["y"]
 
