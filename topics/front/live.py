@@ -45,19 +45,24 @@ Answered = Callable[[dict[str, Any]], None]
 class Page:
     """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the records joined by commas.
 
+    It continues ``follows_seq``, which lies below ``from_seq`` when a tombstone comes first.
+
     ``shown`` keeps what streams have made of it, so that it is made once for all of them.
     """
 
-    __slots__ = ("body", "count", "earliest_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
+    __slots__ = ("body", "count", "earliest_seq", "follows_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
 
     def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
         self.topic, self.body = topic, body
+        self.follows_seq: int = told["from_seq"]
         self.from_seq: int = told["from_seq"]
         self.to_seq: int = told["to_seq"]
         self.head_seq: int = told["head_seq"]
         self.earliest_seq: int = told["earliest_seq"]
         self.count: int = told["count"]
         self.tombstone: dict[str, Any] | None = told["tombstone"]
+        if self.tombstone is not None and self.tombstone["reason"] != "recreated":
+            self.from_seq = self.tombstone["gap_to"]  # what is lost is behind it; a topic made anew begins with what it has
         self.shown: dict[Any, bytes] = {}
 
 
@@ -79,15 +84,15 @@ class Feed:
     def page_from(self, seq: int) -> Page | None:
         """The kept page that begins at ``seq``."""
         pages = self.pages
-        if not pages or not pages[0].from_seq <= seq < self.seq:
+        if not pages or not pages[0].follows_seq <= seq < self.seq:
             return None
-        return next((page for page in pages if page.from_seq == seq), None)
+        return next((page for page in pages if page.follows_seq == seq), None)
 
     def next_edge(self, seq: int) -> int:
         """Where the first kept page that ends above ``seq`` begins or, when ``seq`` lies within it, ends; where the feed stands if none."""
         for page in self.pages:
-            if page.from_seq > seq:
-                return page.from_seq
+            if page.follows_seq > seq:
+                return page.follows_seq
             if page.to_seq > seq:
                 return page.to_seq
         return self.seq
@@ -260,7 +265,7 @@ class Stream(ABC):
         tombstone, seq = page.tombstone, reader.seq
         if tombstone is not None:
             told = {**tombstone, "reason": "from_seq_too_old"} if reader.connecting and tombstone["reason"] in ("cap", "ttl") else tombstone
-            reader.seq = tombstone["gap_to"]
+            reader.seq = page.from_seq
             self.moved(reader)
             parts.append(self.shown_tombstone(reader, told))
         reader.connecting = False
@@ -322,8 +327,6 @@ class Stream(ABC):
             else:
                 until_seq = feed.next_edge(reader.seq) if known and reader.seq < feed.seq else None
                 page, epoch = await live.read(reader, until_seq)
-                if reader.epoch not in (None, epoch) or reader.seq != page.from_seq:
-                    reader.seq = page.from_seq
                 reader.epoch = epoch
         except TopicNotFound:
             live.tell_deleted(reader, reader.seq)
@@ -531,7 +534,7 @@ class Live:
             stream = reader.stream
             if page.to_seq <= reader.seq:
                 continue
-            if stream.is_stalled or reader.seq != page.from_seq:
+            if stream.is_stalled or reader.seq != page.follows_seq:
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()

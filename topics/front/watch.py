@@ -130,9 +130,8 @@ class WatchStream(Stream):
 def _record_event(page: Page) -> bytes:
     shown = page.shown.get("record")
     if shown is None:
-        from_seq = page.from_seq if page.tombstone is None else page.tombstone["gap_to"]
         data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
-            page.topic.encode(), page.body, from_seq, page.to_seq, page.head_seq,
+            page.topic.encode(), page.body, page.from_seq, page.to_seq, page.head_seq,
         )  # fmt: skip
         if b"\n" in data or b"\r" in data:  # white space between JSON tokens, as it was sent: there it may also be on lines of its own
             data = _NEW_LINE.sub(b"\ndata: ", data)

@@ -77,10 +77,9 @@ class SocketStream(Stream):
         """``op: record``."""
         shown = page.shown.get(SocketStream)
         if shown is None:
-            from_seq = page.from_seq if page.tombstone is None else page.tombstone["gap_to"]
             shown = page.shown[SocketStream] = text_frame(
                 b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
-                % (page.topic.encode(), from_seq, page.to_seq, page.head_seq, page.body)
+                % (page.topic.encode(), page.from_seq, page.to_seq, page.head_seq, page.body)
             )
         return shown
 
