@@ -187,7 +187,11 @@ class Wire:
         self.socket.settimeout(timeout_s)
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except BaseException:
+            self.socket.close()
+            raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
 

@@ -144,7 +144,8 @@ class TopicModel:
     def read(
         self, from_seq: int, limit: int, nodes: set[str], recreated: bool, flags: tuple[bool, bool, bool], head: int, until: int
     ) -> Expected:  # fmt: skip
-        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants nothing past ``until``."""
+        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants nothing past ``until``
+        but what follows a gap that goes past it."""
         tombstone = None
         head = min(head, self.head)
         last = min(head, until)
@@ -152,6 +153,8 @@ class TopicModel:
             tombstone, from_seq = (1, head, "recreated"), 0
         elif from_seq < last and (met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]):
             reason = met[0] if len(met) == 1 and met[0] != "loss" else "mixed"
+            if self.start > last:
+                last = head
             tombstone = (from_seq + 1, min(self.start - 1, last), reason)
         found: list[dict[str, Any]] = []
         scanned, at = 0, max(from_seq + 1, self.start)

@@ -61,7 +61,8 @@ def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None, h
     """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at least one.
 
     ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one stopped. ``head_seq`` is what the reader
-    is to take for the head, if it may not see all that is committed. No page goes past that or ``asked.until_seq``, nor does a gap.
+    is to take for the head, if it may not see all that is committed. No page goes past that, nor does a gap; past ``asked.until_seq``
+    only one whose gap does: a gap is told whole.
     """
     start = asked.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
@@ -70,6 +71,8 @@ def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None, h
         start = 0
     last = head if asked.until_seq is None else min(asked.until_seq, head)
     if not tombstone and start < last and start + 1 < topic.evict_floor:
+        if topic.start_seq > last:
+            last = head
         tombstone = _evicted(topic, start, last, head)
     page = Page(start, min(start, topic.head_seq), head, _earliest(topic, head), tombstone)
     if start < last:

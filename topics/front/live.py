@@ -342,7 +342,8 @@ class Stream(ABC):
     def _go_live(self, reader: Reader, feed: Feed) -> None:
         reader.is_live, reader.connecting = True, False
         feed.live[reader] = None
-        if not reader.tailing and reader.seq >= feed.head_seq:
+        # Whoever has read further than the feed knew of a later head, and was told when it came there.
+        if not reader.tailing and reader.seq == feed.head_seq:
             reader.tailing = True
             self.write(self.shown_caught_up(reader, feed.head_seq))
 

@@ -1,0 +1,28 @@
+"""Watchers under kill -9 and cut networks: every record once, every gap told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.crash.watchers import campaign
+
+pytestmark = pytest.mark.slow
+
+SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", "10"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
+WATCHERS = 20
+
+
+@pytest.mark.timeout(600)
+def test_watchers_see_every_record_once_or_are_told_of_the_gap(tmp_path: Path) -> None:
+    try:
+        summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS, watchers=WATCHERS)
+    except BaseException:
+        print(f"repeat with: python -m tests.crash.watchers --seconds {SECONDS} --watchers {WATCHERS} --seed {SEED}")
+        raise
+    assert not summary.problems, str(summary)
+    assert summary.counts["records"] > 1000, str(summary)
+    assert summary.counts["resumes"] > WATCHERS / 2, str(summary)
