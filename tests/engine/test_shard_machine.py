@@ -253,4 +253,4 @@ class Shard(RuleBasedStateMachine):
 
 @pytest.mark.slow
 class TestShard(Shard.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=1500, stateful_step_count=60)
+    settings = settings(max_examples=600, stateful_step_count=60)

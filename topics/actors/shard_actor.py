@@ -148,7 +148,8 @@ class ShardActor:
             self._send_off()
 
     def _send_off(self) -> None:
-        """What there is for feeds becomes messages; what was decided goes to the log, and all messages go to the fronts."""
+        """What was decided goes to the log; what there is for feeds becomes messages, and all messages go to the fronts."""
+        self.commits.flush()
         if self.feeds.pump() and not self._pumping:
             self._pumping = True
             self._nursery.start_soon(self._pump_on)
