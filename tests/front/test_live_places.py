@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.formats.watch import Start, View
 from topics.front.live import Feed, Live, Reader
@@ -39,7 +40,7 @@ async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(seq: int,
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        live: Any = Live(NoShards())  # type: ignore[arg-type]
+        live: Any = Live(NoShards(), Settings())  # type: ignore[arg-type]
         session = Session("wid", ANYONE, View(), 15.0, {"t": (seq, 1)})
         stream = WatchStream(live, session, Socket(ours))
         reader = Reader(stream, "t", 0, View(), Start(seq, epoch=1))

@@ -42,6 +42,7 @@ from topics.front.live import Live, Page, Reader, Stream
 from topics.front.watch import heads_of
 
 ASKED_MAX = 1024  # publishes that wait for their answer ...
+FLUSH_EVERY = 16  # messages: the shard is at work on the first of many while the front reads the rest
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
 VERSION = b"13"
 
@@ -143,9 +144,11 @@ class SocketStream(Stream):
 
     async def _take(self, events: list[Event]) -> bool:
         """Do what came; False when it was the last."""
-        for event in events:
+        for number, event in enumerate(events, 1):
             if isinstance(event, Text):
                 await self._command(event.payload)
+                if number % FLUSH_EVERY == 0:
+                    self._flush()
             elif isinstance(event, Ping):
                 self.write(pong_frame(event.payload))
             elif isinstance(event, Binary):
