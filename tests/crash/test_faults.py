@@ -20,6 +20,7 @@ from tests.crash.mounts import Lossy, needs_lossy, needs_root, remount, small_di
 from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
+from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged
 from topics.storage.verify import verify_blob
@@ -256,7 +257,10 @@ def _compare(right: dict[str, dict[int, Any]], found: dict[str, dict[int, Any]],
 
 @pytest.mark.parametrize("kind", ["meta", ".wal", ".ckpt", ".blob", ".seg"])
 def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, kind: str) -> None:
-    files = kinds_of(killed).get(kind)
+    files = kinds_of(killed).get(kind, [])
+    if kind == ".seg":  # one that no checkpoint names would only be removed
+        named = {number for found in checkpoints.whole(killed / "checkpoint" / "00") for number in found.segments}
+        files = [file for file in files if int(file.stem, 16) in named]
     if not files:
         pytest.skip(f"there is no {kind} file yet")
     copy = Path(shutil.copytree(killed, tmp_path / "copy"))

@@ -286,6 +286,26 @@ def test_every_file_has_its_own_salt(wal: Log) -> None:
 # A full disk
 
 
+@pytest.fixture
+def no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file is made when it is needed, not before."""
+    monkeypatch.setattr(Wal, "_look_ahead", lambda *_: None)
+
+
+def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
+    hand_over(wal, frame(4000), sync=True)
+    deadline = time.monotonic() + 5
+    while not (spares := list(wal.folder.glob("*.spare"))):
+        assert time.monotonic() < deadline, "no spare file was made"
+        time.sleep(0.001)
+    (inode,) = [spare.stat().st_ino for spare in spares]
+    hand_over(wal, frame(3000, seq=2), sync=True)
+    wal.wait_synced()
+    assert inode in {path.stat().st_ino for path in wal.folder.glob("*.wal")}
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2]
+
+
+@pytest.mark.usefixtures("no_spares")
 def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     before = hand_over(wal, frame(2000, seq=1), sync=True)
     with monkeypatch.context() as patch:
@@ -301,6 +321,7 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monk
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 4, 5]
 
 
+@pytest.mark.usefixtures("no_spares")
 def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     wal.append(frame(2000, seq=1))
@@ -363,6 +384,7 @@ def test_a_background_sync_that_fails_breaks_the_log_too(tmp_path: Path, monkeyp
     wal.stop()
 
 
+@pytest.mark.usefixtures("no_spares")
 def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(2000), sync=True)

@@ -35,15 +35,14 @@ from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
-from topics.storage.segments import Segment, SegmentWriter, split_place
+from topics.storage.segments import Segment, split_place
 from topics.storage.wal_file import WalFile
 
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 1 << 20  # handed to the thread at once
-SYNC_BYTES = 4 << 20  # written between two syncs: the log's own find a short queue
-REST = 2.0  # a step of sealing is followed by a rest so many times as long,
-REST_MAX_S = 0.004
+REST = 6.0  # a step of sealing is followed by a rest so many times as long,
+REST_MAX_S = 0.010
 BACKLOG = 3  # unless so many files wait to be sealed: then others only come in between
 KEYS_AT_ONCE = 512
 TOPICS_AT_ONCE = 64  # between two looks at other work
@@ -166,7 +165,7 @@ class Sealing:
         writer = await trio.to_thread.run_sync(self.segments.begin, number, base, end)
         try:
             pieces: list[Buffer] = []
-            size = unsynced = 0
+            size = 0
             header = SegmentHeader(self.segments.shard, number, base, end)
             dead = partial(self._flags, touched)
             step_began = time.monotonic()
@@ -174,8 +173,7 @@ class Sealing:
                 pieces.append(piece)
                 size += len(piece)
                 if size >= WRITE_BYTES:
-                    unsynced = (unsynced + size) % SYNC_BYTES
-                    await trio.to_thread.run_sync(_write, writer, pieces, unsynced < size)
+                    await trio.to_thread.run_sync(writer.write, pieces)
                     pieces, size = [], 0
                 else:
                     await self._rest(time.monotonic() - step_began)
@@ -363,12 +361,6 @@ async def _let_go(tags: TagIndex | None) -> None:
     """Freeing a million small objects at once would take longer than an append may wait."""
     while tags is not None and tags.let_go():
         await trio.lowlevel.checkpoint()
-
-
-def _write(writer: SegmentWriter, pieces: list[Buffer], sync: bool) -> None:
-    writer.write(pieces)
-    if sync:
-        writer.sync()
 
 
 def _index_entry(place: int, extent: ExtentEntry) -> Entry:

@@ -31,7 +31,7 @@ from topics.formats.segment import (
     decode_trailer,
     padding,
 )
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory, write_all
+from topics.storage.disk import Damaged, make_directory, mapped, sync_directory, write_all, write_back
 
 SEGMENT_PLACE = 1 << 62
 EXTENT_BITS = 24
@@ -72,12 +72,10 @@ class SegmentWriter:
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Append to the file."""
-        write_all(self._fd, pieces, self._offset)
+        begin = self._offset
+        write_all(self._fd, pieces, begin)
         self._offset += sum(map(len, pieces))
-
-    def sync(self) -> None:
-        """Optional, now and then: the log's own syncs find a short queue."""
-        os.fdatasync(self._fd)
+        write_back(self._fd, begin, self._offset - begin)
 
     def finish(self) -> Segment:
         """Make the file durable under its name, and open it."""

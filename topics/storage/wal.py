@@ -16,6 +16,7 @@ then, so the log goes on from the position where it was, once the loop has undon
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -34,8 +35,9 @@ from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import sync_directory, write_all
-from topics.storage.wal_file import SPARE, NoRoom, WalFile
+from topics.storage.wal_file import SPARE, NoRoom, WalFile, prepare
 
+PREPARE = -1  # instead of a position to sync to: make a spare file
 SPARES = 2  # files kept for their room and their pages
 SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
@@ -114,6 +116,7 @@ class Wal:
         self._synced = position  # as the threads know it
         self._broken = False  # an error has been reported that leaves the file in doubt; nothing is reported after it
         self._behind: queue.SimpleQueue[tuple[WalFile, int] | None] = queue.SimpleQueue()
+        self._prepared_for = -1  # base of the file behind which a spare was asked for
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The writer gets its start by value: by the time that it runs, the loop may have gone on.
         self._thread = threading.Thread(target=self._run, args=(position, self._tail), name="wal writer", daemon=True)
@@ -279,6 +282,7 @@ class Wal:
                     file = groups[0].file
                     self._write(groups)
                     written = groups[-1].end
+                    self._look_ahead(file, written)
                 wrote = time.perf_counter()
                 if file is not None and any(group.sync for group in groups):
                     if not self._sync(file, written):
@@ -301,6 +305,12 @@ class Wal:
                 if groups:
                     self._report(Progress(written, self._synced, (wrote - began) * 1000, sync_ms))
 
+    def _look_ahead(self, file: WalFile, written: int) -> None:
+        """A file that is half full will need a next one: making it takes 50 ms beside a busy journal, so it is made meanwhile."""
+        if file.base != self._prepared_for and 2 * file.offset(written) > self.file_bytes and self._spares.empty():
+            self._prepared_for = file.base
+            self._behind.put((file, PREPARE))
+
     def _sync(self, file: WalFile, position: int) -> bool:
         """Sync what was written before ``position``; False when an earlier sync has failed. Raises OSError."""
         with self._sync_lock:
@@ -313,9 +323,16 @@ class Wal:
             return True
 
     def _sync_behind(self) -> None:
-        """The syncer: whatever waits is synced by one call, the last one. A file that has been synced whole is not touched again."""
+        """The syncer, which makes spare files, too. Whatever waits is synced by one call, the last one.
+
+        A file that has been synced whole is not touched again.
+        """
         while (job := self._behind.get()) is not None:
             file, position = job
+            if position == PREPARE:
+                with contextlib.suppress(OSError):  # when there is no room, the writer will find out and say so
+                    self._spares.put(prepare(self.folder, f"{file.base:016x}.fresh", self.file_bytes))
+                continue
             began = time.perf_counter()
             with self._sync_lock:
                 if self._broken or position <= self._synced:

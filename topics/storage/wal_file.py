@@ -29,6 +29,22 @@ def log_name(base: int) -> str:
     return f"{base:016x}{LOG}"
 
 
+def prepare(folder: Path, name: str, size: int) -> Path:
+    """A spare file that no log has used yet, on the disk with its room. Raises OSError and leaves nothing."""
+    path = folder / f"{name}{SPARE}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.fsync(fd)
+        sync_directory(folder)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return path
+
+
 def log_paths(folder: Path, shard: int) -> list[Path]:
     """The files of a shard's log, oldest first.
 
