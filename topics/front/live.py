@@ -50,7 +50,7 @@ class Page:
     ``shown`` keeps what streams have made of it, so that it is made once for all of them.
     """
 
-    __slots__ = ("body", "count", "earliest_seq", "follows_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
+    __slots__ = ("body", "count", "follows_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
 
     def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
         self.topic, self.body = topic, body
@@ -58,7 +58,6 @@ class Page:
         self.from_seq: int = told["from_seq"]
         self.to_seq: int = told["to_seq"]
         self.head_seq: int = told["head_seq"]
-        self.earliest_seq: int = told["earliest_seq"]
         self.count: int = told["count"]
         self.tombstone: dict[str, Any] | None = told["tombstone"]
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
@@ -72,7 +71,6 @@ class Feed:
     def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
         self.number, self.shard, self.topic, self.view = number, shard, topic, view
         self.is_open = False
-        self.opening = False
         self.seq = 0
         self.epoch = 0
         self.head_seq = 0
@@ -169,6 +167,8 @@ class Stream(ABC):
 
     def write(self, data: bytes) -> None:
         """Send, or keep what the socket does not take. Not while something is kept, unless it belongs behind that."""
+        if self.ended:
+            return
         if self._rest is not None:
             self._rest = memoryview(b"".join((self._rest, data)))
             return

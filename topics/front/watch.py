@@ -7,10 +7,9 @@ import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-import trio
 
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
@@ -22,7 +21,8 @@ from topics.front.errors import status_of
 from topics.front.live import Live, Page, Reader, Stream
 
 SESSION_TTL_S = 300.0
-MOVES_KEPT = 4096  # a checkpoint can be gone back to as long as no more than so many frames followed it
+MOVES_KEPT = 4096  # so many frames can be taken back exactly; for older checkpoints there are
+MAPS_KEPT = 32  # whole maps, of every MOVES_KEPT frames or less often: going back too far shows records twice and hides none
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store, no-transform"),
@@ -49,23 +49,36 @@ class Session:
     left_at: float = 0.0  # when its last stream ended
     checkpoint: int = 0
     moves: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, seq before it
+    maps: list[tuple[int, dict[str, int]]] = field(default_factory=list)  # by rising checkpoint
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
         if len(self.cursors) > MAP_TOPICS:
+            if self.checkpoint % MOVES_KEPT == 0:
+                self._keep_map()
             self.checkpoint += 1
             self.moves.append((self.checkpoint, topic, self.cursors[topic][0]))
         self.cursors[topic] = seq, epoch
+
+    def _keep_map(self) -> None:
+        if len(self.maps) == MAPS_KEPT:
+            del self.maps[1::2]
+        self.maps.append((self.checkpoint, self._map()))
+
+    def _map(self) -> dict[str, int]:
+        return {topic: seq for topic, (seq, _) in self.cursors.items()}
 
     def id(self) -> bytes:
         """The composite cursor of now."""
         if len(self.cursors) > MAP_TOPICS:
             return encode_checkpoint(self.checkpoint)
-        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+        return encode_id(self._map())
 
     def rewind(self, last_event_id: bytes) -> None:
         """Go back to what a client says that it has seen; never forward."""
         known = decode_id(last_event_id)
+        if isinstance(known, int) and self.moves and known + 1 < self.moves[0][0]:
+            known = next(seqs for checkpoint, seqs in reversed(self.maps) if checkpoint <= known)
         if isinstance(known, dict):
             back = [(topic, seq) for topic, seq in known.items() if topic in self.cursors and seq >= 0]
         else:
@@ -83,9 +96,9 @@ class WatchStream(Stream):
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
 
-    def shown_page(self, reader: Reader, page: Page) -> bytes:
+    def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
-        if self._alone and (reader.seq == page.to_seq):
+        if self._alone:
             shown = page.shown.get(WatchStream)
             if shown is None:
                 shown = page.shown[WatchStream] = b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
@@ -219,21 +232,17 @@ def _known_epoch(start: Start, from_seq: int, head_seq: int, epoch: int) -> int:
     return epoch if from_seq <= head_seq else 0
 
 
-async def heads_of(live: Live, topics: Any) -> dict[str, tuple[int, int, int]]:
+async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """Head, earliest seq and epoch of those that exist, in the order of ``topics``. Raises `NotReady`."""
     by_shard: dict[int, list[str]] = {}
     for topic in topics:
         by_shard.setdefault(live.backend.shard_of(topic), []).append(topic)
     found: dict[str, tuple[int, int, int]] = {}
 
-    async def ask(shard: int, names: list[str]) -> None:
+    for shard, names in by_shard.items():
         reply = await live.backend.call(shard, "topic.heads", {"topics": names})
         found.update({name: tuple(head) for name, head in reply.result["heads"].items()})
         reply.release()
-
-    for shard, names in by_shard.items():
-        await ask(shard, names)
-    await trio.lowlevel.checkpoint()
     return {topic: found[topic] for topic in topics if topic in found}
 
 
