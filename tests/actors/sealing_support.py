@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
@@ -64,20 +64,27 @@ class Sealer(Client):
         self.under_way: Coroutine[Any, Any, None] | None = None
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
+        self._news = threading.Condition()
         self._wal_report, self._wal_flush = self.wal._report, self.wal.flush
         self.wal._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the same in every run.
 
     def _report(self, progress: Progress) -> None:
-        self._wal_report(progress)
-        self._told = progress
+        with self._news:
+            self._wal_report(progress)
+            self._told = progress
+            self._news.notify_all()
 
     def _flush(self, *, sync: bool) -> None:
         self._wal_flush(sync=sync)
         self._sync_to = self.wal._start if sync else self._sync_to
-        while self._told.error is None and (self._told.written < self.wal._start or self._told.synced < self._sync_to):
-            time.sleep(0.00002)
+        with self._news:
+            self._news.wait_for(self._is_at_rest)
+
+    def _is_at_rest(self) -> bool:
+        told = self._told
+        return told.error is not None or (told.written >= self.wal._start and told.synced >= self._sync_to)
 
     def advance(self) -> None:
         """Commit what the writer has done."""

@@ -194,6 +194,7 @@ class Stream(ABC):
                 continue
             self._moved_at = self.last_sent = time.monotonic()
             self._rest = self._rest[sent:] if sent < len(self._rest) else None
+        self.resumed()
 
     def tick(self, now: float) -> None:
         """Beat, or give up."""
@@ -214,6 +215,13 @@ class Stream(ABC):
             except OSError:
                 LOG.debug("a stream ended and its client did not hear why")
             self.end()
+
+    def resumed(self) -> None:  # noqa: B027 - most have nothing to do then
+        """The socket takes what it is given again."""
+
+    def drain(self) -> None:
+        """The server goes down."""
+        self.fail(503, "the server is shutting down")
 
     async def until_ended(self) -> None:
         """Wait for the end; a client that hangs up is one. What it says is passed over."""
@@ -402,7 +410,7 @@ class Live:
     def drain(self) -> None:
         """The server goes down: tell all streams."""
         for stream in list(self.streams):
-            stream.fail(503, "the server is shutting down")
+            stream.drain()
 
     # What streams need
 

@@ -36,8 +36,8 @@ from topics.formats.websocket import (
 )
 from topics.front.answers import Headers
 from topics.front.backend import Reply
-from topics.front.connections import NEVER, RECV_BYTES, Connection
-from topics.front.guard import HeadFields
+from topics.front.connections import RECV_BYTES, Connection
+from topics.front.guard import HeadFields, draining
 from topics.front.live import Live, Page, Reader, Stream
 from topics.front.watch import heads_of
 
@@ -49,9 +49,9 @@ VERSION = b"13"
 
 def upgrade(fields: HeadFields) -> Headers:
     """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
-    upgrade = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
-    connection = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
-    if b"websocket" not in upgrade or b"upgrade" not in connection:
+    protocols = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
+    options = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
+    if b"websocket" not in protocols or b"upgrade" not in options:
         raise UpgradeRequired("this path speaks WebSocket")
     if fields.values(b"sec-websocket-version") != [VERSION]:
         raise UpgradeRequired("WebSocket version 13 is spoken here")
@@ -71,6 +71,7 @@ class SocketStream(Stream):
         self._answers: list[bytes] = []
         self._room = trio.Event()
         self._touched: set[int] = set()  # shards that were asked and not flushed
+        self._draining = False
 
     # What it shows
 
@@ -127,6 +128,8 @@ class SocketStream(Stream):
                     data = await self._receive()
                     if not data:
                         break
+            if self.ended:  # by us: what the client is still saying must not keep it from hearing why
+                connection.unread_body = True
         finally:
             self.end()
 
@@ -134,8 +137,7 @@ class SocketStream(Stream):
         while True:
             while self._asked >= ASKED_MAX or self._asked_bytes >= ASKED_BYTES_MAX or self.is_stalled:
                 self._room = trio.Event()
-                with trio.move_on_after(0.05 if self.is_stalled else NEVER):
-                    await self._room.wait()
+                await self._room.wait()
             await trio.lowlevel.wait_readable(self.sock)
             try:
                 return self.sock.recv(RECV_BYTES)
@@ -187,6 +189,8 @@ class SocketStream(Stream):
             self._refuse(request_id, failure)
 
     def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
+        if self._draining:
+            raise draining()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
         shard = self.live.backend.shard_of(topic)
         params = {
@@ -214,6 +218,18 @@ class SocketStream(Stream):
         if not self.ended:
             self.write(b"".join(answers))
         self._room.set()
+        if self._draining and not self._asked:
+            super().drain()
+
+    def resumed(self) -> None:
+        """Go on reading."""
+        self._room.set()
+
+    def drain(self) -> None:
+        """First what was asked is answered; nothing new is taken."""
+        self._draining = True
+        if not self._asked:
+            super().drain()
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         asked = decode_subscribe(message, self._limits, self._settings.max_watch_topics)
