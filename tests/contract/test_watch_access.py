@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,28 @@ def test_a_server_that_stops_tells_its_readers(tmp_path: Path) -> None:
             refused(unopened(server, gone), 404, "not_found")
         with Api(server.address) as api, watch(api, ["t"]) as again:
             assert again.told(["t"]).data() == [1]
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_answers_what_it_has_taken(tmp_path: Path) -> None:
+    """Every record that is there afterwards has been acknowledged, and the other way round."""
+    server = Server(tmp_path / "data")
+    with server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+        with Socket(server.address) as socket:
+            for number in range(400):
+                socket.say("publish", str(number), topic="t", records=[{"data": number}])
+            server.stop()
+            acknowledged = set()
+            while (told := socket.receive()).opcode == 1:
+                document = json.loads(told.payload)
+                if document["op"] == "ack":
+                    acknowledged.add(int(document["request_id"]))
+        server.start()
+        with Api(server.address) as api:
+            stored = {record["data"] for record in ok(api.diff("t", limit=1000))["records"]}
+    assert stored == acknowledged
 
 
 @pytest.mark.slow
