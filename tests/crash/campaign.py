@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.contract.api import Api
-from tests.crash.killer import BACK_S, Killer
+from tests.crash.killer import BACK_S, Killer, verdict_of
 from tests.crash.writers import Writer, finish, verify
 from tests.server import Server
 
@@ -90,14 +89,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
-        try:
-            summary = Campaign(Path(directory) / "data", seed=arguments.seed, kills=arguments.kills).run()
-        except BaseException:
-            print(f"seed {arguments.seed}: the campaign did not end", file=sys.stderr)
-            raise
-    print(summary)
-    return 1 if summary.problems else 0
+    return verdict_of(arguments.seed, lambda data: Campaign(data, seed=arguments.seed, kills=arguments.kills).run())
 
 
 if __name__ == "__main__":

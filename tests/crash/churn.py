@@ -10,7 +10,6 @@ import argparse
 import http.client
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.api import Answer, Api
-from tests.crash.killer import BACK_S, Killer
+from tests.crash.killer import BACK_S, Killer, verdict_of
 from tests.model import Kept, TopicModel
 from tests.server import Server
 
@@ -420,15 +419,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--kinds", default=",".join(KINDS))
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="topics-churn-") as directory:
-        try:
-            kinds = tuple(arguments.kinds.split(","))
-            summary = campaign(Path(directory) / "data", seed=arguments.seed, kills=arguments.kills, kinds=kinds)
-        except BaseException:
-            print(f"seed {arguments.seed}: the campaign did not end", file=sys.stderr)
-            raise
-    print(summary)
-    return 1 if summary.problems else 0
+    return verdict_of(
+        arguments.seed, lambda data: campaign(data, seed=arguments.seed, kills=arguments.kills, kinds=tuple(arguments.kinds.split(",")))
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from tests.server import Server, kill_one
 
@@ -46,3 +51,22 @@ class Killer:
             assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
             time.sleep(0.005)
         self._server.wait_ready(BACK_S)
+
+
+class Summary(Protocol):
+    """What a campaign came to; its text is the report."""
+
+    @property
+    def problems(self) -> Sequence[object]: ...
+
+
+def verdict_of(seed: int, campaign: Callable[[Path], Summary]) -> int:
+    """Run a campaign in a data directory of its own and print what it came to: the exit status of its program."""
+    with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
+        try:
+            summary = campaign(Path(directory) / "data")
+        except BaseException:
+            print(f"seed {seed}: the campaign did not end", file=sys.stderr)
+            raise
+    print(summary)
+    return 1 if summary.problems else 0

@@ -13,7 +13,6 @@ import random
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from typing import Any
 
 from tests.contract.api import Api, Wire, ok, request
 from tests.contract.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
-from tests.crash.killer import BACK_S, Killer
+from tests.crash.killer import BACK_S, Killer, verdict_of
 from tests.crash.writers import Ledger, Writer, finish
 from tests.server import Server
 
@@ -403,14 +402,9 @@ def main() -> int:
     parser.add_argument("--watchers", type=int, default=50)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="topics-watchers-") as directory:
-        try:
-            summary = campaign(Path(directory) / "data", seed=arguments.seed, seconds=arguments.seconds, watchers=arguments.watchers)
-        except BaseException:
-            print(f"seed {arguments.seed}: the campaign did not end", file=sys.stderr)
-            raise
-    print(summary)
-    return 1 if summary.problems else 0
+    return verdict_of(
+        arguments.seed, lambda data: campaign(data, seed=arguments.seed, seconds=arguments.seconds, watchers=arguments.watchers)
+    )
 
 
 if __name__ == "__main__":
