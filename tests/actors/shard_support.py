@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from tests.actors.wire import Wire
+from topics.actors.board import Board
 from topics.actors.shard_actor import ShardActor
 from topics.engine.shard import ShardEngine
 from topics.formats.envelope import Failure, Success, decode, encode_notification, encode_request
@@ -100,7 +101,7 @@ class Desk:
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
         words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0)
-        board: Any = SimpleNamespace(shard=lambda _: words)
+        board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])

@@ -49,7 +49,8 @@ def difference(**changes: Any) -> bytes:
     fields: dict[str, Any] = {
         "next_from_seq": 2, "head_seq": 5, "earliest_seq": 1, "epoch": 17, "tombstone": None, "scanned": 2, "total_ms": 0.3,
     } | changes  # fmt: skip
-    return answers.difference("jobs", fields.pop("pieces", [b'{"$seq":1}', memoryview(b'{"$seq":2}')]), **fields)
+    pieces = fields.pop("pieces", [b'{"$seq":1}', memoryview(b'{"$seq":2}')])
+    return answers.difference("jobs", pieces, answers.difference_end(**fields))
 
 
 def test_a_diff() -> None:

@@ -18,6 +18,8 @@ Lines of 64 bytes, in this order:
                         4     progress_ppm: of the replay, in parts per million [the shard]
                         5     topics: how many it holds [the shard]
                         8-39  counters for the metrics [the shard]
+    heads of shard i    two words for each slot, see `topics.actors.heads` [the shard]
+    (16 lines)
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
+from topics.actors.heads import SLOT_WORDS, SLOTS
+
 LINE_WORDS: Final = 8
 SHARD_WORDS: Final = 5 * LINE_WORDS
+HEADS_WORDS: Final = SLOTS * SLOT_WORDS
 COUNTERS_AT: Final = LINE_WORDS
 COUNTERS: Final = 32
 assert COUNTERS_AT + COUNTERS == SHARD_WORDS
+assert HEADS_WORDS == 16 * LINE_WORDS
 
 
 class ShardState(IntEnum):
@@ -152,12 +158,13 @@ class Board:
         self._pairs_at = LINE_WORDS
         self._fronts_at = self._pairs_at + fronts * shards * LINE_WORDS
         self._shards_at = self._fronts_at + fronts * LINE_WORDS
+        self._heads_at = self._shards_at + shards * SHARD_WORDS
 
     @classmethod
     def create(cls, shards: int, fronts: int) -> Board:
         """A board with every state DOWN and every session number 1."""
         lines = 1 + fronts * shards + fronts
-        memory = mmap.mmap(-1, 8 * (lines * LINE_WORDS + shards * SHARD_WORDS))
+        memory = mmap.mmap(-1, 8 * (lines * LINE_WORDS + shards * (SHARD_WORDS + HEADS_WORDS)))
         board = cls(memoryview(memory).cast("Q"), shards, fronts)
         for front in range(fronts):
             for shard in range(shards):
@@ -191,6 +198,12 @@ class Board:
         assert 0 <= index < self.shards, "a shard of this board"
         at = self._shards_at + index * SHARD_WORDS
         return ShardWords(self._words[at : at + SHARD_WORDS])
+
+    def heads(self, shard: int) -> memoryview:
+        """The words of the slots of ``shard`` (`topics.actors.heads`)."""
+        assert 0 <= shard < self.shards, "a shard of this board"
+        at = self._heads_at + shard * HEADS_WORDS
+        return self._words[at : at + HEADS_WORDS]
 
     @property
     def draining(self) -> bool:

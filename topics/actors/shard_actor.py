@@ -17,6 +17,7 @@ import trio
 from topics.actors.board import Board, ShardState
 from topics.actors.commits import Commits
 from topics.actors.feeds import Feeds
+from topics.actors.heads import HeadWriter, holds_still
 from topics.actors.link import Link
 from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
 from topics.actors.message_router import (
@@ -43,6 +44,7 @@ from topics.storage.wal import Progress
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
 RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
+RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
 APPLICATION_ERROR = 2000
 CONTRACT_ERROR = 2001
 log = structlog.get_logger()
@@ -69,7 +71,7 @@ class ShardActor:
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
-        self.words = board.shard(index)
+        self.words, self.heads = board.shard(index), HeadWriter(board.heads(index))
         self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
         self.commits.on_commit = self._committed
         self.sealing = Sealing(shard, self.commits)
@@ -326,6 +328,7 @@ class ShardActor:
             raise _unwritable(self.broken)
 
     def _committed(self, change: Change) -> None:
+        self.heads.committed(change)
         if isinstance(change, Append | Delete):
             event = self._changed.pop(change.topic.id, None)
             if event is not None:
@@ -341,10 +344,33 @@ class ShardActor:
         topic = self._fresh_topic(params["topic"])
         topic.touch(*self._now)
         page = read(topic, asked, self.commits)
-        if page.unfinished or (asked.wait_ms and not page.worth_answering):
+        if "ahead" in params:
+            self._reply_ahead(rpc, params["ahead"], topic, asked, page)
+        elif page.unfinished or (asked.wait_ms and not page.worth_answering):
             self._nursery.start_soon(self._long_poll, message, rpc, params, topic, asked, page)
         else:
             _reply_page(rpc, params, topic, page)
+
+    def _reply_ahead(self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page) -> None:
+        """Up to ``limit`` pages that nobody has asked for yet, without their ends; none that may be another when somebody does."""
+        bodies: list[bytes] = []
+        pages: list[tuple[int, int, int]] = []
+        room = RUN_BYTES
+        while holds_still(topic, page) and len(pages) < limit:
+            bodies.append(answers.difference(topic.name, page.pieces))
+            length = len(bodies[-1])
+            room -= length
+            if room < 0:
+                break
+            pages.append((length, page.next_from_seq, page.scanned))
+            if room < length:  # the next one is likely to be as long
+                break
+            page = read(topic, asked, self.commits, page.next_from_seq)
+        if not pages:
+            rpc.reply({})
+            return
+        result = {"mark": self.heads.mark(topic), "pages": pages, "earliest": topic.earliest_seq, "epoch": topic.epoch}
+        rpc.reply(result, b"".join(bodies[: len(pages)]))
 
     async def _long_poll(
         self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page
@@ -450,12 +476,12 @@ def _reply_change(
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
-    tombstone = page.tombstone.as_json() if page.tombstone else None
-    body = answers.difference(
-        topic.name, page.pieces, next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq,
-        epoch=topic.epoch, tombstone=tombstone, scanned=page.scanned, total_ms=_total_ms(params),
+    end = answers.difference_end(
+        next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq, epoch=topic.epoch,
+        tombstone=page.tombstone.as_json() if page.tombstone else None, scanned=page.scanned, total_ms=_total_ms(params),
     )  # fmt: skip
-    rpc.reply({"status": 200}, body)
+    result = {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
+    rpc.reply(result, answers.difference(topic.name, page.pieces, end))
 
 
 def _unwritable(error: OSError) -> NotReady:

@@ -13,6 +13,7 @@ import trio
 from topics import errors
 from topics.actors.arena import ArenaBlock
 from topics.actors.board import Board, ShardState
+from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
 from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
 from topics.actors.shard_actor import CONTRACT_ERROR
@@ -107,6 +108,7 @@ class Shards:
         self._board = board
         self._router = MessageRouter(RouterConfig())
         self._links = [ShardLink(link, self._router) for link in links]
+        self._heads = [HeadReader(board.heads(link.pair[1])) for link in links]
         self.shards = len(links)
         self._shard_of_session = {f"shard-{link.pair[1]}": link.pair[1] for link in links}
 
@@ -191,6 +193,10 @@ class Shards:
         if link.session is None:
             raise self._not_ready(shard)
         return link.link.reserve(length)
+
+    def head(self, shard: int, mark: Mark) -> int | None:
+        """As `HeadReader.head`."""
+        return self._heads[shard].head(mark)
 
     def readiness(self) -> Readiness:
         """Of all shards together."""

@@ -32,28 +32,25 @@ def appended(topic: str, first_seq: int, count: int, *, with_seqs: bool, created
     )  # fmt: skip
 
 
-def difference(
-    topic: str,
-    pieces: Sequence[Buffer],
-    *,
-    next_from_seq: int,
-    head_seq: int,
-    earliest_seq: int,
-    epoch: int,
-    tombstone: dict[str, Any] | None,
-    scanned: int,
-    total_ms: float,
+def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
+    """Answer to a diff (§3): records and `difference_end`. The one copy that is made of them."""
+    spaced: list[Buffer] = [b","] * (2 * len(pieces) - 1)
+    spaced[::2] = pieces
+    return b"".join((b'{"topic":"%b","records":[' % topic.encode(), *spaced, end))
+
+
+def difference_end(
+    *, next_from_seq: int, head_seq: int, earliest_seq: int, epoch: int, tombstone: dict[str, Any] | None, scanned: int, total_ms: float
 ) -> bytes:
-    """Answer to a diff (§3), whole."""
+    """What stands behind the records in the answer to a diff."""
     caught_up = next_from_seq >= head_seq
-    end = (
+    return (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,"epoch":%d'
         b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
     ) % (
         next_from_seq, head_seq, earliest_seq, _BOOL[caught_up], json_bytes(tombstone), max(0, head_seq - next_from_seq), epoch,
         total_ms, scanned,
     )  # fmt: skip
-    return b"".join((b'{"topic":"%b","records":[' % topic.encode(), b",".join(pieces), end))
 
 
 def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:

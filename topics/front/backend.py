@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from topics.actors.heads import Mark
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
 
@@ -64,6 +65,9 @@ class Backend(Protocol):
     def reserve(self, shard: int, length: int) -> BodyBlock | None:
         """Shared memory for a body above ``settings.inline_bytes``; None when it is full."""
 
+    def head(self, shard: int, mark: Mark) -> int | None:
+        """Head of the topic of a page that was read ahead; None when the page is not its answer any more."""
+
     def readiness(self) -> Readiness: ...
 
 
@@ -72,4 +76,4 @@ def unready(readiness: Readiness) -> NotReady:
     return NotReady("the log is being replayed", replay_progress=readiness.progress)
 
 
-__all__ = ["Backend", "Body", "BodyBlock", "Listener", "Readiness", "Reply", "unready"]
+__all__ = ["Backend", "Body", "BodyBlock", "Listener", "Mark", "Readiness", "Reply", "unready"]

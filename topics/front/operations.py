@@ -22,6 +22,7 @@ from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.live import Live
 from topics.front.queries import encode_cursor
+from topics.front.read_ahead import ReadAhead
 from topics.front.watch import HEADERS, Watches
 from topics.front.web_socket import SocketStream, upgrade
 
@@ -36,6 +37,7 @@ class Operations:
         self._settings, self._live = settings, live
         self._limits = limits_of(settings)
         self._watches = Watches(settings, live)
+        self._read_ahead = ReadAhead(backend)
         self._backend = backend
         self._guard = guard
         self._started_ns = time.monotonic_ns()
@@ -89,7 +91,7 @@ class Operations:
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
         """§3. May wait for as long as the body's ``wait_ms`` says."""
         with self._guard.waiting():
-            return await self._ask(request, "diff", {"topic": request.topic, "at": at}, body)
+            return await self._read_ahead.diff(request, body, at)
 
     async def topic_put(self, request: Request, body: Body, at: int) -> Answer:
         """§1.1."""
