@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from topics.actors.link import LinkMemory
 
 KILLED = 130  # exit status after a second Ctrl-C
-HEALTHY_S = 10.0  # a child that has lived so long starts again with a clean record
+HEALTHY_S = 1.0  # a child that has lived so long starts again with a clean record: an end once a second costs little, an outage much
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 FRONTS_SHARE = 0.8  # of drain_ms; the rest belongs to the shards

@@ -18,12 +18,12 @@ BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in 
 
 
 class Killer:
-    """Kills the front, a shard or everything. ``kills`` counts by role, ``outages_s`` is how long each lasted."""
+    """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one that was not waited for says nothing."""
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
         self._server, self._shards, self._random = server, shards, dice
+        self.outages_s: dict[str, list[float]] = {}
         self.kills: Counter[str] = Counter()
-        self.outages_s: list[float] = []
 
     def kill(self) -> None:
         """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes before that."""
@@ -36,16 +36,17 @@ class Killer:
             self._server.start(BACK_S)
         else:
             kill_one(roles[role])
+            if self._random.random() < 0.2:
+                return
             self._wait_replaced(role, roles[role])
-        self.outages_s.append(time.monotonic() - killed_at)
+        self.outages_s.setdefault(role, []).append(time.monotonic() - killed_at)
 
     def __str__(self) -> str:
         killed = ", ".join(f"{role} {count}x" for role, count in sorted(self.kills.items()))
-        return f"killed {killed}; outages: longest {max(self.outages_s, default=0):.2f} s"
+        longest = ", ".join(f"{role} {max(outages):.2f} s" for role, outages in sorted(self.outages_s.items()))
+        return f"killed {killed}; longest outages: {longest}"
 
     def _wait_replaced(self, role: str, old: int) -> None:
-        if self._random.random() < 0.2:
-            return
         deadline = time.monotonic() + BACK_S
         while self._server.roles().get(role, old) == old:
             assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
