@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
+import crc32c
+
 from topics.formats.extent_view import ExtentView
 from topics.formats.requests import Buffer
 from topics.formats.segment import (
@@ -83,7 +85,9 @@ class SegmentWriter:
         self._close()
         self._aside.replace(self.path)
         sync_directory(self.path.parent)
-        return Segment(self.path, self.header.shard, self.header.number)
+        segment = Segment(self.path, self.header.shard, self.header.number)
+        segment.check_tables()
+        return segment
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -132,6 +136,13 @@ class Segment:
     def damaged(self, offset: int, reason: str) -> Exception:
         """What a reader is to raise."""
         return Damaged(self.path, offset, reason)
+
+    def check_tables(self) -> None:
+        """Look at all tables now, so that the first delete of a tag need not. May run in a thread; what is wrong is found again."""
+        with self.path.open("rb") as file:
+            for extent, entry in enumerate(self.entries()):
+                tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
+                self.checked[extent] = crc32c.crc32c(tables) == entry.tables_crc
 
     def entries(self) -> Iterator[Entry]:
         """All extents, read from the file."""
