@@ -78,7 +78,7 @@ def test_what_happens_between_two_pages_shows_in_the_second(api: Api, topic: str
                 fill(api, topic, 500)
                 written = 500
 
-    for _ in range(150):
+    for _ in range(80):
         which = numbers.randrange(len(views))
         for _ in range(numbers.randrange(2, 8)):
             page = page_of(api, topic, cursors[which], **views[which])
@@ -89,13 +89,13 @@ def test_what_happens_between_two_pages_shows_in_the_second(api: Api, topic: str
 
 
 def test_many_readers_and_a_writer_at_once(server: Server, api: Api, topic: str) -> None:
-    fill(api, topic, 3000)
+    fill(api, topic, 1500)
     problems: list[str] = []
 
     def read(batch: int) -> None:
         with Api(server.address) as own:
             cursor, expected = 0, 0
-            while cursor < 3000:
+            while cursor < 1500:
                 page = page_of(own, topic, cursor, limit=batch)
                 got = [record["$seq"] for record in page["records"]]
                 if got != list(range(expected + 1, expected + 1 + len(got))) or page["next_from_seq"] != expected + len(got):
@@ -103,7 +103,7 @@ def test_many_readers_and_a_writer_at_once(server: Server, api: Api, topic: str)
                     return
                 cursor = expected = page["next_from_seq"]
 
-    readers = [threading.Thread(target=read, args=(batch,)) for batch in (5, 5, 5, 8, 8, 13, 100, 1000) for _ in range(3)]
+    readers = [threading.Thread(target=read, args=(batch,)) for batch in (5, 5, 5, 8, 8, 13, 100, 1000)]
     for reader in readers:
         reader.start()
     while any(reader.is_alive() for reader in readers):
