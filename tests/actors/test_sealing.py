@@ -407,6 +407,25 @@ def test_an_install_that_was_interrupted_seals_nothing_twice(client: Sealer, mon
     again.kill()
 
 
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_be_sealed(steps: int, client: Sealer) -> None:
+    """The write in which the topic begins now, some of it deleted, is none of the extent's: no flag of it may come among those."""
+    for _ in range(4):
+        client.append("a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)])
+        client.append("a", "x" * 600)  # each write has its log file
+    delete(client, "a", match=Match("Eq", "last"))
+    for _ in range(steps):
+        client.step()
+    delete(client, "a", before_seq=12)
+    before = seen(client)
+    client.seal()
+    assert seen(client) == before
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(code: int, client: Sealer) -> None:
     fill(client, "a", "b", rounds=10)

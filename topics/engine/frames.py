@@ -130,8 +130,8 @@ class FrameIndex:
         """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive): ``(first_seq, count, place)`` of entries of
         which some records live, and without a place holes and entries of which none does. Both may reach over the ends.
         """
-        start, stop = self.find(begin) + self._front, self.find(end - 1) + 1 + self._front
-        gone, expected = self.gone, begin
+        start, gone, expected = self.find(begin) + self._front, self.gone, begin
+        stop = bisect_left(self._first_seqs, end, start)
         for index, (first_seq, count, size) in enumerate(
             zip(self._first_seqs[start:stop], self._counts[start:stop], self._sizes[start:stop], strict=True), start
         ):
