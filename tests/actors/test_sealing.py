@@ -407,6 +407,39 @@ def test_an_install_that_was_interrupted_seals_nothing_twice(client: Sealer, mon
     again.kill()
 
 
+def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_comes(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags of the segment tell what went until its last topic was installed, and the checkpoint is older."""
+    client.append("a", 1)
+    client.put("b", cap_records=20)
+    fill(client, "a", "b", rounds=3)
+    real = sealing.Sealing._install_topic
+
+    def weak(self: Any, topic: Any, *arguments: Any) -> Any:
+        if topic.name == "b":
+            raise OSError(errno.EIO, "a moment's weakness")
+        return real(self, topic, *arguments)
+
+    monkeypatch.setattr(sealing.Sealing, "_install_topic", weak)
+    with pytest.raises(OSError, match="weakness"):
+        client.seal()
+    client.under_way = client.sealing.checkpoint()
+    while client.step():
+        pass
+    fill(client, "b", rounds=8)
+    before = seen(client)
+    monkeypatch.setattr(sealing.Sealing, "_install_topic", real)
+    monkeypatch.setattr(sealing.Sealing, "checkpoint", lambda _: sealing.trio.sleep(0))
+    client.seal()
+    assert seen(client) == before
+    client.wal.flush(sync=True)
+    client.advance()
+    client.seal()
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
 @pytest.mark.parametrize("steps", range(1, 8))
 def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_be_sealed(steps: int, client: Sealer) -> None:
     """The write in which the topic begins now, some of it deleted, is none of the extent's: no flag of it may come among those."""

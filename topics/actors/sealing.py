@@ -125,10 +125,19 @@ class Sealing:
         return bool(due or self.wal.oldest < self.replay_from)
 
     @property
+    def _coming(self) -> int | None:
+        """The segment whose install was interrupted: the index names it in some topics."""
+        return self._finished[0].number if self._finished else None
+
+    @property
+    def _named(self) -> list[int]:
+        """Segments that a checkpoint names. Not one that is coming: its flags will tell what goes later, and the log has all of it."""
+        return sorted(number for number, count in self._live.items() if count and number != self._coming)
+
+    @property
     def _unused(self) -> list[int]:
         """Segments of which the index names nothing, and never will."""
-        coming = self._finished[0].number if self._finished else None
-        return [number for number, count in self._live.items() if not count and number != coming]
+        return [number for number, count in self._live.items() if not count and number != self._coming]
 
     # Sealing
 
@@ -254,7 +263,7 @@ class Sealing:
     async def checkpoint(self) -> None:
         """Write one, then free what neither it nor the one before it needs. Raises OSError."""
         replay_from, losses = self.replay_from, self.commits.losses
-        numbers = sorted(number for number, count in self._live.items() if count)
+        numbers = self._named
         items = [self._head_item(numbers)]
         freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
         try:
@@ -279,7 +288,7 @@ class Sealing:
 
     def write_last(self) -> None:
         """The checkpoint of an orderly stop, when the log is closed. Raises OSError."""
-        numbers = sorted(number for number, count in self._live.items() if count)
+        numbers = self._named
         items = [self._head_item(numbers)]
         for topic in self.engine.snapshot_topics():
             items.append(self._item(topic))
