@@ -170,6 +170,14 @@ def copy(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
+def spoil(path: Path) -> None:
+    """Damage the newest checkpoint."""
+    newest = files(path, "checkpoint")[-1]
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+
+
 def no_syncs(patch: pytest.MonkeyPatch) -> None:
     """For tests that lose no power."""
     patch.setattr("os.fsync", lambda _: None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, findings, no_syncs
+from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, findings, no_syncs, spoil
 from tests.storage.log_support import LIMITS
 from topics.actors import sealing
 from topics.engine.store import EXTENT, RESIDENT
@@ -434,6 +434,7 @@ def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_com
     client.wal.flush(sync=True)
     client.advance()
     client.seal()
+    assert not client.shard.segments._marks
     client.kill()
     again = client.again()
     assert seen(again) == before
@@ -474,7 +475,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
         assert seen(client) == before
     client.checkpoint()
     client.checkpoint()
-    assert not client.shard.segments._late
+    assert not client.shard.segments._marks
     assert seen(client) == before
     client.kill()
     again = client.again()
@@ -490,17 +491,17 @@ def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(client: S
     with monkeypatch.context() as patch:
         patch.setattr("topics.storage.segments._sync", failing(errno.EIO))
         with pytest.raises(OSError):
-            store.sync()
+            store.sync(client.wal.position)
     before = seen(client)
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
-        if any(split_place(place)[0] == number for place in store._late):
+        if any(split_place(mark.place)[0] == number for mark in store._marks):
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
-    assert store._late
-    store.sync()
-    assert not store._late
+    assert store._marks
+    store.sync(client.wal.position)
+    assert not store._marks
     assert seen(client) == before
 
 
@@ -604,13 +605,6 @@ def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(
         other.kill()
         assert len(checkpoints.whole(target / "checkpoint" / "00")) == 2
         assert findings(target) == []
-
-
-def spoil(path: Path) -> None:
-    newest = files(path, "checkpoint")[-1]
-    data = bytearray(newest.read_bytes())
-    data[-1] ^= 1
-    newest.write_bytes(data)
 
 
 def test_without_any_checkpoint_a_log_that_does_not_begin_at_0_is_damage(client: Sealer) -> None:

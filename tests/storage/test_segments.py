@@ -229,7 +229,8 @@ def test_a_view_is_made_once_while_its_segment_is_mapped(store: SegmentStore, mo
 def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     place, other = place_of(1, 0), place_of(1, 1)
-    store.mark(place, [3, 299, 0, 3])
+    store.mark(place, [3, 299, 0, 3], 0)
+    store.sync(0)
     for held in (store, reopened(store)):
         dead = held.dead(place)
         assert dead is not None
@@ -238,10 +239,29 @@ def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
         view = held.records(place)
         assert [index for index, _ in view.select(0, 5, frozenset(), True, True, dead)] == [1, 2, 4]
         assert [len(piece) > 0 for piece in view.slices(0, 300, dead)] == [True, True]
+    store.mark(place, [7], 0)
     dead = store.dead(place)
-    store.mark(place, [7])
     assert dead is not None
-    assert dead[7] == 1
+    assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
+
+
+def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(store: SegmentStore) -> None:
+    add(store, 1)
+    place, other = place_of(1, 0), place_of(1, 1)
+    for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
+        store.mark(place, indexes, position)
+    store.mark(other, [0], 300)
+    for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
+        store.write_marks(position)
+        assert dead_of(store, place) == [1, 2, 3]
+        assert dead_of(reopened(store), place) == written
+        assert not store.marks_due(position)
+    assert not store._flags
+    assert dead_of(reopened(store), other) == [0]
+
+
+def dead_of(store: SegmentStore, place: int) -> list[int]:
+    return [index for index, flag in enumerate(store.dead(place) or b"") if flag]
 
 
 def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
@@ -249,12 +269,13 @@ def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
     segment = add(store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])])
     before = segment.path.read_bytes()
     marked = [0, MARK_BYTES - 1, MARK_BYTES, 2 * MARK_BYTES + 9]
-    store.mark(place_of(1, 0), marked)
+    store.mark(place_of(1, 0), marked, 0)
+    store.write_marks(0)
     after = bytearray(segment.path.read_bytes())
     at = segment.trailer.flags_at
     assert [index for index in range(len(after)) if after[index] != before[index]] == [at + index for index in marked]
-    store.mark(place_of(1, 0), [])
-    store.mark(place_of(1, 1), [])
+    store.mark(place_of(1, 0), [], 0)
+    store.mark(place_of(1, 1), [], 0)
     assert store.dead(place_of(1, 1)) is None
 
 
@@ -263,10 +284,10 @@ def test_marks_survive_a_power_loss_once_they_are_synced(tmp_path: Path, monkeyp
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     add(store, 2)
-    store.mark(place_of(1, 0), [1])
-    store.mark(place_of(2, 0), [2])
-    store.sync()
-    store.mark(place_of(1, 0), [5])
+    store.mark(place_of(1, 0), [1], 0)
+    store.mark(place_of(2, 0), [2], 0)
+    store.sync(0)
+    store.mark(place_of(1, 0), [5], 0)
     disk.power_loss(store.folder, tmp_path / "after")
     held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
     dead = [held.dead(place_of(number, 0)) for number in (1, 2)]
@@ -277,10 +298,11 @@ def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(tmp_path: P
     disk = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
-    store.mark(place_of(1, 0), [1])
+    store.mark(place_of(1, 0), [1], 0)
+    store.write_marks(0)
     after_kill = SegmentStore.open(store.folder, 3, [1])
-    after_kill.mark(place_of(1, 0), [])  # a replay finds it marked already
-    after_kill.sync()
+    after_kill.mark(place_of(1, 0), [], 0)  # a replay finds it marked already
+    after_kill.sync(0)
     disk.power_loss(store.folder, tmp_path / "after")
     flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(place_of(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
@@ -289,7 +311,7 @@ def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(tmp_path: P
 def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     add(store, 1)
     add(store, 2)
-    store.mark(place_of(2, 0), [1])
+    store.mark(place_of(2, 0), [1], 0)
     synced: list[str] = []
 
     def failing(_fd: int) -> None:
@@ -298,10 +320,10 @@ def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(stor
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", failing)
         with pytest.raises(OSError, match="Input/output"):
-            store.sync()
+            store.sync(0)
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
-    store.sync()
-    store.sync()
+    store.sync(0)
+    store.sync(0)
     assert synced == ["0000000002.seg"]
 
 
@@ -356,8 +378,8 @@ def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
 
 def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
     add(store, 1)
-    store.mark(place_of(1, 0), [1])
+    store.mark(place_of(1, 0), [1], 0)
     store.unlink(1)
-    store.sync()
+    store.sync(0)
     assert [*folder.iterdir()] == []
     assert store.segments == {}

@@ -39,7 +39,8 @@ def reasons(path: Path) -> list[str]:
 def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     assert reasons(segment.path) == []
-    store.mark(place_of(1, 0), [1, 4])
+    store.mark(place_of(1, 0), [1, 4], 0)
+    store.write_marks(0)
     store.punch([place_of(1, 2)])
     assert reasons(segment.path) == []
 

@@ -46,6 +46,7 @@ class Commits:
         self._until_written: deque[Waiting] = deque()
         self._until_synced: deque[Waiting] = deque()
         self._serial = 0
+        self.committed_to = wal.position  # no frame of what is committed ends behind it
         self._resident: dict[int, RecordsView] = {}
         self._floor_told = False  # the log was given floors that come of commits: they go off without a batch
         self._sync_wanted = False
@@ -88,7 +89,7 @@ class Commits:
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
         if place & EXTENT and not place & RESIDENT:
-            self.segments.mark(place, chain.from_iterable(starmap(range, runs)))
+            self.segments.mark(place, chain.from_iterable(starmap(range, runs)), self.committed_to)
         else:
             self.engine.marks.mark(place, self.records(place).count, runs)
 
@@ -194,6 +195,8 @@ class Commits:
 
     def _commit(self, waiting: Waiting, progress: Progress) -> None:
         change, place = waiting.change, waiting.place
+        if change.frames:
+            self.committed_to = max(self.committed_to, waiting.end)
         generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
         try:
             self.engine.commit(change, place, self.now(), generation)

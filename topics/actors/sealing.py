@@ -8,6 +8,7 @@ was and is begun anew; the log grows meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections import deque
@@ -102,6 +103,9 @@ class Sealing:
 
     async def _round(self) -> None:
         worked, failure = False, None
+        if self.segments.marks_due(self.wal.synced):
+            with contextlib.suppress(OSError):  # the next checkpoint will say so
+                await trio.to_thread.run_sync(self.segments.write_marks, self.wal.synced)
         try:
             for base, end in self.wal.whole_files():
                 if base < self.replay_from:
@@ -251,7 +255,7 @@ class Sealing:
         written = self.segments.dead(entry.place)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [index for index, flag in enumerate(now) if flag and not (written and written[index])]
-            self.segments.mark(entry.place, late)
+            self.segments.mark(entry.place, late, self.commits.committed_to)
 
     def _release(self, place: int) -> None:
         """The index names this extent no more."""
@@ -275,7 +279,7 @@ class Sealing:
                     items += keys
                     await trio.lowlevel.checkpoint()
             position = await self._synced(losses)
-            await trio.to_thread.run_sync(self.segments.sync)
+            await trio.to_thread.run_sync(self.segments.sync, position)
             await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
         except BaseException:
             self._released, self._absorbed = freed.extents + self._released, freed.blobs + self._absorbed
@@ -294,7 +298,7 @@ class Sealing:
             items.append(self._item(topic))
             for keys in self._lone_keys(topic):
                 items += keys
-        self.segments.sync()
+        self.segments.sync(self.wal.synced)
         checkpoints.write(self._shard.checkpoint_folder, self.wal.position, self.replay_from, items, clean=True)
 
     def _head_item(self, numbers: list[int]) -> bytes:

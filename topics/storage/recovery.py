@@ -233,7 +233,7 @@ class _Store:
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
         if place & EXTENT:
-            self._segments.mark(place, chain.from_iterable(starmap(range, runs)))
+            self._segments.mark(place, chain.from_iterable(starmap(range, runs)), 0)  # the log is synced before any mark is written
             if place in self._flags:
                 for start, stop in runs:
                     self._flags[place][start:stop] = b"\1" * (stop - start)

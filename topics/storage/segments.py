@@ -1,7 +1,9 @@
 """Segment files of one shard (formats/segment.py): written aside in one go, then mapped and read in place.
 
-Only delete flags change, in place. A segment costs two bytes for each of its extents; maps are made when a reader comes and the least
-recently used one is let go, so that a scan of everything leaves memory as it was. What a reader still holds keeps its map.
+Only delete flags change, in place, and never before the log has the delete for good: until then they stand in memory.
+
+A segment costs two bytes for each of its extents; maps are made when a reader comes and the least recently used one is let go, so that
+a scan of everything leaves memory as it was. What a reader still holds keeps its map.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import ctypes
 import errno
 import os
 import threading
-from collections import OrderedDict
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 import crc32c
 
@@ -181,8 +185,25 @@ class _Mapped:
         return view
 
 
+class _Mark(NamedTuple):
+    """Records of an extent that are deleted. Their flags are set in the file once the log is synced up to ``position``."""
+
+    position: int
+    place: int
+    indexes: Sequence[int]
+
+
+class _Flags:
+    """Flags of an extent as readers are to see them, while ``waiting`` marks of it are not in the file."""
+
+    __slots__ = ("data", "waiting")
+
+    def __init__(self, data: bytearray) -> None:
+        self.data, self.waiting = data, 0
+
+
 class SegmentStore:
-    """All segments of a shard that count."""
+    """All segments of a shard that count. One thread at a time may change files; `mark` may be called meanwhile."""
 
     def __init__(self, folder: Path, shard: int, *, mapped_max: int = MAPPED_MAX) -> None:
         self.folder, self.shard = folder, shard
@@ -190,8 +211,9 @@ class SegmentStore:
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
         self._mapped_max = mapped_max
         self._dirty: set[int] = set()
-        self._late: dict[int, bytearray] = {}  # by place: flags that the disk would not take
-        self._lock = threading.Lock()  # of these two: `sync` takes them while `mark` adds some
+        self._marks: deque[_Mark] = deque()  # that no file has yet, by position
+        self._flags: dict[int, _Flags] = {}  # of their extents, by place
+        self._lock = threading.Lock()  # of these two: `write_marks` takes some while `mark` adds others
         make_directory(folder)
 
     @classmethod
@@ -246,15 +268,15 @@ class SegmentStore:
         return self._map(number).entry(extent)
 
     def dead(self, place: int) -> memoryview | None:
-        """Delete flags of the extent at ``place`` as they are and will be; None while none is set."""
+        """Delete flags of the extent at ``place`` as they are now; None while none is set."""
         number, extent = split_place(place)
         if not self.segments[number].has_dead[extent]:
             return None
-        if self._late and (late := self._late.get(place)) is not None:
-            return memoryview(late)
-        return self._flags(number, extent)
+        if self._flags and (flags := self._flags.get(place)) is not None:
+            return memoryview(flags.data)
+        return self._flags_in_file(number, extent)
 
-    def _flags(self, number: int, extent: int) -> memoryview:
+    def _flags_in_file(self, number: int, extent: int) -> memoryview:
         held = self._map(number)
         entry = held.entry(extent)
         return held.data[entry.flags_at : entry.flags_at + entry.record_count]
@@ -276,52 +298,59 @@ class SegmentStore:
 
     # Deleting
 
-    def mark(self, place: int, indexes: Iterable[int]) -> None:
-        """Set the delete flags of these records. Readers see it at once; `sync` makes it durable.
+    def marks_due(self, position: int) -> bool:
+        """Whether `write_marks` has something to do."""
+        return bool(self._marks) and self._marks[0].position <= position
 
-        When the disk does not take them now, they stand in memory and `sync` tries again: no delete is ever half done.
+    def mark(self, place: int, indexes: Iterable[int], position: int) -> None:
+        """These records are deleted. Readers see it at once, the file when the log is synced up to ``position``, which never falls.
+
+        A mark that was in its file earlier could outlive its delete in a power loss: records would be gone that nothing has taken.
         """
-        number, extent = split_place(place)
-        segment, marked = self.segments[number], [*indexes]
+        marked = array("I", indexes)
         if not marked:
             return
+        number, extent = split_place(place)
         with self._lock:
-            late = self._late.get(place)
-            if late is None:
-                try:
-                    _mark_in_file(segment, extent, marked)
-                except OSError:
-                    late = self._late[place] = bytearray(self._flags(number, extent))
-            if late is not None:
-                for index in marked:
-                    late[index] = 1
-            segment.has_dead[extent] = 1
-            self._dirty.add(number)
+            flags = self._flags.get(place)
+            if flags is None:
+                flags = self._flags[place] = _Flags(bytearray(self._flags_in_file(number, extent)))
+            for index in marked:
+                flags.data[index] = 1
+            flags.waiting += 1
+            self._marks.append(_Mark(position, place, marked))
+            self.segments[number].has_dead[extent] = 1
 
-    def sync(self) -> None:
-        """Make all marks that were set before this call durable. May run in a thread while others are set. Raises OSError."""
-        with self._lock:
-            self._write_late()
-            dirty, self._dirty = self._dirty, set()
-        try:
-            while dirty:
-                number = next(iter(dirty))
-                if number in self.segments:
-                    self._sync(self.segments[number])
-                dirty.discard(number)
-        finally:
-            with self._lock:
-                self._dirty |= dirty
+    def write_marks(self, position: int) -> None:
+        """The log is synced up to here: give the marks that waited for that to their files. Takes its time: for a thread.
 
-    def _write_late(self) -> None:
-        for place, flags in [*self._late.items()]:
+        Raises OSError: what is left is tried again the next time.
+        """
+        while self.marks_due(position):
+            _, place, indexes = self._marks[0]
             number, extent = split_place(place)
-            fd = os.open(self.segments[number].path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                write_all(fd, [flags], _entry(fd, self.segments[number], extent).flags_at)
-            finally:
-                os.close(fd)
-            del self._late[place]
+            if number in self.segments:
+                _mark_in_file(self.segments[number], extent, indexes)
+                self._dirty.add(number)
+            with self._lock:
+                self._marks.popleft()
+                self._written(place)
+
+    def _written(self, place: int) -> None:
+        flags = self._flags.get(place)
+        if flags is not None:  # or the extent has been punched
+            flags.waiting -= 1
+            if not flags.waiting:
+                del self._flags[place]
+
+    def sync(self, position: int) -> None:
+        """Make the marks of all deletes before ``position`` durable; the log is synced up to there. For a thread. Raises OSError."""
+        self.write_marks(position)
+        while self._dirty:
+            number = next(iter(self._dirty))
+            if number in self.segments:
+                self._sync(self.segments[number])
+            self._dirty.discard(number)
 
     def _sync(self, segment: Segment) -> None:
         try:
@@ -330,10 +359,14 @@ class SegmentStore:
             # The next sync would succeed, though what this one has not written is lost: have all of it written again.
             with self._lock, segment.path.open("rb") as file:
                 for extent in [extent for extent, dead in enumerate(segment.has_dead) if dead]:
-                    entry = _entry(file.fileno(), segment, extent)
-                    flags = bytearray(os.pread(file.fileno(), entry.record_count, entry.flags_at))
-                    self._late.setdefault(place_of(segment.number, extent), flags)
+                    self._write_again(file.fileno(), segment, extent)
             raise
+
+    def _write_again(self, fd: int, segment: Segment, extent: int) -> None:
+        entry, place = _entry(fd, segment, extent), place_of(segment.number, extent)
+        data = os.pread(fd, entry.record_count, entry.flags_at)
+        self._flags.setdefault(place, _Flags(bytearray(data))).waiting += 1
+        self._marks.appendleft(_Mark(0, place, array("I", (index for index, flag in enumerate(data) if flag == 1))))
 
     def punch(self, places: Iterable[int]) -> None:
         """Give the room of these extents back; nobody may ask for their records again. May run in a thread.
@@ -353,7 +386,7 @@ class SegmentStore:
             entries = [_entry(fd, segment, extent) for extent in extents]
             with self._lock:
                 for extent in extents:
-                    self._late.pop(place_of(segment.number, extent), None)
+                    self._flags.pop(place_of(segment.number, extent), None)
             for extent, entry in zip(extents, entries, strict=True):
                 write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
                 segment.has_dead[extent] = 1
@@ -384,10 +417,7 @@ class SegmentStore:
         segment_path(self.folder, number).unlink(missing_ok=True)
         self.segments.pop(number, None)
         self._mapped.pop(number, None)
-        with self._lock:
-            self._dirty.discard(number)
-            for place in [place for place in self._late if split_place(place)[0] == number]:
-                del self._late[place]
+        self._dirty.discard(number)
 
     def close(self) -> None:
         """Let go of all maps."""
@@ -398,7 +428,7 @@ def _entry(fd: int, segment: Segment, extent: int) -> Entry:
     return decode_entry(os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent))
 
 
-def _mark_in_file(segment: Segment, extent: int, marked: list[int]) -> None:
+def _mark_in_file(segment: Segment, extent: int, marked: Sequence[int]) -> None:
     blocks: dict[int, list[int]] = {}
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
