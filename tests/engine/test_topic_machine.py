@@ -201,9 +201,7 @@ class Retention(RuleBasedStateMachine):
         def commit() -> None:
             assert change.deleted == self.models[topic_id].delete(seqs)
 
-        model = self.models[topic_id]
-        floor = partial(_raise, topic_id, model.start, dict(model.floors))
-        self._submit(change, {FrameKind.DELETE: effect, FrameKind.FLOOR: floor}, commit)
+        self._submit(change, {FrameKind.DELETE: effect}, commit)
 
     @rule(
         name=NAMES,

@@ -8,11 +8,12 @@ from typing import Any
 
 import cbor2
 
+from topics.engine.changes import runs_of_frame
 from topics.engine.frames import Entry
 from topics.engine.retention import seal
 from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
-from topics.engine.topic import Topic
+from topics.engine.topic import Range, Topic
 from topics.formats.extent_view import ExtentView
 from topics.formats.records import RecordsView, View
 from topics.formats.requests import Buffer
@@ -48,6 +49,13 @@ class Extent:
         for _, runs in self.marked:
             for start, stop in runs:
                 self.flags[start:stop] = b"\1" * (stop - start)
+
+    def take_back(self, runs: Iterable[Range]) -> None:
+        """What a replay is going to delete lives until then."""
+        for first, length in runs:
+            start, stop = max(first - self.entry.first_seq, 0), min(first + length - self.entry.first_seq, len(self.flags))
+            if start < stop:
+                self.flags[start:stop] = bytes(stop - start)
 
 
 @dataclass
@@ -237,10 +245,12 @@ class World:
             replay_from, position = checkpoint["replay_from"], checkpoint["position"]
             self.extents = {place: extent for place, extent in self.extents.items() if place in checkpoint["extents"]}
             self.engine.restore_engine(checkpoint["engine"])
+            ahead = self._deletes_ahead({kept["id"]: kept["position"] for kept in checkpoint["topics"]})
             for kept in checkpoint["topics"]:
                 self.engine.restore_topic(cbor2.loads(cbor2.dumps(kept)))
             for place in sorted(checkpoint["extents"], key=lambda place: self.extents[place].entry.first_seq):
                 extent = self.extents[place]
+                extent.take_back(ahead.get(extent.topic_id, ()))
                 dead = [index for index, flag in enumerate(extent.flags) if flag]
                 dead_bytes = sum(extent.view.size(index, index + 1) for index in dead)
                 self.engine.restore_extent(extent.topic_id, *extent.entry, len(dead), dead_bytes)
@@ -251,6 +261,14 @@ class World:
             if logged.header.position >= replay_from:
                 self._replay(logged, logged.header.position < position)
         return self.engine.finish_replay(now, clean=False, tail_may_be_lost=power)
+
+    def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[Range]]:
+        """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
+        found: dict[int, list[Range]] = {}
+        for header, body in ((logged.header, logged.body) for logged in self.log):
+            if header.kind == FrameKind.DELETE and header.position >= noted.get(header.topic_id, header.end):
+                found.setdefault(header.topic_id, []).extend(runs_of_frame(body))
+        return found
 
     def _replay(self, logged: Logged, checkpointed: bool) -> None:
         header, body, engine = logged.header, logged.body, self.engine

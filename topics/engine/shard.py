@@ -189,8 +189,6 @@ class ShardEngine(Replay):
         # What the log does not hold, no replay needs to be told of.
         wanted = topic.start_seq < bound if runs is None else bool(runs)
         if wanted and (runs[0][0] if runs else topic.start_seq) <= topic.logged_seq:
-            if runs and self._marks_outrun_caps(topic):
-                change.frames.append(floor_frame(topic))
             change.frames.append(delete_frame(change, now))
         change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
         self._note_pending(change)
@@ -199,15 +197,11 @@ class ShardEngine(Replay):
     def delete_must_wait(self, name: str) -> bool:
         """Whether a delete of matching records is to be decided only when nothing else is under way on its topic.
 
-        A replay may find its marks in a segment before it comes to the writes that went before the delete, so their caps evict less
-        than they did at first. The delete of a capped topic therefore tells where the topic begins, and must know that.
+        A replay lets what this delete names live until it comes to it. Had another delete taken some of that before, caps on the way
+        would count it and evict more than they did at first.
         """
         topic = self.topics.get(name)
-        return topic is not None and topic.pending > 0 and self._marks_outrun_caps(topic)
-
-    @staticmethod
-    def _marks_outrun_caps(topic: Topic) -> bool:
-        return topic.capped or topic.config != topic.committed
+        return topic is not None and topic.pending > 0 and (topic.capped or topic.config != topic.committed)
 
     def _check_cut(self, topic: Topic, bound: int) -> None:
         """Look at what a cut at ``bound`` must look at: if it is damaged, nothing is decided yet."""
