@@ -7,7 +7,8 @@ ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable 
 acknowledged before it is promised, what was sent before it may have happened, and nothing else can have. By class:
 
     fsync               every acknowledged record is there unless it was deleted or evicted, every acknowledged delete holds
-    disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like
+    disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like,
+                        with all that a delete took or nothing of it
     memory, ephemeral   records may be gone; those that are there are the ones that were written
     all                 making, configuring and removing a topic holds; no seq that was acknowledged is given again; what is missing
                         and was not deleted is told by a tombstone; recovering twice is recovering once, also after an
@@ -61,7 +62,8 @@ class History:
     durability: str = ""
     moments: list[Moment] = field(default_factory=lambda: [Moment(TopicModel(), removed=True)])
     promised: int = 0  # index of the moment that was acknowledged last
-    controlled: int = 0  # index of the moment of the last acknowledged put or remove: synced in every class
+    controlled: int = 0  # index of the moment of the last acknowledged remove, or put that changed something: synced in every class
+    config: dict[str, Any] = field(default_factory=dict)
     handed_out: int = 0  # the highest seq that was acknowledged in the latest incarnation
 
     def add(self, note: dict[str, Any], before_ns: int) -> None:
@@ -69,6 +71,7 @@ class History:
         keys = dict(last.keys)
         model = TopicModel(last.model.cap_records, last.model.head_seq, last.model.evict_floor, dict(last.model.live))
         acknowledged = note["acknowledged"] < before_ns
+        config = {} if note["step"] == "remove" else self.config | note.get("config", {})
         if note["step"] == "remove":
             self.moments.append(Moment(TopicModel(), removed=True))
         else:
@@ -78,11 +81,13 @@ class History:
             self.moments.append(Moment(model, keys=keys))
         if acknowledged:
             self.promised = len(self.moments) - 1
-            if note["step"] in ("put", "remove"):
+            if config != self.config:
                 self.controlled = self.promised
-                self.handed_out = 0 if note["step"] == "remove" else self.handed_out
+            if note["step"] == "remove":
+                self.handed_out = 0
             if note["step"] == "append":
                 self.handed_out = note["first_seq"] + len(note["records"]) - 1
+        self.config = config
 
     def _apply(self, model: TopicModel, note: dict[str, Any]) -> None:
         if note["step"] == "put":
@@ -119,42 +124,35 @@ def judge(history: History, found: Found | None) -> str | None:
     if found is None:
         return None if any(moment.removed for moment in possible) else "the topic is gone"
     moments = [moment for moment in possible if not moment.removed]
-    present = [moment.model for moment in moments]
-    if not present:
+    if not moments:
         return "the topic is there, though it was removed"
     if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
-        reasons = [
-            _differs(found, moment.model, present[number + 1 :]) or _keys_differ(found, moment)
-            for number, moment in enumerate(moments)
-        ]  # fmt: skip
+        reasons = [_differs(found, moment.model) or _keys_differ(found, moment) for moment in moments]
         if None in reasons:
             return None
-        return f"it is none of the {len(present)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
+        return f"it is none of the {len(moments)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
     return _made_up(found, moments) or _untold_at_best(history, found)
 
 
-def _differs(found: Found, model: TopicModel, later: list[TopicModel]) -> str | None:
-    """A delete that was under way may have taken some of its records: each is gone by itself (§5)."""
+def _differs(found: Found, model: TopicModel) -> str | None:
     there = {seq: (record["data"], record.get("$tag")) for seq, record in found.records.items()}
     expected = {seq: tuple(kept) for seq, kept in model.live.items()}
-    taken = {seq for seq in expected if seq not in there and any(seq not in after.live for after in later)}
-    expected = {seq: kept for seq, kept in expected.items() if seq not in taken}
     if missing := sorted({*expected} - {*there}):
         return f"{len(missing)} records are missing, from seq {missing[0]} to {missing[-1]}"
     if more := sorted({*there} - {*expected}):
         return f"{len(more)} records are there that should not be, from seq {more[0]} to {more[-1]}"
     if there != expected:
         return f"other bytes at {[seq for seq in there if there[seq] != expected[seq]][:3]}"
-    return _untold(found, model, exact=not taken)
+    return _untold(found, model)
 
 
-def _untold(found: Found, model: TopicModel, *, exact: bool) -> str | None:
+def _untold(found: Found, model: TopicModel) -> str | None:
     told = {seq for first, last in found.gaps for seq in range(first, last + 1)}
     if model.evict_floor > 1 and not told.issuperset(range(1, model.evict_floor)):
         return f"the loss up to seq {model.evict_floor - 1} is not told: {found.gaps}"
-    if exact and found.head_seq == model.head_seq and found.gaps != ([model.gap(0)] if model.gap(0) else []):
+    if found.head_seq == model.head_seq and found.gaps != ([model.gap(0)] if model.gap(0) else []):
         return f"the gaps {found.gaps} are told, {model.gap(0)} belongs there"
     if found.count != len(found.records):
         return f"the count is {found.count}, {len(found.records)} records are there"

@@ -12,19 +12,47 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tests.contract.api import Api
 from tests.server import Server
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 WAL_FILE_BYTES = 64 << 10
-WAL_SYNC_MS = 40
 WINDOW_MS = 24 * 3600 * 1000  # states are judged long after they were made: no key may have grown too old by then
 LONG_BYTES = (4 << 20) + 1  # a body of so many bytes is written beside the log (decision 0007)
 LONG_SHARE = 0.015
 TAGS = ("a", "a:1", "b", None)
 MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
+
+
+class Mix(NamedTuple):
+    """Of what kind the steps are: the class of each is one of these, and such a share of them deletes records.
+
+    ``sync_ms``: how long what nobody waits for is in the kernel's hands alone.
+    """
+
+    classes: tuple[str, ...] = ("fsync", "fsync", "disk", "memory", "ephemeral")
+    delete_share: float = 0.1
+    sync_ms: int = 40
+
+    @property
+    def options(self) -> list[str]:
+        """For a command line."""
+        return ["--classes", ",".join(self.classes), "--delete-share", str(self.delete_share), "--sync-ms", str(self.sync_ms)]
+
+
+def add_mix(parser: argparse.ArgumentParser) -> None:
+    """The options of `Mix`."""
+    default = Mix()
+    parser.add_argument("--classes", default=",".join(default.classes), help="one that stands there twice comes twice as often")
+    parser.add_argument("--delete-share", type=float, default=default.delete_share)
+    parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
+
+
+def mix_of(arguments: argparse.Namespace) -> Mix:
+    """What was asked for."""
+    return Mix(tuple(arguments.classes.split(",")), arguments.delete_share, arguments.sync_ms)
 
 
 class Load:
@@ -86,10 +114,10 @@ class Load:
         return body
 
 
-def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, deletes: bool = True) -> None:
+def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> None:
     """Three lives of a server, the first ended in order, the others by a kill: what each leaves is where the next begins."""
     dice = random.Random(seed)
-    server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=WAL_SYNC_MS)
+    server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=mix.sync_ms)
     load: Load | None = None
     with server:
         for end in (server.stop, server.kill, server.kill):
@@ -100,12 +128,12 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, deletes: bool 
                     load = Load(api, notes, dice)
                     _make(load)
                 load.api = api
-                _work(load, dice, steps // 6, deletes=deletes)
-                if deletes and end == server.kill:
+                _work(load, dice, steps // 6, mix)
+                if mix.delete_share and end == server.kill:
                     load.clear()
                     for durability in CLASSES:
                         load.make_again(durability)
-                _work(load, dice, steps // 6, deletes=deletes)
+                _work(load, dice, steps // 6, mix)
             end()
 
 
@@ -117,12 +145,12 @@ def _make(load: Load) -> None:
     load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
 
 
-def _work(load: Load, dice: random.Random, steps: int, *, deletes: bool) -> None:
+def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
     for _ in range(steps):
-        durability = dice.choice(("fsync", "fsync", "disk", "memory", "ephemeral"))
+        durability = dice.choice(mix.classes)
         topic = f"{durability}.{dice.choice(('log', 'capped', 'again'))}" if dice.random() < 0.9 else "changing"
         step = dice.random()
-        if step < 0.85 or (step < 0.95 and not deletes):
+        if step < 0.95 - mix.delete_share:
             load.append(topic, long=dice.random() < LONG_SHARE)
         elif step < 0.95:
             load.delete(topic)
@@ -140,10 +168,10 @@ def main() -> int:
     parser.add_argument("acknowledged", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--no-deletes", action="store_true")
+    add_mix(parser)
     arguments = parser.parse_args()
     with arguments.acknowledged.open("w") as notes:
-        run(arguments.data_dir, notes, seed=arguments.seed, steps=arguments.steps, deletes=not arguments.no_deletes)
+        run(arguments.data_dir, notes, seed=arguments.seed, steps=arguments.steps, mix=mix_of(arguments))
     return 0
 
 

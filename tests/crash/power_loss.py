@@ -22,12 +22,13 @@ from pathlib import Path
 
 from tests.crash.check_state import ASK
 from tests.crash.mounts import CRASHSTATES, why_not
-from tests.crash.power_load import CLASSES
+from tests.crash.power_load import CLASSES, Mix, add_mix, mix_of
 from tests.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
 SHARED_MEMORY = Path("/dev/shm")
 START_S = 20.0
+DEFAULT_MIX = Mix()
 WANTED = (
     "segment made", "checkpoint made", "log file made", "log file recycled", "blob made",
     "segment unlinked", "checkpoint unlinked", "blob unlinked", "segment marked", "segment punched",
@@ -47,10 +48,10 @@ class Verdict:
         return f"{self.said}\n{self.states} directories judged, {self.violations} violations"
 
 
-def record(folder: Path, *, seed: int, steps: int, deletes: bool = True) -> Counter[str]:
+def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Counter[str]:
     """Run the load on a recorded disk, into ``folder``. Gives how often each of `WANTED`, and what else of the kind, came to pass."""
     load = [sys.executable, "-m", "tests.crash.power_load", str(folder / "disk"), str(folder / "acknowledged")]
-    load += ["--seed", str(seed), "--steps", str(steps), *([] if deletes else ["--no-deletes"])]
+    load += ["--seed", str(seed), "--steps", str(steps), *mix.options]
     (folder / "disk").mkdir()
     command = [sys.executable, CRASHSTATES, "record", "--dir", str(folder / "disk"), "--log", str(folder / "log"), "--", *load]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
@@ -154,21 +155,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="random choices for each point and policy")
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--models", default="ext4,strict")
-    parser.add_argument("--no-deletes", action="store_true")
+    add_mix(parser)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--again", type=Path)
     arguments = parser.parse_args()
     if why_not():
         print(why_not(), file=sys.stderr)
         return 2
+    mix = mix_of(arguments)
     with tempfile.TemporaryDirectory(prefix="topics-power-loss-") as directory:
         folder = arguments.again or arguments.keep or Path(directory)
         folder.mkdir(exist_ok=True)
         if arguments.again is None:
-            happened = record(folder, seed=arguments.seed, steps=arguments.steps, deletes=not arguments.no_deletes)
+            happened = record(folder, seed=arguments.seed, steps=arguments.steps, mix=mix)
             print(f"seed {arguments.seed}:", ", ".join(f"{count} {what}" for what, count in sorted(happened.items())), flush=True)
             missing = [what for what in WANTED if not happened[what]]
-            assert not missing or arguments.no_deletes, f"this load proves little: {missing} never happened"
+            assert not missing or mix != DEFAULT_MIX, f"this load proves little: {missing} never happened"
         verdict = judge(
             folder, points=arguments.points, seeds=arguments.seeds, policies=arguments.policies, models=arguments.models
         )  # fmt: skip

@@ -35,13 +35,16 @@ def found(*seqs: int, head: int = 4, gaps: tuple[tuple[int, int], ...] = (), nex
 
 WROTE = (append(1, "a", "b"), True), (append(3, "c", "d"), True)
 CAPPED = (*WROTE, ({"step": "put", "config": {"cap_records": 1}}, True))
+SAME = {"step": "put", "config": {"durability": "disk"}}, True
 RIGHT = [
     ("all is there", history("fsync", *WROTE), found(1, 2, 3, 4)),
     ("a write under way came through", history("fsync", *WROTE, (append(5, "e"), False)), found(1, 2, 3, 4, 5, head=5)),
     ("a write under way did not", history("fsync", *WROTE, (append(5, "e"), False)), found(1, 2, 3, 4)),
     ("a delete holds", history("fsync", *WROTE, (delete(before_seq=3), True)), found(3, 4)),
-    ("a delete under way took a part", history("fsync", *WROTE, (delete(before_seq=3), False)), found(2, 3, 4)),
+    ("a delete under way came through", history("fsync", *WROTE, (delete(before_seq=3), False)), found(3, 4)),
+    ("a disk tail is gone, deletes and all", history("disk", *WROTE, (delete(before_seq=3), True)), found(1, 2, head=9, gaps=((3, 9),))),
     ("a disk tail is gone and told", history("disk", *WROTE), found(1, 2, head=9, gaps=((3, 9),))),
+    ("a put that changed nothing promises nothing", history("disk", *WROTE, SAME), found(1, 2, head=9, gaps=((3, 9),))),
     ("a cap has taken and told", history("fsync", *CAPPED), found(4, gaps=((1, 3),))),
     ("memory lost all and told", history("memory", *WROTE), found(head=9, gaps=((1, 9),))),
     ("the topic was removed", history("fsync", *WROTE, ({"step": "remove"}, True)), None),
@@ -51,6 +54,9 @@ WRONG = [
     ("a record is gone", history("fsync", *WROTE), found(1, 2, 4), "missing"),
     ("the tail is gone", history("fsync", *WROTE), found(1, 2, head=9, gaps=((3, 9),)), "missing"),
     ("a delete is undone", history("fsync", *WROTE, (delete(before_seq=3), True)), found(1, 2, 3, 4), "should not be"),
+    ("a delete under way took a part", history("fsync", *WROTE, (delete(before_seq=3), False)), found(2, 3, 4), "missing"),
+    ("a lost delete took a part", history("disk", *WROTE, (delete(match="b"), True)), found(1, head=9, gaps=((3, 9),)), "missing"),
+    ("a put that changed something was synced", history("disk", *CAPPED), found(1, 2, head=9, gaps=((3, 9),)), "missing"),
     ("half a batch of a disk topic", history("disk", *WROTE), found(1, 2, 3, head=9, gaps=((4, 9),)), "missing"),
     ("a silent hole", history("disk", *WROTE), found(1, 2, head=9), "nobody tells"),
     ("a silent eviction", history("fsync", *CAPPED), found(4), "not told"),
