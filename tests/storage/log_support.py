@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,17 +161,19 @@ class ForgetfulDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
+        self._lock = threading.Lock()  # or of two threads that sync the same, the one that looked first may have the last word
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
 
     def _remembering(self, real: Callable[[int], None]) -> Callable[[int], None]:
         def sync(fd: int) -> None:
-            real(fd)
-            path = Path(f"/proc/self/fd/{fd}")
-            if path.is_dir():
-                self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
-            else:
-                self._contents[os.fstat(fd).st_ino] = path.read_bytes()
+            with self._lock:
+                real(fd)
+                path = Path(f"/proc/self/fd/{fd}")
+                if path.is_dir():
+                    self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
+                else:
+                    self._contents[os.fstat(fd).st_ino] = path.read_bytes()
 
         return sync
 
