@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk
 from topics.engine.reading import SCAN_RECORDS_MAX, Page, read
+from topics.engine.retention import lose
 from topics.formats.requests import Diff
 
 
@@ -164,6 +165,61 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(from_seq: int, epoch: str | Non
     assert (lost.gap_from, lost.gap_to, lost.reason, lost.earliest_seq, lost.head_seq) == (1, 2, "recreated", 1, 2)
     assert seqs_of(page) == [1, 2]
     assert page.worth_answering
+
+
+# What a restart took
+
+
+LOST = ((3, 6), (11, 13))
+
+
+def torn() -> Desk:
+    """Topic ``a``: live are 1, 2, 9, 14 and, from the node "me", 8; 7 and 10 are deleted; the others were lost."""
+    desk = Desk()
+    desk.append("a", 1, 2)
+    desk.commit()
+    topic = desk.engine.topic("a")
+    lose(topic, LOST[0])
+    topic.next_seq = 7
+    desk.append("a", records=[{"data": 7, "tag": "no"}, {"data": 8, "node": "me"}, {"data": 9}, {"data": 10, "tag": "no"}])
+    desk.commit()
+    desk.delete_records("a", match="no")
+    desk.commit()
+    lose(topic, LOST[1])
+    topic.next_seq = 14
+    desk.append("a", 14)
+    desk.commit()
+    return desk
+
+
+@pytest.mark.parametrize("from_seq", range(15))
+@pytest.mark.parametrize("nodes", [frozenset(), frozenset({"me"})])
+@pytest.mark.parametrize("limit", [1, 1000])
+def test_each_loss_is_told_once_and_whole_wherever_pages_end(from_seq: int, nodes: frozenset[str], limit: int) -> None:
+    desk = torn()
+    lost = [seq for first, last in LOST for seq in range(first, last + 1) if seq > from_seq]
+    live = [seq for seq in (1, 2, 8, 9, 14) if seq > from_seq and (seq != 8 or not nodes)]
+    for until_seq in range(from_seq + 1, 15):
+        cursor, ends, told, found = from_seq, [], set(), []
+        while cursor < 14:
+            page = desk.read("a", cursor, limit, nodes=nodes, until_seq=until_seq if cursor < until_seq else None)
+            assert cursor < page.next_from_seq
+            assert page.caught_up == (page.next_from_seq == 14)
+            if page.tombstone is not None:
+                ends.append(page.tombstone.gap_to)
+                told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
+                assert cursor < page.tombstone.gap_from <= page.tombstone.gap_to <= page.next_from_seq
+            found += seqs_of(page)
+            cursor = page.next_from_seq
+        assert (ends, found) == ([last for _, last in LOST if last > from_seq], live), f"first read until {until_seq}"
+        assert told - {7, 10} == {*lost}  # a gap goes across deleted records
+
+
+def test_no_loss_is_told_past_the_head_that_the_reader_may_see() -> None:
+    desk = torn()
+    page = read(desk.engine.topic("a"), Diff(from_seq=2, until_seq=3), desk, head_seq=5)
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.next_from_seq, page.caught_up) == (3, 5, 5, True)
 
 
 # Against the obvious model

@@ -164,6 +164,8 @@ class TopicModel:
             if lost is not None:
                 if tombstone or found:
                     break
+                if lost[1] > last:
+                    last = head
                 tombstone = (lost[0] if scanned else from_seq + 1, min(lost[1], last), "mixed")
                 at = lost[1] + 1
                 continue

@@ -100,10 +100,10 @@ def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
     return Tombstone(from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head)
 
 
-def _lost(page: Page, lost: Range, last: int) -> Tombstone:
+def _lost(page: Page, lost: Range) -> Tombstone:
     """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap."""
     gap_from = lost[0] if page.scanned else page.from_seq + 1
-    return Tombstone(gap_from, min(lost[1], last), "mixed", page.earliest_seq, page.head_seq)
+    return Tombstone(gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq)
 
 
 def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
@@ -137,8 +137,11 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
             if page.worth_answering:  # the next read gets the tombstone
                 seq = lost[0]
                 break
-            page.tombstone = _lost(page, lost, last)
-            seq = min(lost[1], last) + 1
+            if lost[1] > last:  # a gap is told whole, and the reader goes on behind it
+                last = page.head_seq
+                end, cut = _end(topic, last)
+            page.tombstone = _lost(page, lost)
+            seq = page.tombstone.gap_to + 1
             index, lost = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last)
             continue
         if index == end:
