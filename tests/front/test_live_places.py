@@ -1,56 +1,71 @@
-"""What a stream says when it takes its place in a feed, without a server."""
+"""Where a stream takes its place in a feed, and what it says then, without a server."""
 
 from __future__ import annotations
 
-import socket
-from typing import Any
+import re
+from collections.abc import AsyncIterator
 
 import pytest
 
-from topics.config import Settings
-from topics.engine.access import ANYONE
-from topics.formats.watch import Start, View
-from topics.front.live import Feed, Live, Reader
-from topics.front.watch import Session, WatchStream
+from tests.front.live_support import Client, Desk, desk, gap, page, records
 
 
-class NoShards:
-    def listen(self, listener: Any) -> None:
-        """Nothing comes."""
-
-    def shard_of(self, topic: str) -> int:
-        return 0
-
-    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
-        """Nobody hears."""
-
-    def flush(self, shard: int) -> None:
-        """Nothing waits."""
+@pytest.fixture
+async def front() -> AsyncIterator[Desk]:
+    async with desk() as made:
+        yield made
 
 
-class Socket:
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+def seqs(told: bytes) -> list[int]:
+    """Of the records."""
+    return [int(seq) for seq in re.findall(rb'"\$seq":(\d+)', told)]
+
+
+def gaps(told: bytes) -> list[tuple[int, int]]:
+    """Both ends of the tombstones."""
+    return [(int(first), int(last)) for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)]
+
+
+async def opened(front: Desk, head_seq: int = 10) -> Client:
+    """A client at 0 whose feed stands at ``head_seq`` and which has asked for what lies between."""
+    client = await front.client()
+    await front.answer("feed.open", head_seq=head_seq, earliest_seq=1, epoch=1)
+    return client
 
 
 @pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
-async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(seq: int, told: bool) -> None:
+async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(front: Desk, seq: int, told: bool) -> None:
     """One that has read past the feed, which has not heard yet of what came since, is not: there may be more."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        live: Any = Live(NoShards(), Settings())  # type: ignore[arg-type]
-        session = Session("wid", ANYONE, View(), 15.0, {"t": (seq, 1)})
-        stream = WatchStream(live, session, Socket(ours))
-        reader = Reader(stream, "t", 0, View(), Start(seq, epoch=1))
-        feed = Feed(1, 0, "t", View())
-        feed.is_open, feed.seq, feed.head_seq, feed.epoch = True, 7, 7, 1
-        stream._go_live(reader, feed)
-        assert reader.is_live
-        assert reader.tailing is told
-        try:
-            came = theirs.recv(1000)
-        except BlockingIOError:
-            came = b""
-        assert (b'"head_seq":7' in came) is told
+    client = await front.client()
+    await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
+    await front.answer("feed.read", records(0, seq), **page(0, seq, head_seq=12), epoch=1)
+    assert (b"event: caught-up" in client.hear()) is told
+    assert client.stream.readers["t"].is_live
+
+
+async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_follows_too(front: Desk) -> None:
+    client = await opened(front)
+    asked = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (0, 10)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 12)], [13, 14])
+    await front.page(10, 13, tombstone=gap(11, 12))
+    assert client.hear() == b""
+    await front.page(13, 16)
+    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    await front.page(16, 17)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([], [15, 16, 17])
+
+
+async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Desk) -> None:
+    client = await opened(front)
+    await front.page(10, 13, tombstone=gap(11, 12))
+    await front.page(13, 16)
+    await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
+    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    await front.page(16, 17)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 12)], [13, 14, 15, 16, 17])

@@ -1,0 +1,160 @@
+"""Streams without a server: a shard that is answered for by hand, and clients at the other ends of socket pairs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.errors import TopicsError
+from topics.formats.watch import Start, View
+from topics.front.live import Live
+from topics.front.watch import Session, WatchStream
+
+
+class Said:
+    """A shard's answer."""
+
+    def __init__(self, result: dict[str, Any], body: bytes) -> None:
+        self.result, self.body = result, body
+
+    def release(self) -> None:
+        """Nothing is shared."""
+
+
+Then = Callable[[Any], None]
+
+
+class Shards:
+    """One shard. ``asked`` waits for `answer`; ``told`` is what it heard."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], Then]] = []
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def listen(self, listener: Any) -> None:
+        """Tests speak to `Live` themselves."""
+
+    def shard_of(self, topic: str) -> int:
+        return 0
+
+    def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Then) -> None:
+        self.asked.append((method, params, then))
+
+    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+        self.told.append((name, params))
+
+    def flush(self, shard: int) -> None:
+        """Nothing waits."""
+
+    def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+        """Answer the only question that waits, which is this one; what was asked."""
+        ((asked, params, then),) = self.asked
+        assert asked == method
+        self.asked.clear()
+        then(Said(result, body))
+        return params
+
+    def refuse(self, failure: TopicsError) -> None:
+        """Refuse the only question that waits."""
+        ((_, _, then),) = self.asked
+        self.asked.clear()
+        then(failure)
+
+
+class Socket:
+    """What a stream is sent through."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+
+class Client:
+    """A watch stream of topic ``t`` and the other end of its socket."""
+
+    def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
+        ours, self.sock = socket.socketpair()
+        ours.setblocking(False)
+        self.sock.setblocking(False)
+        self.session = Session("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
+        self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
+        self.stream.begin()
+        self.stream.add(topic, View(), Start(seq, epoch=epoch))
+        self.stream.catch_up()
+
+    def hear(self) -> bytes:
+        """What has come since the last call."""
+        try:
+            return self.sock.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        self.stream.end()
+        self.stream.sock.close()
+        self.sock.close()
+
+
+class Desk:
+    """A running `Live`, its shard, and the clients that were made here."""
+
+    def __init__(self) -> None:
+        self.shards = Shards()
+        self.live = Live(self.shards, Settings())  # type: ignore[arg-type]
+        self.clients: list[Client] = []
+
+    async def client(self, seq: int = 0, **fields: Any) -> Client:
+        """A client whose stream has asked what it asks first."""
+        self.clients.append(Client(self.live, seq, **fields))
+        await wait_all_tasks_blocked()
+        return self.clients[-1]
+
+    async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+        """As `Shards.answer`, and all that follows from it."""
+        params = self.shards.answer(method, body, **result)
+        await wait_all_tasks_blocked()
+        return params
+
+    async def page(self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None) -> None:
+        """A page of a feed, with all that lies between, and all that follows from it."""
+        self.live.event(0, "feed.page", {"feed": feed, **page(from_seq, to_seq, tombstone)}, records(from_seq, to_seq, tombstone))
+        await wait_all_tasks_blocked()
+
+
+def page(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None, head_seq: int | None = None) -> dict[str, Any]:
+    """The fields of a page that holds all its records but what is lost."""
+    first_seq = tombstone["gap_to"] if tombstone else from_seq
+    return {
+        "from_seq": from_seq, "to_seq": to_seq, "head_seq": to_seq if head_seq is None else head_seq, "earliest_seq": 1,
+        "count": to_seq - first_seq, "tombstone": tombstone,
+    }  # fmt: skip
+
+
+def records(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None) -> bytes:
+    """The body of such a page."""
+    first_seq = tombstone["gap_to"] if tombstone else from_seq
+    return b",".join(b'{"$seq":%d}' % seq for seq in range(first_seq + 1, to_seq + 1))
+
+
+def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
+    """A tombstone."""
+    return {"gap_from": gap_from, "gap_to": gap_to, "reason": reason, "earliest_seq": 1, "head_seq": gap_to}
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    """Until the block ends."""
+    made = Desk()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.live.run)
+        await wait_all_tasks_blocked()
+        yield made
+        for client in made.clients:
+            client.close()
+        nursery.cancel_scope.cancel()
