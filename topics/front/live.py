@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import trio
 
@@ -40,6 +40,7 @@ RETRY_S = 0.25  # after a shard has refused
 
 
 Answered = Callable[[dict[str, Any]], None]
+Args = TypeVarTuple("Args")
 
 
 class Page:
@@ -204,6 +205,21 @@ class Stream(ABC):
         elif now - self.last_sent >= self.heartbeat_s:
             self.write(self.shown_heartbeat())
 
+    def attempt(self, call: Callable[[*Args], None], *args: *Args) -> None:
+        """Do what concerns this stream alone. A bug in it is the end of this stream, and of no other."""
+        try:
+            call(*args)
+        except Exception:
+            self._broke()
+
+    def _broke(self) -> None:
+        LOG.exception("a bug in a stream")
+        try:
+            self.fail(500, "internal error")
+        except Exception:
+            LOG.exception("a bug in a stream")
+            self.end()
+
     def fail(self, code: int, error: str) -> None:
         """Tell why, if the socket takes it, and end."""
         if not self.ended:
@@ -311,8 +327,7 @@ class Stream(ABC):
         except (OSError, trio.ClosedResourceError):
             self.end()
         except Exception:
-            LOG.exception("a bug in a stream")
-            self.fail(500, "internal error")
+            self._broke()
         finally:
             self._catching_up = False
 
@@ -370,7 +385,7 @@ class Live:
         self._number = 0
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
         self._reads: dict[tuple[Any, ...], _Shared] = {}
-        self._due: list[Callable[[], None]] = []
+        self._due: list[tuple[Stream, Callable[[], None]]] = []
         self._due_now = trio.Event()
         backend.listen(self)
 
@@ -382,7 +397,7 @@ class Live:
                 await trio.sleep(TICK_S)
                 self.now = now = time.monotonic()
                 for stream in list(self.streams):
-                    stream.tick(now)
+                    stream.attempt(stream.tick, now)
                 for reader in [reader for reader, until in self._waiting.items() if until <= now]:
                     self._wake(reader)
 
@@ -394,9 +409,9 @@ class Live:
         if principal is not ANYONE and 0 < settings.max_sse_connections_per_key <= self.by_key[principal.digest] - less:
             raise _too_many("max_sse_connections_per_key", settings.max_sse_connections_per_key)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, stream: Stream, call: Callable[[], None]) -> None:
         """Call it once the loop has done what it is doing: what comes together is sent together."""
-        self._due.append(call)
+        self._due.append((stream, call))
         self._due_now.set()
 
     async def _do_due(self) -> None:
@@ -404,13 +419,13 @@ class Live:
             await self._due_now.wait()
             self._due_now = trio.Event()
             due, self._due = self._due, []
-            for call in due:
-                call()
+            for stream, call in due:
+                stream.attempt(call)
 
     def drain(self) -> None:
         """The server goes down: tell all streams."""
         for stream in list(self.streams):
-            stream.drain()
+            stream.attempt(stream.drain)
 
     # What streams need
 
@@ -533,7 +548,7 @@ class Live:
                 if params.get("error"):
                     reader.stream.catch_up()
                 else:
-                    self.tell_deleted(reader, params["head_seq"])
+                    reader.stream.attempt(self.tell_deleted, reader, params["head_seq"])
             return
         self.backend.notify(shard, "feed.taken", {"feed": feed.number})
         page = Page(feed.topic, params, bytes(body))
@@ -548,7 +563,7 @@ class Live:
                 reader.is_live = False
                 stream.catch_up()
             else:
-                stream.show(reader, page)
+                stream.attempt(stream.show, reader, page)
 
     def _keep(self, feed: Feed, page: Page) -> None:
         pages = feed.pages

@@ -210,7 +210,7 @@ class SocketStream(Stream):
             frame = text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bytes(answer.body)[1:]))
             answer.release()
         if not self._answers:
-            self.live.soon(self._send_answers)
+            self.live.soon(self, self._send_answers)
         self._answers.append(frame)
 
     def _send_answers(self) -> None:

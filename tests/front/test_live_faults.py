@@ -1,0 +1,112 @@
+"""A bug costs the stream that it hits, and nothing else of the front."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import wait_all_tasks_blocked
+
+from tests.front.live_support import Client, Desk, desk, page, records
+from topics.front.live import TICK_S
+
+BUG = "a bug in a stream"
+
+
+def broken(*_: Any) -> NoReturn:
+    raise RuntimeError("a bug")
+
+
+async def two(front: Desk) -> tuple[Client, Client]:
+    """Two clients that are live in one feed."""
+    first = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    second = await front.client()
+    assert first.hear()
+    assert second.hear()
+    return first, second
+
+
+async def goes_on(front: Desk, broken: Client, whole: Client) -> None:
+    """The one has been told and has ended; the other is shown what comes."""
+    assert broken.stream.ended
+    assert b'event: error\ndata: {"code":500,"error":"internal error"}' in broken.hear()
+    assert not whole.stream.ended
+    await front.page(0, 1)
+    assert b'"$seq":1' in whole.hear()
+
+
+async def test_a_tick_that_fails_ends_its_stream_only(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with desk() as front:
+        first, second = await two(front)
+        monkeypatch.setattr(first.stream, "shown_heartbeat", broken)
+        for client in (first, second):
+            client.stream.last_sent -= client.stream.heartbeat_s
+        await trio.sleep(TICK_S * 1.5)
+        assert second.hear() == b": hb\n\n"
+        await goes_on(front, first, second)
+    assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]
+
+
+async def test_a_page_that_cannot_be_shown_ends_one_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async with desk() as front:
+        first, second = await two(front)
+        monkeypatch.setattr(first.stream, "shown_page", broken)
+        await front.page(0, 1)
+        assert b'"$seq":1' in second.hear()
+        assert first.stream.ended
+        assert b'"code":500' in first.hear()
+    assert [record.message for record in caplog.records] == [BUG]
+
+
+async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    async with desk() as front:
+        first, second = await two(front)
+        front.live.soon(second.stream, lambda: done.append(1))
+        front.live.soon(first.stream, broken)
+        front.live.soon(second.stream, lambda: done.append(2))
+        await wait_all_tasks_blocked()
+        assert done == [1, 2]
+        await goes_on(front, first, second)
+    assert [record.message for record in caplog.records] == [BUG]
+
+
+async def test_an_end_that_cannot_be_told_ends_one_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async with desk() as front:
+        first, second = await two(front)
+        for name in ("shown_deleted", "shown_failure"):
+            monkeypatch.setattr(first.stream, name, broken)
+        front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
+        assert b"topic-deleted" in second.hear()
+        assert (first.stream.ended, first.hear()) == (True, b"")
+        assert not second.stream.ended
+    assert {record.message for record in caplog.records} == {BUG}
+
+
+async def test_one_that_fails_behind_its_feed_ends_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async with desk() as front:
+        _, second = await two(front)
+        third = await front.client(0, topic="u")
+        for name in ("shown_page", "shown_failure"):
+            monkeypatch.setattr(third.stream, name, broken)
+        await front.answer("feed.open", head_seq=2, earliest_seq=1, epoch=1)
+        await front.answer("feed.read", records(0, 2), **page(0, 2), epoch=1)
+        assert third.stream.ended
+        await front.page(0, 1)
+        assert b'"$seq":1' in second.hear()
+    assert {record.message for record in caplog.records} == {BUG}
+
+
+async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from_hearing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk() as front:
+        first, second = await two(front)
+        monkeypatch.setattr(first.stream, "shown_failure", broken)
+        front.live.drain()
+        assert b'"code":503' in second.hear()
+        assert first.stream.ended
