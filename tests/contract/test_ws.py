@@ -88,7 +88,7 @@ def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
     [
         ["Upgrade: WebSocket", "Connection: upgrade"],
         ["upgrade: websocket", "connection: keep-alive, Upgrade"],
-        ["UPGRADE: websocket", "CONNECTION: Upgrade", "Origin: http://elsewhere"],
+        ["UPGRADE: websocket", "CONNECTION: Upgrade", "ORIGIN: HTTP://LOCALHOST:8000"],
         ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Extensions: x-unheard-of"],
     ],
 )

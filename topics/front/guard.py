@@ -3,7 +3,7 @@
     order     check                              failure
     1         bearer token                       401 unauthorized
     2         path, then method                  404 not_found, 405 method_not_allowed
-    3         scope, then prefix of the name     403 forbidden
+    3         scope, prefix of the name, origin  403 forbidden
     4         the server is not draining         503 shutting_down
     5         media type, content coding         415 unsupported_media_type
     6         declared length of the body        413 payload_too_large
@@ -46,6 +46,9 @@ from topics.front.routes import BodyRule, Match, Route, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE)
+AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
+ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
+LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 RETRY_MS = 1000
 
 
@@ -109,6 +112,8 @@ class Guard:
             raise found
         route, topic = matched.route, matched.topic
         self._authorize(route, topic, principal)
+        if route.no_preflight and not self._access.enabled and _is_foreign(head):
+            raise Forbidden("without keys, pages of other sites may not open this")
         if self.draining and not route.open:
             raise draining()
         gzip_in, wrong_media = self._check_media(route, head, content_length)
@@ -202,6 +207,20 @@ class Guard:
         if wrong is not None and content_length is not None:
             raise wrong
         return bool(codings), wrong
+
+
+def _is_foreign(head: HeadFields) -> bool:
+    """Whether a browser asks for a page that came neither from this host nor from the machine that the browser runs on.
+
+    Origins without a host (``null``) are foreign: any page can have one.
+    """
+    own = [host for value in head.values(b"host") if (host := _host(AUTHORITY, value))]
+    return any(_host(ORIGIN, value) not in (*own, *LOOPBACK) for value in head.values(b"origin"))
+
+
+def _host(pattern: re.Pattern[bytes], value: bytes) -> bytes | None:
+    found = pattern.fullmatch(value)
+    return found[1].lower() if found else None
 
 
 def _token(matched: Match) -> bytes | None:

@@ -41,6 +41,7 @@ class Route:
     waits: bool = False  # may wait for records: a client that hangs up ends the call
     open: bool = False  # needs no key, unless probes do
     streams: bool = False  # the answer has no end, and the connection nothing else after it
+    no_preflight: bool = False  # a browser opens it for a page of any site, and lets that page read and write
 
 
 READ_ONLY = ("GET", "HEAD")
@@ -54,7 +55,7 @@ ROUTES = (
     Route(("GET",), "/v0/topics", "topic.list", Scope.READ),
     Route(("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED),
     Route(("GET",), "/v0/watch/:wid", "watch.open", None, Lane.HOT, streams=True),  # the session knows whose it is
-    Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True),
+    Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True, no_preflight=True),
     Route(READ_ONLY, "/v0/health", "health", None, open=True),
     Route(READ_ONLY, "/healthz", "health", None, open=True),
     Route(READ_ONLY, "/v0/ready", "ready", None, open=True),
