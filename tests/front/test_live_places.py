@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from tests.front.live_support import Client, Desk, desk, gap, page, records
+from topics.formats.watch import decode_id
 
 
 @pytest.fixture
@@ -24,6 +26,11 @@ def seqs(told: bytes) -> list[int]:
 def gaps(told: bytes) -> list[tuple[int, int]]:
     """Both ends of the tombstones."""
     return [(int(first), int(last)) for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)]
+
+
+def ids(told: bytes) -> list[Any]:
+    """What the ids stand for."""
+    return [decode_id(id_) for id_ in re.findall(rb"id: (.+)\n", told)]
 
 
 async def opened(front: Desk, head_seq: int = 10) -> Client:
@@ -69,3 +76,17 @@ async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Des
     await front.page(16, 17)
     told = client.hear()
     assert (gaps(told), seqs(told)) == ([(1, 12)], [13, 14, 15, 16, 17])
+
+
+@pytest.mark.parametrize("seq", [2, 3, 7])
+async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(front: Desk, seq: int) -> None:
+    """Also when the new topic ends where the reader stood in the old one."""
+    client = await front.client(seq, epoch=1)
+    await front.answer("feed.open", head_seq=3, earliest_seq=1, epoch=2)
+    body = b",".join(b'{"$seq":%d}' % number for number in (1, 2, 3))
+    fields = page(0, 3) | {"tombstone": gap(1, 3, "recreated")}
+    await front.answer("feed.read", body, **fields, epoch=2)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 3)], [1, 2, 3])
+    assert client.session.cursors == {"t": (3, 2)}
+    assert ids(told)[-1] == {"t": 3}

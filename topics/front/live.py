@@ -286,15 +286,15 @@ class Stream(ABC):
     def show(self, reader: Reader, page: Page) -> None:
         """Show a page to the reader that stands where it begins."""
         parts = []
-        tombstone, seq = page.tombstone, reader.seq
+        tombstone = page.tombstone
         if tombstone is not None:
             told = {**tombstone, "reason": "from_seq_too_old"} if reader.connecting and tombstone["reason"] in ("cap", "ttl") else tombstone
             reader.seq = page.from_seq
             self.moved(reader)
             parts.append(self.shown_tombstone(reader, told))
         reader.connecting = False
-        reader.seq = page.to_seq
-        if reader.seq != seq:
+        if reader.seq != page.to_seq:
+            reader.seq = page.to_seq
             self.moved(reader)
         if page.count:
             parts.append(self.shown_page(reader, page))
