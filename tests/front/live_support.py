@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -27,6 +27,8 @@ class Said:
     def release(self) -> None:
         """Nothing is shared."""
 
+
+SEND_BYTES = 8192  # about so much does a client's socket hold, for tests whose pages are larger
 
 Then = Callable[[Any], None]
 
@@ -54,18 +56,20 @@ class Shards:
         """Nothing waits."""
 
     def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
-        """Answer the only question that waits, which is this one; what was asked."""
-        ((asked, params, then),) = self.asked
-        assert asked == method
-        self.asked.clear()
+        """Answer the oldest question of this kind; what was asked."""
+        params, then = self._next(method)
         then(Said(result, body))
         return params
 
-    def refuse(self, failure: TopicsError) -> None:
-        """Refuse the only question that waits."""
-        ((_, _, then),) = self.asked
-        self.asked.clear()
+    def refuse(self, method: str, failure: TopicsError) -> None:
+        """Refuse the oldest question of this kind."""
+        _, then = self._next(method)
         then(failure)
+
+    def _next(self, method: str) -> tuple[dict[str, Any], Then]:
+        number = [asked for asked, _, _ in self.asked].index(method)
+        _, params, then = self.asked.pop(number)
+        return params, then
 
 
 class Socket:
@@ -81,6 +85,7 @@ class Client:
     def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
         ours, self.sock = socket.socketpair()
         ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self.sock.setblocking(False)
         self.session = Session("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
         self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
@@ -90,10 +95,26 @@ class Client:
 
     def hear(self) -> bytes:
         """What has come since the last call."""
-        try:
-            return self.sock.recv(1 << 20)
-        except BlockingIOError:
-            return b""
+        told = b""
+        with suppress(BlockingIOError):
+            while piece := self.sock.recv(1 << 20):
+                told += piece
+        return told
+
+    async def hear_all(self) -> bytes:
+        """What comes as long as it is read."""
+        told = b""
+        while piece := self.hear():
+            told += piece
+            await wait_all_tasks_blocked()
+        return told
+
+    async def follow(self, topic: str) -> None:
+        """One topic more, from its beginning."""
+        self.session.cursors[topic] = 0, 1
+        self.stream.add(topic, View(), Start(0, epoch=1))
+        self.stream.catch_up()
+        await wait_all_tasks_blocked()
 
     def close(self) -> None:
         self.stream.end()

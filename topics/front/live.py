@@ -122,6 +122,8 @@ class Stream(ABC):
         self.scope = trio.CancelScope()  # of `until_ended`
         self.last_sent = live.now
         self._rest: memoryview | None = None  # of what the socket did not take
+        self._behind: list[bytes] = []  # what is to be sent after it
+        self._sending = trio.CancelScope()  # of the task that sends them
         self._moved_at = live.now  # when it last took something
         self._catching_up = False
 
@@ -167,11 +169,11 @@ class Stream(ABC):
         return self._rest is not None
 
     def write(self, data: bytes) -> None:
-        """Send, or keep what the socket does not take. Not while something is kept, unless it belongs behind that."""
+        """Send, or keep what the socket does not take. Not while something is kept, unless it is short or belongs behind that."""
         if self.ended:
             return
         if self._rest is not None:
-            self._rest = memoryview(b"".join((self._rest, data)))
+            self._behind.append(data)
             return
         try:
             sent = self.sock.send(data)
@@ -184,18 +186,30 @@ class Stream(ABC):
         if sent < len(data):
             self._rest = memoryview(data)[sent:]
             self._moved_at = self.live.now
+            self._sending = trio.CancelScope()
+            self.live.nursery.start_soon(self._send_rest, self._sending)
+
+    async def _send_rest(self, scope: trio.CancelScope) -> None:
+        """In a task of its own: what waits for the client waits for nothing else, and the task goes when the stream ends."""
+        try:
+            with scope:
+                while self._rest is not None and not self.ended:
+                    await trio.lowlevel.wait_writable(self.sock)
+                    try:
+                        sent = self.sock.send(self._rest)
+                    except BlockingIOError:
+                        continue
+                    self._moved_at = self.last_sent = time.monotonic()
+                    self._rest = self._rest[sent:] if sent < len(self._rest) else self._next_rest()
+        except (OSError, trio.ClosedResourceError):
+            self.end()
+        if not self.ended:
+            self.attempt(self.resumed)
             self.catch_up()
 
-    async def _send_rest(self) -> None:
-        while self._rest is not None and not self.ended:
-            await trio.lowlevel.wait_writable(self.sock)
-            try:
-                sent = self.sock.send(self._rest)
-            except BlockingIOError:
-                continue
-            self._moved_at = self.last_sent = time.monotonic()
-            self._rest = self._rest[sent:] if sent < len(self._rest) else None
-        self.resumed()
+    def _next_rest(self) -> memoryview | None:
+        behind, self._behind = self._behind, []
+        return memoryview(b"".join(behind)) if behind else None
 
     def tick(self, now: float) -> None:
         """Beat, or give up."""
@@ -225,7 +239,7 @@ class Stream(ABC):
         if not self.ended:
             data = self.shown_failure(code, error)
             if self._rest is not None:
-                data = b"".join((self._rest, data))
+                data = b"".join((self._rest, *self._behind, data))
             try:
                 self.sock.send(data)
             except OSError:
@@ -262,6 +276,7 @@ class Stream(ABC):
         if not self.ended:
             self.ended = True
             self.scope.cancel()
+            self._sending.cancel()
             for reader in self.readers.values():
                 self.live.leave(reader)
             if self in self.live.streams:
@@ -314,18 +329,13 @@ class Stream(ABC):
 
     async def _catch_up(self) -> None:
         try:
-            while not self.ended:
-                if self._rest is not None:
-                    await self._send_rest()
-                    continue
+            while not self.ended and not self.is_stalled:
                 reader = next((reader for reader in self.readers.values() if not reader.is_live and not reader.waits), None)
                 if reader is None:
                     return
                 # Others get their turn between two pages.
                 self.readers[reader.topic] = self.readers.pop(reader.topic)
                 await self._advance(reader)
-        except (OSError, trio.ClosedResourceError):
-            self.end()
         except Exception:
             self._broke()
         finally:
@@ -359,7 +369,8 @@ class Stream(ABC):
             self.write(self.shown_trouble(reader, failure))
             self.remove(reader.topic)
         else:
-            if self.readers.get(reader.topic) is reader and not self.ended:
+            # What a stalled stream has read it reads again, so that nothing more waits for its client.
+            if self.readers.get(reader.topic) is reader and not self.ended and not self.is_stalled:
                 self.show(reader, page)
 
     def _go_live(self, reader: Reader, feed: Feed) -> None:

@@ -1,0 +1,87 @@
+"""Clients that do not read: what waits for them, who waits with them, and what is left of them when they go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from tests.front.live_support import SEND_BYTES, Client, Desk, desk, page
+
+LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Desk]:
+    async with desk() as made:
+        yield made
+
+
+async def live(front: Desk) -> Client:
+    """A client at the head of its feed."""
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"caught-up" in client.hear()
+    return client
+
+
+async def long_page(front: Desk) -> None:
+    """One record, more than a socket takes at once."""
+    front.live.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
+    await wait_all_tasks_blocked()
+
+
+async def test_what_a_client_did_not_take_waits_and_comes_when_it_reads(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    assert client.stream.is_stalled
+    assert LONG in await client.hear_all()
+    assert not client.stream.is_stalled
+
+
+async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_read(front: Desk) -> None:
+    client = await live(front)
+    tasks = len(front.live.nursery.child_tasks)
+    await long_page(front)
+    assert client.stream.is_stalled
+    client.close()
+    await wait_all_tasks_blocked()
+    assert len(front.live.nursery.child_tasks) == tasks
+
+
+async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk) -> None:
+    """A shard that takes long costs a stream the topics that it has, not those that came."""
+    client = await live(front)
+    await client.follow("u")
+    await long_page(front)
+    assert client.stream.is_stalled
+    assert [method for method, _, _ in front.shards.asked] == ["feed.open"]
+    assert LONG in await client.hear_all()
+    assert not client.stream.is_stalled
+
+
+async def test_what_is_said_to_a_client_that_does_not_read_comes_in_its_order(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    for number in range(3):
+        client.stream.write(b": %d\n\n" % number)
+    client.stream.write(b": " + LONG + b"\n\n")
+    client.stream.write(b": last\n\n")
+    told = await client.hear_all()
+    assert told.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
+
+
+async def test_a_page_that_was_asked_for_before_a_stall_is_read_again_after_it(front: Desk) -> None:
+    """Nothing waits for a client but the rest of one frame."""
+    client = await live(front)
+    await client.follow("u")
+    await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
+    await long_page(front)
+    assert client.stream.is_stalled
+    await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
+    assert not client.stream._behind
+    assert (await client.hear_all()).count(LONG) == 1
+    await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
+    assert (await client.hear_all()).count(LONG) == 1
+    assert client.stream.readers["u"].is_live
