@@ -85,3 +85,39 @@ async def test_a_page_that_was_asked_for_before_a_stall_is_read_again_after_it(f
     await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
     assert (await client.hear_all()).count(LONG) == 1
     assert client.stream.readers["u"].is_live
+
+
+async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front: Desk) -> None:
+    """Whoever comes back without an id is shown it again."""
+    client = await live(front)
+    await front.page(0, 1)
+    assert client.session.cursors == {"t": (1, 1)}
+    front.live.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
+    assert client.stream.is_stalled
+    client.close()
+    assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    await client.hear_all()
+    client.close()
+    assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_the_end_of_a_topic_that_did_not_reach_the_client_is_told_to_it_when_it_comes_back(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
+    assert client.session.deleted == {"t"}
+    client.close()
+    assert (client.session.deleted, client.session.cursors) == (set(), {"t": (0, 1)})
+
+
+async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    client.session.stream = None
+    client.close()
+    assert client.session.cursors == {"t": (1, 1)}

@@ -188,6 +188,8 @@ class Stream(ABC):
             self._moved_at = self.live.now
             self._sending = trio.CancelScope()
             self.live.nursery.start_soon(self._send_rest, self._sending)
+        else:
+            self.all_sent()
 
     async def _send_rest(self, scope: trio.CancelScope) -> None:
         """In a task of its own: what waits for the client waits for nothing else, and the task goes when the stream ends."""
@@ -204,6 +206,7 @@ class Stream(ABC):
         except (OSError, trio.ClosedResourceError):
             self.end()
         if not self.ended:
+            self.all_sent()
             self.attempt(self.resumed)
             self.catch_up()
 
@@ -241,10 +244,14 @@ class Stream(ABC):
             if self._rest is not None:
                 data = b"".join((self._rest, *self._behind, data))
             try:
-                self.sock.send(data)
+                if self.sock.send(data) == len(data):
+                    self.all_sent()
             except OSError:
                 LOG.debug("a stream ended and its client did not hear why")
             self.end()
+
+    def all_sent(self) -> None:  # noqa: B027 - most keep no account of it
+        """The socket has taken all that was written."""
 
     def resumed(self) -> None:  # noqa: B027 - most have nothing to do then
         """The socket takes what it is given again."""

@@ -95,6 +95,8 @@ class WatchStream(Stream):
         super().__init__(live, wire.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
+        self._before: dict[str, tuple[int, int]] = {}  # where its topics stood before what the socket has not taken whole
+        self._ends: set[str] = set()  # topics whose end is among that
 
     def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
@@ -116,6 +118,7 @@ class WatchStream(Stream):
     def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
         """``event: topic-deleted``."""
         self.session.deleted.add(reader.topic)
+        self._ends.add(reader.topic)
         return self._event(b"topic-deleted", {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
 
     def shown_failure(self, code: int, error: str) -> bytes:
@@ -134,7 +137,21 @@ class WatchStream(Stream):
     def moved(self, reader: Reader) -> None:
         """The session's cursor goes with its own stream only."""
         if self.session.stream is self:
+            self._before.setdefault(reader.topic, self.session.cursors[reader.topic])
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
+
+    def all_sent(self) -> None:
+        """What was shown until now is the client's."""
+        self._before.clear()
+        self._ends.clear()
+
+    def end(self) -> None:
+        """What the socket has not taken whole was not shown: the session's next stream shows it, with or without an id."""
+        if not self.ended and self.session.stream is self:
+            for topic, (seq, epoch) in self._before.items():
+                self.session.move(topic, seq, epoch)
+            self.session.deleted -= self._ends
+        super().end()
 
     def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
         return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.session.id(), name, json_bytes(data))
