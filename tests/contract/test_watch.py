@@ -898,3 +898,21 @@ def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str)
     with watch(api, {topic: {"from_seq": 2, "epoch": new}}) as stream:
         told = stream.told([topic])
         assert (told.tombstones, told.data()) == ([], [6, 7])
+
+
+def test_a_client_that_missed_the_making_of_a_topic_is_told_again(api: Api, topic: str) -> None:
+    """The tombstone and the records after it went out, and never came: its id is that of the old topic."""
+    create(api, topic, 1, 2, 3)
+    url = session(api, [topic])["stream_url"]
+    with Stream(api.address, url) as stream:
+        last_id = stream.told([topic]).last_id
+    ok(api.delete(topic))
+    create(api, topic, *range(8))
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        recreated(stream, topic, 8)
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        recreated(stream, topic, 8)
+        last_id = stream.frames[-1].id
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        told = stream.told([topic])
+        assert (told.tombstones, told.records) == ([], [])

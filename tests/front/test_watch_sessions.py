@@ -55,3 +55,74 @@ def test_no_id_leads_forward() -> None:
     before = seqs(session)
     session.rewind(id_)
     assert seqs(session) == before
+
+
+def made_again() -> Session:
+    """It was shown a topic up to 3, and then another one of that name."""
+    session = Session("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
+    for seq, epoch in ((3, 1), (0, 2), (2, 2), (5, 2)):
+        session.move("t", seq, epoch)
+    return session
+
+
+def id_of(seq: int) -> bytes:
+    return Session("wid", ANYONE, View(), 15.0, {"t": (seq, 1)}).id()
+
+
+@pytest.mark.parametrize("seq", [1, 3])
+def test_an_id_of_before_a_topic_was_made_again_leads_back_to_the_old_one(seq: int) -> None:
+    """The new one's tombstone and its first records may not have reached the client."""
+    session = made_again()
+    session.rewind(id_of(seq))
+    assert session.cursors == {"t": (seq, 1)}
+
+
+@pytest.mark.parametrize(("seq", "cursor"), [(0, (0, 2)), (2, (2, 2)), (4, (4, 2)), (5, (5, 2)), (6, (5, 2))])
+def test_an_id_of_after_that_leads_back_in_the_new_one(seq: int, cursor: tuple[int, int]) -> None:
+    session = made_again()
+    session.rewind(id_of(seq))
+    assert session.cursors == {"t": cursor}
+
+
+def test_an_id_of_two_topics_ago_does_not_lead_into_the_one_of_now() -> None:
+    session = made_again()
+    session.move("t", 0, 3)
+    session.move("t", 9, 3)
+    session.rewind(id_of(4))
+    assert session.cursors["t"][1] != 3
+    session = made_again()
+    session.move("t", 0, 3)
+    session.move("t", 1, 3)
+    session.rewind(id_of(3))
+    assert session.cursors["t"][1] != 3
+
+
+def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
+    session = made_again()
+    session.take_back("t", (3, 1))
+    session.rewind(id_of(2))
+    assert session.cursors == {"t": (2, 1)}
+
+
+def test_a_checkpoint_of_before_a_topic_was_made_again_leads_back_to_the_old_one() -> None:
+    session = many()
+    session.move("t0", 7, 1)
+    id_ = session.id()
+    for seq in (0, 4):
+        session.move("t0", seq, 2)
+    later = session.id()
+    session.move("t0", 9, 2)
+    session.rewind(later)
+    assert session.cursors["t0"] == (4, 2)
+    session.rewind(id_)
+    assert session.cursors["t0"] == (7, 1)
+
+
+def test_an_old_checkpoint_leads_back_to_the_old_topic_as_well() -> None:
+    session = many()
+    walk(session, 3)
+    id_ = session.id()
+    walk(session, 2 * MOVES_KEPT)
+    session.move("t0", 0, 2)
+    session.rewind(id_)
+    assert session.cursors["t0"] == (0, 1)

@@ -34,58 +34,96 @@ HEARTBEAT = b": hb\n\n"
 _NEW_LINE = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 
+Cursor = tuple[int, int]
+"""Seq and epoch."""
+
+
+@dataclass(slots=True)
+class Earlier:
+    """Of a topic that was made again. The old one was shown up to ``last`` or less; an id does not say which of the two it means."""
+
+    last: int
+    epoch: int
+    shown: set[int] = field(default_factory=set)  # what ids have said of the new one
+
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What a ``wid`` stands for. ``cursors``: seq and epoch by topic, of all topics that it watches or has watched."""
+    """What a ``wid`` stands for. ``cursors``: by topic, of all topics that it watches or has watched."""
 
     wid: str
     principal: Principal
     view: View
     heartbeat_s: float
-    cursors: dict[str, tuple[int, int]]
+    cursors: dict[str, Cursor]
     deleted: set[str] = field(default_factory=set)
     stream: WatchStream | None = None
     left_at: float = 0.0  # when its last stream ended
     checkpoint: int = 0
-    moves: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, seq before it
-    maps: list[tuple[int, dict[str, int]]] = field(default_factory=list)  # by rising checkpoint
+    moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, cursor before it
+    maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
+    earlier: dict[str, Earlier] = field(default_factory=dict)
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
+        self._note_move(topic)
+        last, before = self.cursors[topic]
+        if epoch != before:
+            known = self.earlier.get(topic)
+            self.earlier[topic] = Earlier(max(last, known.last) if known else last, before)
+        if topic in self.earlier:
+            self._note_shown(topic, seq)
+        self.cursors[topic] = seq, epoch
+
+    def take_back(self, topic: str, cursor: Cursor) -> None:
+        """The last moves of a topic were not shown."""
+        self._note_move(topic)
+        if cursor[1] != self.cursors[topic][1]:
+            self.earlier.pop(topic, None)
+        self.cursors[topic] = cursor
+
+    def _note_move(self, topic: str) -> None:
         if len(self.cursors) > MAP_TOPICS:
             if self.checkpoint % MOVES_KEPT == 0:
                 self._keep_map()
             self.checkpoint += 1
-            self.moves.append((self.checkpoint, topic, self.cursors[topic][0]))
-        self.cursors[topic] = seq, epoch
+            self.moves.append((self.checkpoint, topic, self.cursors[topic]))
+
+    def _note_shown(self, topic: str, seq: int) -> None:
+        shown = self.earlier[topic].shown
+        shown.add(seq)
+        if len(shown) > MOVES_KEPT:  # whoever has come so far has left the old one behind
+            del self.earlier[topic]
 
     def _keep_map(self) -> None:
         if len(self.maps) == MAPS_KEPT:
             del self.maps[1::2]
-        self.maps.append((self.checkpoint, self._map()))
-
-    def _map(self) -> dict[str, int]:
-        return {topic: seq for topic, (seq, _) in self.cursors.items()}
+        self.maps.append((self.checkpoint, dict(self.cursors)))
 
     def id(self) -> bytes:
         """The composite cursor of now."""
         if len(self.cursors) > MAP_TOPICS:
             return encode_checkpoint(self.checkpoint)
-        return encode_id(self._map())
+        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
 
     def rewind(self, last_event_id: bytes) -> None:
         """Go back to what a client says that it has seen; never forward."""
         known = decode_id(last_event_id)
-        if isinstance(known, int) and self.moves and known + 1 < self.moves[0][0]:
-            known = next(seqs for checkpoint, seqs in reversed(self.maps) if checkpoint <= known)
         if isinstance(known, dict):
-            back = [(topic, seq) for topic, seq in known.items() if topic in self.cursors and seq >= 0]
+            back = [(topic, self._cursor_at(topic, seq)) for topic, seq in known.items() if topic in self.cursors and seq >= 0]
+        elif self.moves and known + 1 < self.moves[0][0]:
+            back = list(next(cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known).items())
         else:
-            back = [(topic, seq) for checkpoint, topic, seq in reversed(self.moves) if checkpoint > known]
-        for topic, seq in back:
-            at, epoch = self.cursors[topic]
-            self.cursors[topic] = min(at, seq), epoch
+            back = [(topic, cursor) for checkpoint, topic, cursor in reversed(self.moves) if checkpoint > known]
+        for topic, (seq, epoch) in back:
+            at, now = self.cursors[topic]
+            self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
+
+    def _cursor_at(self, topic: str, seq: int) -> Cursor:
+        """What an id means by a seq: the old topic's, if no id has had it for the new one."""
+        earlier = self.earlier.get(topic)
+        is_old = earlier is not None and seq <= earlier.last and seq not in earlier.shown
+        return seq, earlier.epoch if earlier and is_old else self.cursors[topic][1]
 
 
 class WatchStream(Stream):
@@ -95,7 +133,7 @@ class WatchStream(Stream):
         super().__init__(live, wire.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
-        self._before: dict[str, tuple[int, int]] = {}  # where its topics stood before what the socket has not taken whole
+        self._before: dict[str, Cursor] = {}  # where its topics stood before what the socket has not taken whole
         self._ends: set[str] = set()  # topics whose end is among that
 
     def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
@@ -148,8 +186,8 @@ class WatchStream(Stream):
     def end(self) -> None:
         """What the socket has not taken whole was not shown: the session's next stream shows it, with or without an id."""
         if not self.ended and self.session.stream is self:
-            for topic, (seq, epoch) in self._before.items():
-                self.session.move(topic, seq, epoch)
+            for topic, cursor in self._before.items():
+                self.session.take_back(topic, cursor)
             self.session.deleted -= self._ends
         super().end()
 
