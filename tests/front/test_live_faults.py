@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Any, NoReturn
 
 import pytest
@@ -11,7 +12,12 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live_support import Client, Desk, desk, page, records
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.formats.requests import limits_of
+from topics.front.connections import Connection, Connections, Timings
 from topics.front.live import TICK_S
+from topics.front.web_socket import SocketStream
 
 BUG = "a bug in a stream"
 
@@ -110,3 +116,20 @@ async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from
         front.live.drain()
         assert b'"code":503' in second.hear()
         assert first.stream.ended
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "close_code"), [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)]
+)  # fmt: skip
+async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_code: int) -> None:
+    ours, theirs = socket.socketpair()
+    async with desk() as front:
+        with ours, theirs:
+            connection = Connection(ours, Connections(Timings(), 0.0))
+            stream = SocketStream(front.live, connection, ANYONE, Settings(), limits_of(Settings()))
+            stream.begin()
+            stream.fail(code, "why")
+            told = theirs.recv(1000)
+            assert b'"code":"%b"' % name.encode() in told
+            assert told.endswith(close_code.to_bytes(2, "big") + b"why")
+            assert (stream.ended, len(front.live.streams)) == (True, 0)

@@ -14,7 +14,7 @@ import trio
 
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
-from topics.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError, UpgradeRequired
+from topics.errors import Forbidden, Internal, InvalidRequest, ShuttingDown, Throttled, TopicNotFound, TopicsError, UpgradeRequired
 from topics.formats.names import valid_topic_name
 from topics.formats.requests import Limits, json_bytes
 from topics.formats.watch import HEARTBEAT_MS, CommandHead, Start, decode_command, decode_subscribe, request_id_of
@@ -45,6 +45,11 @@ ASKED_MAX = 1024  # publishes that wait for their answer ...
 FLUSH_EVERY = 16  # messages: the shard is at work on the first of many while the front reads the rest
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
 VERSION = b"13"
+FAILURES = {
+    408: (Throttled.code, CloseCode.POLICY_VIOLATION),
+    500: (Internal.code, CloseCode.INTERNAL_ERROR),
+    503: (ShuttingDown.code, CloseCode.GOING_AWAY),
+}
 
 
 def upgrade(fields: HeadFields) -> Headers:
@@ -99,9 +104,8 @@ class SocketStream(Stream):
 
     def shown_failure(self, code: int, error: str) -> bytes:
         """``op: error``, and the close."""
-        goes_away = code == 503
-        last = close_frame(CloseCode.GOING_AWAY if goes_away else CloseCode.POLICY_VIOLATION, error)
-        return _frame({"op": "error", "request_id": None, "code": "shutting_down" if goes_away else "throttled", "message": error}) + last
+        name, close_code = FAILURES[code]
+        return _frame({"op": "error", "request_id": None, "code": name, "message": error}) + close_frame(close_code, error)
 
     def shown_trouble(self, reader: Reader, failure: TopicsError) -> bytes:
         """``op: error`` about one topic."""
