@@ -15,7 +15,7 @@ import logging
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVarTuple
@@ -27,11 +27,10 @@ from topics.engine.access import ANYONE, Principal
 from topics.errors import NotReady, Throttled, TopicNotFound, TopicsError
 from topics.formats.watch import Start, View
 from topics.front.backend import Backend, Reply
+from topics.front.pages import Feed, KeptPages, Page
 
 LOG = logging.getLogger("topics.front")
 
-KEPT_BYTES = 32 << 20  # of records, for all feeds together; what streams make of them comes on top
-KEPT_PAGES = 64  # for each feed
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
 VANISHED_S = 60.0  # without a confirmation of what was sent
 SLOW_S = 30.0  # without a reader taking a single byte
@@ -41,60 +40,6 @@ RETRY_S = 0.25  # after a shard has refused
 
 Answered = Callable[[dict[str, Any]], None]
 Args = TypeVarTuple("Args")
-
-
-class Page:
-    """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the records joined by commas.
-
-    It continues ``follows_seq``, which lies below ``from_seq`` when a tombstone comes first.
-
-    ``shown`` keeps what streams have made of it, so that it is made once for all of them.
-    """
-
-    __slots__ = ("body", "count", "follows_seq", "from_seq", "head_seq", "shown", "to_seq", "tombstone", "topic")
-
-    def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
-        self.topic, self.body = topic, body
-        self.follows_seq: int = told["from_seq"]
-        self.from_seq: int = told["from_seq"]
-        self.to_seq: int = told["to_seq"]
-        self.head_seq: int = told["head_seq"]
-        self.count: int = told["count"]
-        self.tombstone: dict[str, Any] | None = told["tombstone"]
-        if self.tombstone is not None and self.tombstone["reason"] != "recreated":
-            self.from_seq = self.tombstone["gap_to"]  # what is lost is behind it; a topic made anew begins with what it has
-        self.shown: dict[Any, bytes] = {}
-
-
-class Feed:
-    """A topic in a view, as a shard sends it to this front. It stands at ``seq``."""
-
-    def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
-        self.number, self.shard, self.topic, self.view = number, shard, topic, view
-        self.is_open = False
-        self.seq = 0
-        self.epoch = 0
-        self.head_seq = 0
-        self.readers: set[Reader] = set()
-        self.live: dict[Reader, None] = {}  # those that stand where the feed stands, in the order in which they came
-        self.pages: deque[Page] = deque()
-        self.kept_bytes = 0
-
-    def page_from(self, seq: int) -> Page | None:
-        """The kept page that begins at ``seq``."""
-        pages = self.pages
-        if not pages or not pages[0].follows_seq <= seq < self.seq:
-            return None
-        return next((page for page in pages if page.follows_seq == seq), None)
-
-    def next_edge(self, seq: int) -> int:
-        """Where the first kept page that ends above ``seq`` begins or, when ``seq`` lies within it, ends; where the feed stands if none."""
-        for page in self.pages:
-            if page.follows_seq > seq:
-                return page.follows_seq
-            if page.to_seq > seq:
-                return page.to_seq
-        return self.seq
 
 
 class Reader:
@@ -401,6 +346,7 @@ class Live:
         self._feeds: dict[tuple[str, View], Feed] = {}
         self._by_number: dict[int, Feed] = {}
         self._number = 0
+        self._kept = KeptPages()
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
         self._reads: dict[tuple[Any, ...], _Shared] = {}
         self._due: list[tuple[Stream, Callable[[], None]]] = []
@@ -518,6 +464,7 @@ class Live:
 
     def _drop(self, feed: Feed) -> None:
         feed.is_open = False
+        self._kept.forget(feed)
         self._by_number.pop(feed.number, None)
         if self._feeds.get((feed.topic, feed.view)) is feed:
             del self._feeds[feed.topic, feed.view]
@@ -571,7 +518,7 @@ class Live:
         self.backend.notify(shard, "feed.taken", {"feed": feed.number})
         page = Page(feed.topic, params, bytes(body))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
-        self._keep(feed, page)
+        self._kept.keep(feed, page)
         for reader in list(feed.live):
             stream = reader.stream
             if page.to_seq <= reader.seq:
@@ -582,14 +529,6 @@ class Live:
                 stream.catch_up()
             else:
                 stream.attempt(stream.show, reader, page)
-
-    def _keep(self, feed: Feed, page: Page) -> None:
-        pages = feed.pages
-        pages.append(page)
-        feed.kept_bytes += len(page.body)
-        most = max(KEPT_BYTES // len(self._feeds), len(page.body)) if self._feeds else len(page.body)
-        while len(pages) > KEPT_PAGES or feed.kept_bytes > most:
-            feed.kept_bytes -= len(pages.popleft().body)
 
 
 class _Shared:

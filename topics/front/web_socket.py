@@ -38,7 +38,8 @@ from topics.front.answers import Headers
 from topics.front.backend import Reply
 from topics.front.connections import RECV_BYTES, Connection
 from topics.front.guard import HeadFields, draining
-from topics.front.live import Live, Page, Reader, Stream
+from topics.front.live import Live, Reader, Stream
+from topics.front.pages import Page
 from topics.front.watch import heads_of
 
 ASKED_MAX = 1024  # publishes that wait for their answer ...
