@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.front.live_support import Client, Desk, desk, page, records
 from topics.config import Settings
 from topics.engine.access import ANYONE
+from topics.errors import Internal
 from topics.formats.requests import limits_of
 from topics.front.connections import Connection, Connections, Timings
 from topics.front.live import TICK_S
@@ -133,3 +134,15 @@ async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_c
             assert b'"code":"%b"' % name.encode() in told
             assert told.endswith(close_code.to_bytes(2, "big") + b"why")
             assert (stream.ended, len(front.live.streams)) == (True, 0)
+
+
+async def test_a_topic_that_is_followed_anew_does_not_pay_for_what_failed_before(caplog: pytest.LogCaptureFixture) -> None:
+    async with desk() as front:
+        client = await front.client()
+        await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
+        await client.follow("t")
+        front.shards.refuse("feed.read", Internal("of the first one"))
+        await wait_all_tasks_blocked()
+        assert b"event: error" not in client.hear()
+        assert client.stream.readers.keys() == {"t"}
+    assert not caplog.records

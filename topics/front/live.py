@@ -318,8 +318,9 @@ class Stream(ABC):
         except NotReady:
             live.wait_for(reader)
         except TopicsError as failure:
-            self.write(self.shown_trouble(reader, failure))
-            self.remove(reader.topic)
+            if self.readers.get(reader.topic) is reader:
+                self.write(self.shown_trouble(reader, failure))
+                self.remove(reader.topic)
         else:
             # What a stalled stream has read it reads again, so that nothing more waits for its client.
             if self.readers.get(reader.topic) is reader and not self.ended and not self.is_stalled:
