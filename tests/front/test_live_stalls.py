@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.live_support import SEND_BYTES, Client, Desk, desk, page
+from tests.front.live_support import SEND_BYTES, Client, Desk, desk, gap, page
+from topics.formats.watch import Start, View
 
 LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
 
@@ -121,3 +122,27 @@ async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> N
     client.session.stream = None
     client.close()
     assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_a_topic_made_again_is_told_although_its_page_came_in_a_stall(front: Desk) -> None:
+    client = await live(front)
+    client.session.cursors["u"] = 5, 1
+    client.stream.add("u", View(), Start(5, epoch=1))
+    client.stream.catch_up()
+    await wait_all_tasks_blocked()
+    await front.answer("feed.open", head_seq=9, earliest_seq=1, epoch=2)
+    await long_page(front)
+    again = page(0, 9) | {"tombstone": gap(1, 9, "recreated")}
+    await front.answer("feed.read", b'"first"', **again, epoch=2)
+    await client.hear_all()
+    asked = await front.answer("feed.read", b'"first"', **again, epoch=2)
+    assert (asked["from_seq"], asked["epoch"]) == (5, 1)
+    assert b'"recreated"' in client.hear()
+    assert client.session.cursors["u"] == (9, 2)
+
+
+async def test_a_stream_that_begins_while_the_server_goes_down_hears_so(front: Desk) -> None:
+    front.live.drain()
+    client = await front.client()
+    assert b'"code":503' in client.hear()
+    assert (client.stream.ended, front.live.streams) == (True, set())

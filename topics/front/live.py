@@ -222,6 +222,8 @@ class Stream(ABC):
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(VANISHED_S * 1000))
         self.live.streams.add(self)
         self.live.by_key[self.principal.digest] += 1
+        if self.live.draining:
+            self.drain()
 
     def end(self) -> None:
         """Leave everything; whoever runs the connection closes it."""
@@ -306,13 +308,12 @@ class Stream(ABC):
                 self._go_live(reader, feed)
                 await trio.lowlevel.checkpoint()
                 return
-            page = feed.page_from(reader.seq) if known and not reader.connecting else None
+            page, epoch = feed.page_from(reader.seq) if known and not reader.connecting else None, feed.epoch
             if page is not None:
                 await trio.lowlevel.checkpoint()
             else:
                 until_seq = feed.next_edge(reader.seq) if known and reader.seq < feed.seq else None
                 page, epoch = await live.read(reader, until_seq)
-                reader.epoch = epoch
         except TopicNotFound:
             live.tell_deleted(reader, reader.seq)
         except NotReady:
@@ -324,6 +325,7 @@ class Stream(ABC):
         else:
             # What a stalled stream has read it reads again, so that nothing more waits for its client.
             if self.readers.get(reader.topic) is reader and not self.ended and not self.is_stalled:
+                reader.epoch = epoch
                 self.show(reader, page)
 
     def _go_live(self, reader: Reader, feed: Feed) -> None:
@@ -342,6 +344,7 @@ class Live:
         self.backend, self._settings = backend, settings
         self.now = time.monotonic()
         self.streams: set[Stream] = set()
+        self.draining = False
         self.by_key: Counter[bytes] = Counter()  # how many of them each key has, by its digest
         self.nursery: trio.Nursery
         self._feeds: dict[tuple[str, View], Feed] = {}
@@ -388,7 +391,8 @@ class Live:
                 stream.attempt(call)
 
     def drain(self) -> None:
-        """The server goes down: tell all streams."""
+        """The server goes down: tell all streams, and those that still begin."""
+        self.draining = True
         for stream in list(self.streams):
             stream.attempt(stream.drain)
 
