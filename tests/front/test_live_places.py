@@ -28,6 +28,11 @@ def gaps(told: bytes) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)]
 
 
+def reasons(told: bytes) -> list[str]:
+    """Of the tombstones."""
+    return [reason.decode() for reason in re.findall(rb'"reason":"(\w+)"', told)]
+
+
 def ids(told: bytes) -> list[Any]:
     """What the ids stand for."""
     return [decode_id(id_) for id_ in re.findall(rb"id: (.+)\n", told)]
@@ -90,3 +95,23 @@ async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(fr
     assert (gaps(told), seqs(told)) == ([(1, 3)], [1, 2, 3])
     assert client.session.cursors == {"t": (3, 2)}
     assert ids(told)[-1] == {"t": 3}
+
+
+@pytest.mark.parametrize(
+    ("reason", "earliest_seq", "told"),
+    [
+        ("cap", 13, "from_seq_too_old"),
+        ("ttl", 13, "from_seq_too_old"),
+        ("mixed", 13, "from_seq_too_old"),
+        ("mixed", 1, "mixed"),  # a restart tore it among the records
+        ("recreated", 13, "recreated"),
+        ("source_trim", 13, "source_trim"),
+    ],
+)
+async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(front: Desk, reason: str, earliest_seq: int, told: str) -> None:
+    client = await opened(front)
+    lost = gap(1, 12, reason) | {"earliest_seq": earliest_seq}
+    await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
+    assert reasons(client.hear()) == [told]
+    await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
+    assert reasons(client.hear()) == [reason], "only at connect"

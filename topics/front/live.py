@@ -36,6 +36,7 @@ VANISHED_S = 60.0  # without a confirmation of what was sent
 SLOW_S = 30.0  # without a reader taking a single byte
 HEARD_BYTES = 4096
 RETRY_S = 0.25  # after a shard has refused
+LOSSES = ("cap", "ttl", "mixed")  # by the topic itself
 
 
 Answered = Callable[[dict[str, Any]], None]
@@ -257,7 +258,8 @@ class Stream(ABC):
         parts = []
         tombstone = page.tombstone
         if tombstone is not None:
-            told = {**tombstone, "reason": "from_seq_too_old"} if reader.connecting and tombstone["reason"] in ("cap", "ttl") else tombstone
+            too_old = reader.connecting and tombstone["reason"] in LOSSES and tombstone["gap_to"] < tombstone["earliest_seq"]
+            told = {**tombstone, "reason": "from_seq_too_old"} if too_old else tombstone
             reader.seq = page.from_seq
             self.moved(reader)
             parts.append(self.shown_tombstone(reader, told))
