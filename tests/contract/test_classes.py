@@ -14,6 +14,8 @@ import pytest
 
 from tests.contract.api import Api, ok, refused
 from tests.contract.retained import LOSSES
+from tests.contract.sse import CAUGHT_UP, TOMBSTONE, watch
+from tests.contract.ws import Socket
 from tests.server import Server
 
 pytestmark = pytest.mark.slow
@@ -214,6 +216,44 @@ def test_a_class_that_goes_back_and_forth_loses_only_what_it_may(stage: Stage) -
     stage.write("t", 2)
     stage.restart()
     assert kept <= {*stage.told("t").data}
+
+
+def diff_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
+    gaps = []
+    while True:
+        page = ok(api.diff(topic, from_seq=cursor, limit=limit))
+        if (stone := page["tombstone"]) is not None:
+            gaps.append((stone["gap_from"], stone["gap_to"]))
+        cursor = page["next_from_seq"]
+        if page["caught_up"]:
+            return gaps
+
+
+def watch_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
+    with watch(api, {topic: {"from_seq": cursor}}, limit=limit) as stream:
+        told = stream.told([topic])
+        assert told.frames[-1].event == CAUGHT_UP
+        return [(body["gap_from"], body["gap_to"]) for body in told.of(TOMBSTONE)]
+
+
+def socket_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
+    with Socket(api.address) as socket:
+        socket.ask("subscribe", "s", topic=topic, from_seq=cursor, limit=limit)
+        return [(body["gap_from"], body["gap_to"]) for body in socket.until("caught_up") if body["op"] == "tombstone"]
+
+
+def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(stage: Stage) -> None:
+    for durability in ("disk", "ephemeral", "disk", "ephemeral", "disk"):
+        stage.put("torn", durability=durability)
+        stage.write("torn", 4)
+    stage.restart()
+    with watch(stage.api, {"torn": {"tail": True}}, limit=1) as live:  # so that others come to a feed that stands somewhere
+        live.told(["torn"])
+        for limit in (1, 3, 1000):
+            for cursor in range(21):
+                gaps = [(max(first, cursor + 1), last) for first, last in ((5, 8), (13, 16)) if last > cursor]
+                for found in (diff_gaps, watch_gaps, socket_gaps):
+                    assert found(stage.api, "torn", cursor, limit) == gaps, (found.__name__, cursor, limit)
 
 
 def test_losses_add_up_over_restarts(stage: Stage) -> None:
