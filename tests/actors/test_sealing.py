@@ -80,6 +80,19 @@ def sealed(client: Sealer, name: str) -> bool:
     return any(place & EXTENT and not place & RESIDENT for place in places)
 
 
+def survives_a_kill(client: Sealer, before: Seen) -> None:
+    """All is there after a kill as it was before."""
+    client.kill()
+    comes_back(client, before)
+
+
+def comes_back(client: Sealer, before: Seen) -> None:
+    """All is there when a client that has ended starts again."""
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
 def delete(client: Sealer, name: str, before_seq: int | None = None, match: Match | None = None) -> None:
     client.submit(client.engine.delete_records(name, before_seq, match, client.now))
     client.wait()
@@ -154,10 +167,7 @@ def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client
     assert not blob.exists()
     assert topic.count == 1 + 10 + 8
     assert findings(client.path) == []
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    survives_a_kill(client, before)
 
 
 def test_a_log_file_that_outlives_its_blobs_is_no_damage(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +183,7 @@ def test_a_log_file_that_outlives_its_blobs_is_no_damage(client: Sealer, monkeyp
     assert findings(client.path) == []
     client.kill()
     spoil(client.path)
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    comes_back(client, before)
 
 
 def append_long(client: Sealer, name: str, datas: list[Any]) -> Path:
@@ -278,10 +286,7 @@ def test_a_topic_whose_end_is_undone_while_it_is_sealed_keeps_its_records(client
         assert error.errno == errno.ENOSPC  # noqa: PT017 - it may come, and need not
     assert seen(client) == before
     client.checkpoint()
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    survives_a_kill(client, before)
 
 
 def test_no_checkpoint_tells_of_a_topic_that_was_never_made(client: Sealer) -> None:
@@ -355,10 +360,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(where: 
     assert len(files(client.path, "segment")) == len({split_place(place)[0] for place in extents(client)})
     assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
     assert findings(client.path) == []
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    survives_a_kill(client, before)
 
 
 def extents(client: Sealer) -> list[int]:
@@ -396,15 +398,10 @@ def test_an_install_that_was_interrupted_seals_nothing_twice(client: Sealer, mon
     assert seen(client) == before
     for end in ("kill", "stop"):
         getattr(other := Sealer(copy(client.path, client.path.with_name(end))), end)()
-        again = other.again()
-        assert seen(again) == before
-        again.kill()
+        comes_back(other, before)
     client.seal()
     assert seen(client) == before
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    survives_a_kill(client, before)
 
 
 def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_comes(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,10 +474,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     client.checkpoint()
     assert not client.shard.segments._marks
     assert seen(client) == before
-    client.kill()
-    again = client.again()
-    assert seen(again) == before
-    again.kill()
+    survives_a_kill(client, before)
 
 
 def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,12 +524,7 @@ def test_a_full_disk_still_gives_back_what_was_deleted(client: Sealer, monkeypat
 
 
 def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_rest(client: Sealer) -> None:
-    fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
-    client.seal()
-    used = room(client)
-    client.delete("goes")
-    delete(client, "shrinks", before_seq=60)
-    before = seen(client)
+    used, before = mostly_gone(client)
     assert free_all(client) <= 3
     assert room(client) < used * 0.6
     assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
@@ -556,13 +545,18 @@ def room(client: Sealer) -> int:
     return sum(path.stat().st_blocks * 512 for path in files(client.path, "segment"))
 
 
-def test_room_that_was_due_at_a_restart_is_given_back_after_it(client: Sealer) -> None:
+def mostly_gone(client: Sealer) -> tuple[int, Seen]:
+    """Seal three topics and take more than half of it away: the room before that, and what is to be seen after it."""
     fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
     client.seal()
     used = room(client)
     client.delete("goes")
     delete(client, "shrinks", before_seq=60)
-    before = seen(client)
+    return used, seen(client)
+
+
+def test_room_that_was_due_at_a_restart_is_given_back_after_it(client: Sealer) -> None:
+    used, before = mostly_gone(client)
     client.kill()
     again = client.again()
     free_all(again)
