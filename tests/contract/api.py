@@ -14,6 +14,8 @@ from urllib.parse import urlencode
 import msgspec
 
 TIMEOUT_S = 20.0
+SLACK_S = 4.0  # for a machine with two busy cores
+GAP = {"reason", "gap_from", "gap_to", "earliest_seq", "head_seq"}  # what a tombstone of §7 says, whatever frames it
 JSON = {"Content-Type": "application/json"}
 
 
@@ -168,6 +170,18 @@ def refused(answer: Answer, status: int, *codes: str) -> Any:
     assert error["message"]
     assert isinstance(error.get("detail", {}), dict)
     return error
+
+
+def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
+    """A topic with these records; its epoch."""
+    ok(api.put(topic, config), 201)
+    if data:
+        ok(api.append(topic, *data))
+    return int(api.state(topic)["epoch"])
+
+
+def data(records: list[Any]) -> list[Any]:
+    return [record["data"] for record in records]
 
 
 def request(method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1") -> bytes:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, Wire, ok, refused, request
+from tests.contract.api import SLACK_S, Answer, Api, Wire, ok, refused, request
 from tests.server import Server
 
 PARKED_S = 0.15  # nothing outside tells that a poll is parked; a poll that comes later than the append still answers rightly
-SLACK_S = 4.0  # for a machine with two busy cores
 
 
 class Poll:

@@ -11,25 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.contract.api import Api, RawDiff, Wire, ok, refused, request
+from tests.contract.api import GAP, SLACK_S, Api, RawDiff, Wire, create, data, ok, refused, request
 from tests.contract.sse import CAUGHT_UP, DELETED, ERROR, RECORD, TOMBSTONE, Stream, encoded, session, turned_away, watch
 
 KIB = 1024
 MIB = 1024 * KIB
-STONE = {"topic", "reason", "gap_from", "gap_to", "earliest_seq", "head_seq"}
-SLACK_S = 4.0  # for a machine with two busy cores
-
-
-def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
-    """A topic with these records; its epoch."""
-    ok(api.put(topic, config), 201)
-    if data:
-        ok(api.append(topic, *data))
-    return int(api.state(topic)["epoch"])
-
-
-def data(records: list[Any]) -> list[Any]:
-    return [record["data"] for record in records]
+STONE = GAP | {"topic"}
 
 
 def seqs(records: list[Any]) -> list[int]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
+from tests.contract.api import SLACK_S, Api, data, ok
 from tests.contract.sse import CAUGHT_UP, RECORD, Stream, session, watch
 from tests.server import Server
 
-SLACK_S = 4.0  # for a machine with two busy cores
 KIB = 1024
 
 
@@ -22,10 +21,6 @@ KIB = 1024
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as pool:
         yield pool
-
-
-def data(records: list[Any]) -> list[Any]:
-    return [record["data"] for record in records]
 
 
 # --- heartbeats: the shortest interval is 1 s, so these are slow

@@ -12,32 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, Wire, ok, refused, request
+from tests.contract.api import GAP, SLACK_S, Answer, Api, Wire, create, data, ok, refused, request
 from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Frame, Socket, accept_of, command, frame_bytes, handshake
 from tests.server import Server
 
 KIB = 1024
-SLACK_S = 4.0  # for a machine with two busy cores
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-STONE = {"op", "topic", "reason", "gap_from", "gap_to", "earliest_seq", "head_seq"}
+STONE = GAP | {"op", "topic"}
 
 
 @pytest.fixture
 def socket(server: Server) -> Iterator[Socket]:
     with Socket(server.address) as socket:
         yield socket
-
-
-def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
-    """A topic with these records; its epoch."""
-    ok(api.put(topic, config), 201)
-    if data:
-        ok(api.append(topic, *data))
-    return int(api.state(topic)["epoch"])
-
-
-def data(records: list[Any]) -> list[Any]:
-    return [record["data"] for record in records]
 
 
 def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
