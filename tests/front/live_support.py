@@ -79,14 +79,20 @@ class Socket:
         self.sock = sock
 
 
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """The server's end, which takes little, and the client's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
 class Client:
     """A watch stream of topic ``t`` and the other end of its socket."""
 
     def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
-        ours, self.sock = socket.socketpair()
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        self.sock.setblocking(False)
+        ours, self.sock = socket_pair()
         self.session = Session("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
         self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
         self.stream.begin()

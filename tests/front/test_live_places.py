@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live_support import Client, Desk, desk, gap, page, records
 from topics.formats.watch import decode_id
@@ -115,3 +116,14 @@ async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(front: D
     assert reasons(client.hear()) == [told]
     await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
     assert reasons(client.hear()) == [reason], "only at connect"
+
+
+async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_new_one(front: Desk) -> None:
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"event: caught-up" in client.hear()
+    front.live.closed(0)
+    await wait_all_tasks_blocked()
+    await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=2)
+    await front.answer("feed.read", records(0, 1), **page(0, 1) | {"tombstone": gap(1, 1, "recreated")}, epoch=2)
+    assert b"event: caught-up" in client.hear()

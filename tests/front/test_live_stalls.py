@@ -96,6 +96,7 @@ async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front:
     front.live.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
     assert client.stream.is_stalled
     client.close()
+    client.session.resume(b"")
     assert client.session.cursors == {"t": (1, 1)}
 
 
@@ -104,6 +105,7 @@ async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
     await long_page(front)
     await client.hear_all()
     client.close()
+    client.session.resume(b"")
     assert client.session.cursors == {"t": (1, 1)}
 
 
@@ -113,6 +115,7 @@ async def test_the_end_of_a_topic_that_did_not_reach_the_client_is_told_to_it_wh
     front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
     assert client.session.deleted == {"t"}
     client.close()
+    client.session.resume(b"")
     assert (client.session.deleted, client.session.cursors) == (set(), {"t": (0, 1)})
 
 
@@ -121,6 +124,7 @@ async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> N
     await long_page(front)
     client.session.stream = None
     client.close()
+    client.session.resume(b"")
     assert client.session.cursors == {"t": (1, 1)}
 
 

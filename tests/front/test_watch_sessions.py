@@ -99,9 +99,24 @@ def test_an_id_of_two_topics_ago_does_not_lead_into_the_one_of_now() -> None:
 
 def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
     session = made_again()
-    session.take_back("t", (3, 1))
-    session.rewind(id_of(2))
+    session.unsent = {"t": (3, 1)}
+    session.resume(b"")
+    assert session.cursors == {"t": (3, 1)}
+    session.resume(id_of(2))
     assert session.cursors == {"t": (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("id_", "seq"), [(id_of(4), 4), (id_of(9), 5), (b"", 3), (b"garbage", 3), (Session("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3)]
+)
+def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_stands(id_: bytes, seq: int) -> None:
+    session = Session("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
+    session.move("t", 5, 1)
+    session.unsent = {"t": (3, 1)}
+    session.resume(id_)
+    assert session.cursors == {"t": (seq, 1)}
+    session.resume(b"")
+    assert session.cursors == {"t": (seq, 1)}, "once"
 
 
 def test_a_checkpoint_of_before_a_topic_was_made_again_leads_back_to_the_old_one() -> None:

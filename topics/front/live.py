@@ -135,7 +135,7 @@ class Stream(ABC):
             self._sending = trio.CancelScope()
             self.live.nursery.start_soon(self._send_rest, self._sending)
         else:
-            self.all_sent()
+            self.sent_whole()
 
     async def _send_rest(self, scope: trio.CancelScope) -> None:
         """In a task of its own: what waits for the client waits for nothing else, and the task goes when the stream ends."""
@@ -152,11 +152,11 @@ class Stream(ABC):
         except (OSError, trio.ClosedResourceError):
             self.end()
         if not self.ended:
-            self.all_sent()
             self.attempt(self.resumed)
             self.catch_up()
 
     def _next_rest(self) -> memoryview | None:
+        self.sent_whole()
         behind, self._behind = self._behind, []
         return memoryview(b"".join(behind)) if behind else None
 
@@ -191,13 +191,13 @@ class Stream(ABC):
                 data = b"".join((self._rest, *self._behind, data))
             try:
                 if self.sock.send(data) == len(data):
-                    self.all_sent()
+                    self.sent_whole()
             except OSError:
                 LOG.debug("a stream ended and its client did not hear why")
             self.end()
 
-    def all_sent(self) -> None:  # noqa: B027 - most keep no account of it
-        """The socket has taken all that was written."""
+    def sent_whole(self) -> None:  # noqa: B027 - most keep no account of it
+        """The socket has taken all that was written; what was written while it took nothing comes next."""
 
     def resumed(self) -> None:  # noqa: B027 - most have nothing to do then
         """The socket takes what it is given again."""
@@ -261,6 +261,7 @@ class Stream(ABC):
             too_old = reader.connecting and tombstone["reason"] in LOSSES and tombstone["gap_to"] < tombstone["earliest_seq"]
             told = {**tombstone, "reason": "from_seq_too_old"} if too_old else tombstone
             reader.seq = page.from_seq
+            reader.tailing = reader.tailing and tombstone["reason"] != "recreated"  # another topic, which it has not seen the head of
             self.moved(reader)
             parts.append(self.shown_tombstone(reader, told))
         reader.connecting = False

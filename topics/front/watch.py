@@ -64,6 +64,7 @@ class Session:
     moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, cursor before it
     maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
     earlier: dict[str, Earlier] = field(default_factory=dict)
+    unsent: dict[str, Cursor] = field(default_factory=dict)  # where topics stood before what the last stream's socket did not take whole
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
@@ -76,12 +77,16 @@ class Session:
             self._note_shown(topic, seq)
         self.cursors[topic] = seq, epoch
 
-    def take_back(self, topic: str, cursor: Cursor) -> None:
-        """The last moves of a topic were not shown."""
-        self._note_move(topic)
-        if cursor[1] != self.cursors[topic][1]:
-            self.earlier.pop(topic, None)
-        self.cursors[topic] = cursor
+    def resume(self, last_event_id: bytes) -> None:
+        """A client is back. What it does not say that it has seen, and was not sent whole, is to be shown again."""
+        if last_event_id:
+            self.rewind(last_event_id)
+        for topic, cursor in self.unsent.items():
+            self._note_move(topic)
+            if cursor[1] != self.cursors[topic][1]:
+                self.earlier.pop(topic, None)
+            self.cursors[topic] = cursor
+        self.unsent = {}
 
     def _note_move(self, topic: str) -> None:
         if len(self.cursors) > MAP_TOPICS:
@@ -119,6 +124,7 @@ class Session:
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
+        self.unsent = {topic: cursor for topic, cursor in self.unsent.items() if isinstance(known, dict) and topic not in known}
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
         """What an id means by a seq: the old topic's, if no id has had it for the new one."""
@@ -135,7 +141,8 @@ class WatchStream(Stream):
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
         self._before: dict[str, Cursor] = {}  # where its topics stood before what the socket has not taken whole
-        self._ends: set[str] = set()  # topics whose end is among that
+        self._ends: set[str] = set()  # topics whose end is among that ...
+        self._ends_behind: set[str] = set()  # ... or waits behind it
 
     def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
@@ -157,7 +164,7 @@ class WatchStream(Stream):
     def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
         """``event: topic-deleted``."""
         self.session.deleted.add(reader.topic)
-        self._ends.add(reader.topic)
+        (self._ends_behind if self.is_stalled else self._ends).add(reader.topic)
         return self._event(b"topic-deleted", {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
 
     def shown_failure(self, code: int, error: str) -> bytes:
@@ -179,17 +186,18 @@ class WatchStream(Stream):
             self._before.setdefault(reader.topic, self.session.cursors[reader.topic])
             self.session.move(reader.topic, reader.seq, reader.epoch or 0)
 
-    def all_sent(self) -> None:
-        """What was shown until now is the client's."""
-        self._before.clear()
-        self._ends.clear()
+    def sent_whole(self) -> None:
+        """What was shown is the client's."""
+        if self._before:
+            self._before.clear()
+        if self._ends or self._ends_behind:
+            self._ends, self._ends_behind = self._ends_behind, set()
 
     def end(self) -> None:
         """What the socket has not taken whole was not shown: the session's next stream shows it, with or without an id."""
         if not self.ended and self.session.stream is self:
-            for topic, cursor in self._before.items():
-                self.session.take_back(topic, cursor)
-            self.session.deleted -= self._ends
+            self.session.unsent = self._before
+            self.session.deleted -= self._ends | self._ends_behind
         super().end()
 
     def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
@@ -257,8 +265,7 @@ class Watches:
         """Show the session's topics, until either side ends it."""
         if session.stream is not None:
             session.stream.fail(409, "another stream has taken the session over")
-        if last_event_id:
-            session.rewind(last_event_id)
+        session.resume(last_event_id)
         stream = session.stream = WatchStream(self.live, session, wire)
         try:
             stream.begin()
