@@ -120,6 +120,12 @@ class Desk:
     def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
         return self._ask("append", {"topic": topic, "key": key, "prefixes": None, "seqs": True}, body)
 
+    def append_many(self, topic: str, *bodies: dict[str, Any] | bytes, **params: Any) -> int:
+        """A burst: appends to one topic in one message, each as a document or as raw bytes."""
+        raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
+        asked = {"topic": topic, "key": None, "prefixes": None, "seqs": True, "lengths": [len(body) for body in raw], **params}
+        return self._ask("append.many", asked, b"".join(raw))
+
     def put(self, topic: str, **config: Any) -> int:
         return self._ask("topic.put", {"topic": topic, "prefixes": None}, json_bytes(config))
 
@@ -180,6 +186,10 @@ class Desk:
         """The same with the whole answer."""
         return [_read(frame) for frame in self.wire.take()]
 
+    def bursts(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Answers to bursts: the number of each, and its answers in their order; one that failed has a ``code``."""
+        return [_read_burst(frame) for frame in self.wire.take()]
+
     def seqs(self, topic: str) -> list[int]:
         """What a reader sees now."""
         self.diff(topic, limit=1000)
@@ -193,3 +203,15 @@ def _read(frame: MessageFrame) -> tuple[int, dict[str, Any]]:
         return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
     assert isinstance(answer, Success)
     return answer.cid, answer.result | msgspec.json.decode(bytes(frame.attachment))
+
+
+def _read_burst(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
+    answer = decode(frame.payload)
+    assert isinstance(answer, Success)
+    content, found = bytes(frame.attachment), []
+    for length in answer.result["lengths"]:
+        found.append(msgspec.json.decode(content[:length]))
+        content = content[length:]
+    assert not content
+    assert answer.result["failed"] == [index for index, each in enumerate(found) if "code" in each]
+    return answer.cid, found

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from topics.actors.board import Board, ShardState
+from topics.actors.burst import Asker, Burst, Part
 from topics.actors.commits import Commits
 from topics.actors.feeds import Feeds
 from topics.actors.heads import HeadWriter, holds_still
@@ -36,7 +37,7 @@ from topics.engine.topic import Topic
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats import answers
 from topics.formats.message import MessageFrame
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, decode_diff, json_bytes
+from topics.formats.requests import Buffer, Diff, Limits, decode_append, decode_config, decode_delete, decode_diff, json_bytes
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
 from topics.storage.wal import Progress
@@ -85,6 +86,7 @@ class ShardActor:
         self._nursery: trio.Nursery
         for name, handler in (
             ("append", self._append),
+            ("append.many", self._append_many),
             ("diff", self._diff),
             ("topic.put", self._put),
             ("topic.get", self._get),
@@ -187,19 +189,38 @@ class ShardActor:
             self.long_appends.take(params["topic"])
             self._nursery.start_soon(self._append_long, message)
             return
-        body = decode_append(message.attachment, params["key"], self.limits)
+        self._append_now(rpc, params, message.attachment)
+        message.release()
+
+    def _append_many(self, message: InboundMessage) -> None:
+        """Several short ones to one topic: as if each had come by itself, but answered together."""
+        rpc, params = _request(message)
+        self._writable()
+        if self.long_appends.holds(params["topic"], self._append_many, message):
+            return
+        lengths = params["lengths"]
+        burst, content, end = Burst(rpc, len(lengths)), message.attachment, 0
+        for index, length in enumerate(lengths):
+            part, start, end = Part(burst, index), end, end + length
+            try:
+                self._append_now(part, params, content[start:end])
+            except Exception as error:
+                part.error(*map_error(error, message))
+        message.release()
+
+    def _append_now(self, asker: Asker, params: dict[str, Any], content: Buffer) -> None:
+        body = decode_append(content, params["key"], self.limits)
         self._freshen(self.engine.topics.get(params["topic"]))
         outcome = self.engine.append(params["topic"], body, self._now, params["prefixes"])
-        message.release()
         if isinstance(outcome, Append):
-            self.commits.submit(outcome, lambda result: self._answer_append(outcome, rpc, params, result))
+            self.commits.submit(outcome, lambda result: self._answer_append(outcome, asker, params, result))
             reservation = self.engine.reserve(outcome.topic)
             if reservation is not None:
                 self.commits.submit(reservation, None)
         elif isinstance(outcome, Follow):
-            outcome.leader.followers.append((rpc, params))
+            outcome.leader.followers.append((asker, params))
         else:
-            _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
+            _reply_appended(asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
 
     async def _append_long(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
@@ -226,12 +247,12 @@ class ShardActor:
             _request(message)[0].error(*map_error(error, message))
             message.release()
 
-    def _answer_append(self, change: Append, rpc: RpcContext, params: dict[str, Any], result: Progress | OSError) -> None:
+    def _answer_append(self, change: Append, asker: Asker, params: dict[str, Any], result: Progress | OSError) -> None:
         if isinstance(result, OSError):
-            for lost, _ in ((rpc, params), *change.followers):
+            for lost, _ in ((asker, params), *change.followers):
                 _refuse(lost, result)
             return
-        _reply_change(rpc, params, change, result, created=change.created)
+        _reply_change(asker, params, change, result, created=change.created)
         for follower, asked in change.followers:
             _reply_change(follower, asked, change, result, deduped=True)
 
@@ -454,7 +475,7 @@ def _reply(rpc: RpcContext, params: dict[str, Any], body: bytes, status: int = 2
 
 
 def _reply_appended(
-    rpc: RpcContext,
+    asker: Asker,
     params: dict[str, Any],
     first_seq: int,
     count: int,
@@ -465,14 +486,14 @@ def _reply_appended(
 ) -> None:
     body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
     end = answers.performance(_total_ms(params), wal_ms=took[0], fsync_ms=took[1])
-    rpc.reply({"status": 201 if created else 200}, body + end)
+    asker.reply({"status": 201 if created else 200}, body + end)
 
 
 def _reply_change(
-    rpc: RpcContext, params: dict[str, Any], change: Append, progress: Progress, *, created: bool = False, deduped: bool = False
+    asker: Asker, params: dict[str, Any], change: Append, progress: Progress, *, created: bool = False, deduped: bool = False
 ) -> None:
     took = (progress.write_ms, progress.sync_ms if change.topic.config.durable else 0.0)
-    _reply_appended(rpc, params, change.first_seq, change.count, took, created=created, deduped=deduped)
+    _reply_appended(asker, params, change.first_seq, change.count, took, created=created, deduped=deduped)
 
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
@@ -488,9 +509,9 @@ def _unwritable(error: OSError) -> NotReady:
     return NotReady(f"the shard cannot write: {error.strerror or error}", reason="read_only")
 
 
-def _refuse(rpc: RpcContext, error: OSError) -> None:
+def _refuse(asker: Asker, error: OSError) -> None:
     refusal = _unwritable(error)
-    rpc.error(CONTRACT_ERROR, refusal.message, {"code": refusal.code, "detail": refusal.detail})
+    asker.error(CONTRACT_ERROR, refusal.message, {"code": refusal.code, "detail": refusal.detail})
 
 
 def _summary(topic: Topic, now: Now) -> dict[str, Any]:

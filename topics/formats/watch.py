@@ -71,6 +71,7 @@ class CommandHead(msgspec.Struct):
     topic: str | None = None
     return_seqs: bool = True
     config: Raw = Raw(b"")
+    request_id: Raw = Raw(b"null")
 
 
 class _RequestId(msgspec.Struct):

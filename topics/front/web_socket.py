@@ -1,7 +1,8 @@
 """``/v0/ws`` (§7): publish and subscribe as JSON messages on one connection. The shards do what they do for HTTP, with the same bytes.
 
-Publishes are asked one after the other without waiting; their answers come in the order of each topic. What has been asked and not
-been answered is bounded: above it nothing more is read.
+Publishes are asked one after the other without waiting; their answers come in the order of each topic. Those to one topic that came
+together go to its shard as one message, a burst, and so do their answers. What has been asked and not been answered is bounded: above
+it nothing more is read.
 """
 
 from __future__ import annotations
@@ -67,6 +68,24 @@ def upgrade(fields: HeadFields) -> Headers:
     return ((b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept_key(keys[0])))
 
 
+class _Burst:
+    """Publishes to one topic that go to its shard together. ``at``: when the first of them came."""
+
+    __slots__ = ("at", "bodies", "length", "request_ids", "seqs", "topic")
+
+    def __init__(self, topic: str, seqs: bool) -> None:
+        self.topic, self.seqs, self.at = topic, seqs, time.monotonic_ns()
+        self.request_ids: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.length = 0  # of the bodies
+
+    def add(self, request_id: bytes, body: bytes) -> None:
+        """One more."""
+        self.request_ids.append(request_id)
+        self.bodies.append(body)
+        self.length += len(body)
+
+
 class SocketStream(Stream):
     """One WebSocket."""
 
@@ -76,6 +95,8 @@ class SocketStream(Stream):
         self._asked = self._asked_bytes = 0
         self._answers: list[bytes] = []
         self._room = trio.Event()
+        self._burst_bytes = min(settings.inline_bytes, RECV_BYTES)
+        self._bursts: dict[str, _Burst] = {}  # not sent, by topic; empty whenever this task waits
         self._touched: set[int] = set()  # shards that were asked and not flushed
         self._draining = False
 
@@ -151,34 +172,44 @@ class SocketStream(Stream):
 
     async def _take(self, events: list[Event]) -> bool:
         """Do what came; False when it was the last."""
-        for number, event in enumerate(events, 1):
-            if isinstance(event, Text):
-                await self._command(event.payload)
-                if number % FLUSH_EVERY == 0:
-                    self._flush()
-            elif isinstance(event, Ping):
-                self.write(pong_frame(event.payload))
-            elif isinstance(event, Binary):
-                self._refuse(b"null", InvalidRequest("messages are JSON text"))
-            elif isinstance(event, Close):
-                self.write(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
-                return False
-            elif isinstance(event, Failure):
-                self.write(close_frame(event.code, event.reason))
-                self._connection.unread_body = True
-                return False
-        self._flush()
+        try:
+            for number, event in enumerate(events, 1):
+                if isinstance(event, Text):
+                    await self._command(event.payload)
+                    if number % FLUSH_EVERY == 0:
+                        self._flush()
+                elif isinstance(event, Ping):
+                    self.write(pong_frame(event.payload))
+                elif isinstance(event, Binary):
+                    self._refuse(b"null", InvalidRequest("messages are JSON text"))
+                elif isinstance(event, Close):
+                    self.write(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
+                    return False
+                elif isinstance(event, Failure):
+                    self.write(close_frame(event.code, event.reason))
+                    self._connection.unread_body = True
+                    return False
+        finally:
+            self._flush()
         return True
 
     def _flush(self) -> None:
+        """Send off what was published."""
+        bursts, self._bursts = self._bursts, {}
+        for burst in bursts.values():
+            self._ask(burst)
         for shard in self._touched:
             self.live.backend.flush(shard)
         self._touched.clear()
 
     async def _command(self, message: bytes) -> None:
-        request_id = request_id_of(message)
         try:
             head = decode_command(message)
+        except TopicsError as failure:
+            self._refuse(request_id_of(message), failure)
+            return
+        request_id = bytes(head.request_id)
+        try:
             if head.op == "publish":
                 self._publish(head, request_id, message)
             elif head.op == "subscribe":
@@ -197,26 +228,44 @@ class SocketStream(Stream):
         if self._draining:
             raise draining()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
-        shard = self.live.backend.shard_of(topic)
-        params = {
-            "topic": topic, "key": None, "seqs": head.return_seqs, "at": time.monotonic_ns(), "prefixes": self.principal.prefixes,
-        }  # fmt: skip
+        burst = self._bursts.get(topic)
+        if burst is not None and (burst.seqs != head.return_seqs or burst.length + len(message) > self._burst_bytes):
+            self._ask(burst)
+            burst = None
+        if burst is None:
+            burst = self._bursts[topic] = _Burst(topic, head.return_seqs)
+        burst.add(request_id, message)
         self._asked += 1
         self._asked_bytes += len(message)
-        self._touched.add(shard)
-        self.live.backend.ask(shard, "append", params, message, partial(self._answered, request_id, len(message)))
 
-    def _answered(self, request_id: bytes, length: int, answer: Reply | TopicsError) -> None:
-        self._asked -= 1
-        self._asked_bytes -= length
-        if isinstance(answer, TopicsError):
-            frame = _refusal(request_id, answer)
+    def _ask(self, burst: _Burst) -> None:
+        backend, bodies = self.live.backend, burst.bodies
+        shard = backend.shard_of(burst.topic)
+        params: dict[str, Any] = {
+            "topic": burst.topic, "key": None, "seqs": burst.seqs, "at": burst.at, "prefixes": self.principal.prefixes,
+        }  # fmt: skip
+        self._touched.add(shard)
+        if len(bodies) == 1:  # it may be long
+            backend.ask(shard, "append", params, bodies[0], partial(self._answered, burst))
         else:
-            frame = text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bytes(answer.body)[1:]))
-            answer.release()
+            params["lengths"] = [len(body) for body in bodies]
+            backend.ask(shard, "append.many", params, b"".join(bodies), partial(self._answered, burst))
+
+    def _answered(self, burst: _Burst, answer: Reply | TopicsError) -> None:
+        self._asked -= len(burst.bodies)
+        self._asked_bytes -= burst.length
         if not self._answers:
             self.live.soon(self, self._send_answers)
-        self._answers.append(frame)
+        if isinstance(answer, TopicsError):
+            self._answers += [_refusal(request_id, answer) for request_id in burst.request_ids]
+            return
+        bodies, result = bytes(answer.body), answer.result
+        answer.release()
+        failed, end = result.get("failed", ()), 0
+        for index, (request_id, length) in enumerate(zip(burst.request_ids, result.get("lengths", [len(bodies)]), strict=True)):
+            start, end = end + 1, end + length  # without its brace
+            op = b"error" if index in failed else b"ack"
+            self._answers.append(text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end])))
 
     def _send_answers(self) -> None:
         answers, self._answers = self._answers, []
