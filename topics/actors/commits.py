@@ -22,6 +22,7 @@ from topics.storage.wal import Progress, Wal
 from topics.storage.wal_file import NoRoom
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
+AT_ONCE = Progress(0, 0, 0.0, 0.0)  # what waits for nothing has not been anywhere
 
 log = structlog.get_logger()
 
@@ -126,7 +127,7 @@ class Commits:
         elif change.frames or change.topic.pending > 1:
             self._until_written.append(waiting)
         else:
-            self._commit(waiting, Progress(0, 0, 0.0, 0.0))
+            self._commit(waiting, AT_ONCE, self.now())
 
     def _keep(self, change: Append, view: RecordsView | None) -> int:
         encoded = change.resident
@@ -190,18 +191,21 @@ class Commits:
         return None
 
     def _settle_up_to(self, queue: deque[Waiting], position: int, progress: Progress) -> None:
+        if not queue:
+            return
+        now = self.now()
         while queue and queue[0].end <= position:
-            self._commit(queue.popleft(), progress)
+            self._commit(queue.popleft(), progress, now)
 
-    def _commit(self, waiting: Waiting, progress: Progress) -> None:
+    def _commit(self, waiting: Waiting, progress: Progress, now: Now) -> None:
         change, place = waiting.change, waiting.place
         if change.frames:
             self.committed_to = max(self.committed_to, waiting.end)
         generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
         try:
-            self.engine.commit(change, place, self.now(), generation)
+            self.engine.commit(change, place, now, generation)
             if change.topic.floor_due and not change.topic.deleted:  # at once: a replay could not come to it by itself
-                floor = self.engine.expire(change.topic, self.now())
+                floor = self.engine.expire(change.topic, now)
                 if floor is not None:
                     self.submit(floor, None)
                     self._floor_told = True
