@@ -44,7 +44,7 @@ from topics.front.pages import Page
 from topics.front.watch import heads_of
 
 ASKED_MAX = 1024  # publishes that wait for their answer ...
-FLUSH_EVERY = 16  # messages: the shard is at work on the first of many while the front reads the rest
+FLUSH_EVERY = 32  # messages: the shard is at work on the first of many while the front reads the rest
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
 VERSION = b"13"
 FAILURES = {
@@ -282,7 +282,7 @@ class SocketStream(Stream):
     def drain(self) -> None:
         """First what was asked is answered; nothing new is taken."""
         self._draining = True
-        if not self._asked:
+        if not self._asked and not self._answers:
             super().drain()
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
