@@ -128,6 +128,7 @@ async def test_a_bug_met_by_one_is_told_to_that_one(desk: Desk, monkeypatch: pyt
     desk.written()
     ((_, answers),) = desk.bursts()
     assert said(answers) == [[1], Internal.code, [2]]
+    assert "ZeroDivisionError" not in str(answers), "what went wrong inside is for the log"
 
 
 @pytest.mark.parametrize("durability", CLASSES)

@@ -44,10 +44,10 @@ class Part:
         self._burst.take(self._index, body)
 
     def error(self, _code: int, message: str, data: dict[str, Any] | None = None) -> None:
-        """It failed. ``data`` has the code and the detail of a failure of the contract; anything else is a bug."""
-        fields: dict[str, Any] = {"code": Internal.code if data is None else data["code"], "message": message}
-        if data is not None and data["detail"]:
-            fields["detail"] = data["detail"]
+        """It failed. ``data`` has the code and the detail of a failure of the contract; anything else is a bug, and the log has it."""
+        fields: dict[str, Any] = {"code": Internal.code, "message": "internal error"}
+        if data is not None and data["code"] != Internal.code:
+            fields = {"code": data["code"], "message": message} | ({"detail": data["detail"]} if data["detail"] else {})
         self._burst.take(self._index, json_bytes(fields), failed=True)
 
 

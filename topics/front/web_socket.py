@@ -7,8 +7,8 @@ it nothing more is read.
 
 from __future__ import annotations
 
+import logging
 import time
-from functools import partial
 from typing import Any
 
 import trio
@@ -43,6 +43,7 @@ from topics.front.live import Live, Reader, Stream
 from topics.front.pages import Page
 from topics.front.watch import heads_of
 
+LOG = logging.getLogger("topics.front")
 ASKED_MAX = 1024  # publishes that wait for their answer ...
 FLUSH_EVERY = 32  # messages: the shard is at work on the first of many while the front reads the rest
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
@@ -245,11 +246,15 @@ class SocketStream(Stream):
             "topic": burst.topic, "key": None, "seqs": burst.seqs, "at": burst.at, "prefixes": self.principal.prefixes,
         }  # fmt: skip
         self._touched.add(shard)
+
+        def answered(answer: Reply | TopicsError) -> None:
+            self.attempt(self._answered, burst, answer)
+
         if len(bodies) == 1:  # it may be long
-            backend.ask(shard, "append", params, bodies[0], partial(self._answered, burst))
+            backend.ask(shard, "append", params, bodies[0], answered)
         else:
             params["lengths"] = [len(body) for body in bodies]
-            backend.ask(shard, "append.many", params, b"".join(bodies), partial(self._answered, burst))
+            backend.ask(shard, "append.many", params, b"".join(bodies), answered)
 
     def _answered(self, burst: _Burst, answer: Reply | TopicsError) -> None:
         self._asked -= len(burst.bodies)
@@ -334,6 +339,9 @@ def _frame(document: dict[str, Any]) -> bytes:
 
 
 def _refusal(request_id: bytes, failure: TopicsError) -> bytes:
+    if isinstance(failure, Internal):
+        LOG.error("a bug in a shard while it answered a WebSocket: %s", failure.message)
+        failure = Internal("internal error")
     detail = b',"detail":' + json_bytes(failure.detail) if failure.detail else b""
     return text_frame(
         b'{"op":"error","request_id":%b,"code":%b,"message":%b%b}'
