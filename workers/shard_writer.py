@@ -20,9 +20,7 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
 EXIT_DAMAGED = 3  # the supervisor does not try again
-# The log's threads want the interpreter after every call, for moments, and ask for it when they have waited so long. Each call of
-# the loop that lets go of it for a moment begins their wait anew: with 0.5 ms, a busy loop kept a finished write waiting for 50 ms.
-SWITCH_S = 0.0001
+SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
 log = structlog.get_logger()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,20 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     places = [*client.engine.topic("a").frames.places()]
     assert any(place & RESIDENT for place in places)
     assert any(place & EXTENT and not place & RESIDENT for place in places)
+
+
+def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, seen = sys.getswitchinterval(), []
+
+    def watched(*arguments: Any) -> Iterator[bytes]:
+        seen.append(sys.getswitchinterval())
+        yield from build(*arguments)
+
+    monkeypatch.setattr(sealing, "build", watched)
+    fill(client, "a", rounds=10)
+    client.seal()
+    assert max(seen) == pytest.approx(sealing.SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 def test_a_write_may_be_split_over_extents_and_keeps_its_key(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
