@@ -38,7 +38,7 @@ def test_an_id_of_many_topics_is_short_and_leads_back_to_its_map() -> None:
         assert seqs(session) == known
 
 
-@pytest.mark.parametrize("frames", [MOVES_KEPT + 1, 3 * MOVES_KEPT, (MAPS_KEPT + 5) * MOVES_KEPT])
+@pytest.mark.parametrize("frames", [MOVES_KEPT + 1, 3 * MOVES_KEPT, pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow)])
 def test_however_old_an_id_is_nothing_that_followed_it_is_left_out(frames: int) -> None:
     session = many()
     told = walk(session, frames)
