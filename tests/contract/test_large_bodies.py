@@ -13,6 +13,7 @@ import pytest
 from tests.contract.api import Answer, Api, ok, raw_records, refused
 from tests.server import Server
 
+pytestmark = pytest.mark.slow
 MIB = 2**20
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 PADDING: list[dict[str, Any]] = [{"data": "x" * (MIB - 100)}] * 6
