@@ -357,7 +357,7 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
         raise Damaged(Path("1.seg"), 4096, "records are damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.actors.shard_actor.read", damaged)
+        patch.setattr("topics.actors.reads.read", damaged)
         append = desk.append("a", 1)
         desk.synced()
         await wait_all_tasks_blocked()
@@ -408,7 +408,7 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.actor._polls == {}
+    assert desk.actor.reads._polls == {}
 
 
 # What is held, and for how long

@@ -64,7 +64,7 @@ class Front(Desk):
     def turn(self) -> None:
         """What the actor does after each batch of messages."""
         self.actor._now = self.commits.now()
-        self.actor._send_off()
+        self.actor.send_off()
 
     def written(self) -> OSError | None:
         error = super().written()

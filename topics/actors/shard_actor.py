@@ -8,36 +8,28 @@ between a decision and its frames, so the log holds decisions in the order in wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVarTuple
 
-import structlog
 import trio
 
 from topics.actors.board import Board, ShardState
 from topics.actors.burst import Asker, Burst, Part
 from topics.actors.commits import Commits
 from topics.actors.feeds import Feeds
-from topics.actors.heads import HeadWriter, holds_still
+from topics.actors.heads import HeadWriter
 from topics.actors.link import Link
 from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
-from topics.actors.message_router import (
-    ErrorCode,
-    InboundMessage,
-    MessageRouter,
-    RouterConfig,
-    RpcContext,
-    RpcErrorPayload,
-    Session,
-)
+from topics.actors.message_router import InboundMessage, MessageRouter, RouterConfig, Session
+from topics.actors.reads import Reads
+from topics.actors.replies import CONTRACT_ERROR, map_error, reply, request_of, total_ms
 from topics.actors.sealing import Sealing
-from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete, Follow, Now, Put
+from topics.engine.shard import Append, Change, Delete, Follow, Now
 from topics.engine.topic import Topic
-from topics.errors import Internal, NotReady, TopicsError
+from topics.errors import NotReady
 from topics.formats import answers
 from topics.formats.message import MessageFrame
-from topics.formats.requests import Buffer, Diff, Limits, decode_append, decode_config, decode_delete, decode_diff, json_bytes
+from topics.formats.requests import Buffer, Limits, decode_append, decode_config, decode_delete
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
 from topics.storage.wal import Progress
@@ -45,10 +37,7 @@ from topics.storage.wal import Progress
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
 RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
-RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
-APPLICATION_ERROR = 2000
-CONTRACT_ERROR = 2001
-log = structlog.get_logger()
+Args = TypeVarTuple("Args")
 
 
 def clock() -> Now:
@@ -56,23 +45,12 @@ def clock() -> Now:
     return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
 
 
-def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
-    """Failures of the contract travel with their code and detail; anything else is a bug."""
-    if isinstance(error, TopicsError):
-        return RpcErrorPayload(CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail})
-    if isinstance(error, Damaged):
-        log.error("data damaged", subject=message.subject, path=str(error.path), offset=error.offset, reason=error.reason)
-        return RpcErrorPayload(CONTRACT_ERROR, "what was asked for is damaged on the disk", {"code": Internal.code, "detail": {}})
-    log.error("handler_failed", subject=message.subject, exc_info=error)
-    return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
-
-
 class ShardActor:
     """Serves the topics of one shard to all fronts."""
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
-        self.words, self.heads = board.shard(index), HeadWriter(board.heads(index))
+        self.words = board.shard(index)
         self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
         self.commits.on_commit = self._committed
         self.sealing = Sealing(shard, self.commits)
@@ -81,22 +59,18 @@ class ShardActor:
         self.broken: OSError | None = None
         self._now = clock()
         self._links: Sequence[Link] = ()
-        self._changed: dict[int, trio.Event] = {}
-        self._polls: dict[tuple[Session, int], trio.CancelScope] = {}
         self._nursery: trio.Nursery
         for name, handler in (
             ("append", self._append),
             ("append.many", self._append_many),
-            ("diff", self._diff),
             ("topic.put", self._put),
-            ("topic.get", self._get),
             ("topic.delete", self._delete),
             ("topic.delete_records", self._delete_records),
-            ("topic.list", self._list),
         ):
             self.router.route(f"rpc/{name}", handler)
-        self.router.route("event/call.cancelled", self._cancelled)
-        self.feeds = Feeds(self.commits, limits, self._fresh_topic, self._freshen)
+        self.reads = Reads(self, self.commits, limits, HeadWriter(board.heads(index)))
+        self.reads.register(self.router)
+        self.feeds = Feeds(self.commits, limits, self.fresh_topic, self._freshen)
         self.feeds.register(self.router)
         self._pumping = False
 
@@ -132,11 +106,11 @@ class ShardActor:
                 rest = self.router.dispatch(session, frame)
                 if rest is not None:
                     self._nursery.start_soon(_finish, rest)
-            self._send_off()
+            self.send_off()
 
         def closed() -> None:
             if session is not None:
-                self._abandon(session)
+                self.reads.abandon(session)
                 session.close()
 
         await link.run(opened, arrived, closed)
@@ -149,9 +123,9 @@ class ShardActor:
                 self.broken = error
                 self.words.state = ShardState.READ_ONLY
             self._now = clock()
-            self._send_off()
+            self.send_off()
 
-    def _send_off(self) -> None:
+    def send_off(self) -> None:
         """What was decided goes to the log; what there is for feeds becomes messages, and all messages go to the fronts."""
         self.commits.flush()
         if self.feeds.pump() and not self._pumping:
@@ -164,7 +138,7 @@ class ShardActor:
     async def _pump_on(self) -> None:
         await trio.lowlevel.checkpoint()
         self._pumping, self._now = False, clock()
-        self._send_off()
+        self.send_off()
 
     async def _settle_all(self) -> None:
         self.commits.flush()
@@ -181,7 +155,7 @@ class ShardActor:
     # Writes
 
     def _append(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         self._writable()
         if self.long_appends.holds(params["topic"], self._append, message):
             return
@@ -194,7 +168,7 @@ class ShardActor:
 
     def _append_many(self, message: InboundMessage) -> None:
         """Several short ones to one topic: as if each had come by itself, but answered together."""
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         self._writable()
         if self.long_appends.holds(params["topic"], self._append_many, message):
             return
@@ -223,7 +197,7 @@ class ShardActor:
             _reply_appended(asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
 
     async def _append_long(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         name = params["topic"]
         try:
             outcome = await self.long_appends.run(name, message.attachment, params["key"], params["prefixes"])
@@ -244,7 +218,7 @@ class ShardActor:
         try:
             handler(message)
         except Exception as error:
-            _request(message)[0].error(*map_error(error, message))
+            request_of(message)[0].error(*map_error(error, message))
             message.release()
 
     def _answer_append(self, change: Append, asker: Asker, params: dict[str, Any], result: Progress | OSError) -> None:
@@ -257,7 +231,7 @@ class ShardActor:
             _reply_change(follower, asked, change, result, deduped=True)
 
     def _put(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         self._writable()
         if self.long_appends.holds(params["topic"], self._put, message):
             return
@@ -270,12 +244,12 @@ class ShardActor:
             if isinstance(result, OSError):
                 return _refuse(rpc, result)
             body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
-            return _reply(rpc, params, body, 201 if change.created else 200)
+            return reply(rpc, params, body, 201 if change.created else 200)
 
         self.commits.submit(change, settle)
 
     def _delete(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         self._writable()
         name = params["topic"]
         if self.long_appends.holds(name, self._delete, message):
@@ -283,22 +257,22 @@ class ShardActor:
         self._freshen(self.engine.topics.get(name))
         change = self.engine.delete(name, params["if_empty"], self._now)
         if change is None:
-            return _reply(rpc, params, answers.deleted(name, existed=False))
+            return reply(rpc, params, answers.deleted(name, existed=False))
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
                 return _refuse(rpc, result)
-            return _reply(rpc, params, answers.deleted(name, existed=True))
+            return reply(rpc, params, answers.deleted(name, existed=True))
 
         return self.commits.submit(change, settle)
 
     def _delete_records(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+        rpc, params = request_of(message)
         self._writable()
         if self.long_appends.holds(params["topic"], self._delete_records, message):
             return
         asked = decode_delete(message.attachment)
-        topic = self._fresh_topic(params["topic"])
+        topic = self.fresh_topic(params["topic"])
         if asked.match is not None and self.engine.delete_must_wait(topic.name):
             self.long_appends.take(topic.name)
             self._nursery.start_soon(self._delete_when_idle, topic, message)
@@ -312,7 +286,7 @@ class ShardActor:
             body = answers.records_deleted(
                 topic.name, change.deleted, earliest_seq=topic.start_seq, head_seq=topic.head_seq, count=topic.count, size=topic.bytes
             )  # fmt: skip
-            return _reply(rpc, params, body)
+            return reply(rpc, params, body)
 
         self.commits.submit(change, settle)
 
@@ -325,9 +299,9 @@ class ShardActor:
         self._now = clock()
         for handler, waiting in (*first, *self.long_appends.give_back(name)):
             self._handle_late(handler, waiting)
-        self._send_off()
+        self.send_off()
 
-    def _fresh_topic(self, name: str) -> Topic:
+    def fresh_topic(self, name: str) -> Topic:
         """The topic of that name, as it is now. Raises `TopicNotFound`."""
         topic = self.engine.topic(name)
         self._freshen(topic)
@@ -344,134 +318,27 @@ class ShardActor:
                 self.commits.submit(change, None)
         return None
 
+    def look_again(self, topic: Topic) -> None:
+        """Time has passed: let go what is too old by now."""
+        self._now = clock()
+        self._freshen(topic)
+
+    def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
+        """Run ``task`` beside the loop, until the shard stops."""
+        self._nursery.start_soon(task, *args)
+
     def _writable(self) -> None:
         if self.broken is not None:
             raise _unwritable(self.broken)
 
     def _committed(self, change: Change) -> None:
-        self.heads.committed(change)
+        self.reads.committed(change)
         if isinstance(change, Append | Delete):
-            event = self._changed.pop(change.topic.id, None)
-            if event is not None:
-                event.set()
             self.feeds.committed(change)
-
-    # Reads
-
-    def _diff(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        asked = decode_diff(message.attachment, self.limits)
-        message.release()
-        topic = self._fresh_topic(params["topic"])
-        topic.touch(*self._now)
-        page = read(topic, asked, self.commits)
-        if "ahead" in params:
-            self._reply_ahead(rpc, params["ahead"], topic, asked, page)
-        elif page.unfinished or (asked.wait_ms and not page.worth_answering):
-            self._nursery.start_soon(self._long_poll, message, rpc, params, topic, asked, page)
-        else:
-            _reply_page(rpc, params, topic, page)
-
-    def _reply_ahead(self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page) -> None:
-        """Up to ``limit`` pages that nobody has asked for yet, without their ends; none that may be another when somebody does."""
-        bodies: list[bytes] = []
-        pages: list[tuple[int, int, int]] = []
-        room = RUN_BYTES
-        while holds_still(topic, page) and len(pages) < limit:
-            bodies.append(answers.difference(topic.name, page.pieces))
-            length = len(bodies[-1])
-            room -= length
-            if room < 0:
-                break
-            pages.append((length, page.next_from_seq, page.scanned))
-            if room < length:  # the next one is likely to be as long
-                break
-            page = read(topic, asked, self.commits, page.next_from_seq)
-        if not pages:
-            rpc.reply({})
-            return
-        result = {"mark": self.heads.mark(topic), "pages": pages, "earliest": topic.earliest_seq, "epoch": topic.epoch}
-        rpc.reply(result, b"".join(bodies[: len(pages)]))
-
-    async def _long_poll(
-        self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page
-    ) -> None:
-        scanned, failure = page.scanned, None
-        with trio.CancelScope() as scope:
-            self._polls[message.session, rpc.cid] = scope
-            with trio.move_on_after(asked.wait_ms / 1000):
-                while not page.worth_answering and not topic.deleted and (page.unfinished or asked.wait_ms):
-                    if page.unfinished:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        await self._changed.setdefault(topic.id, trio.Event()).wait()
-                    if not topic.deleted:
-                        self._now = clock()
-                        self._freshen(topic)
-                    try:
-                        page = read(topic, asked, self.commits, page.next_from_seq)
-                    except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
-                        failure = error
-                        break
-                    scanned += page.scanned
-        self._polls.pop((message.session, rpc.cid), None)
-        if scope.cancelled_caught:
-            rpc.error(ErrorCode.TIMEOUT, "nobody waits any more")
-            return
-        page.scanned = scanned
-        if failure is not None:
-            rpc.error(*map_error(failure, message))
-        else:
-            _reply_page(rpc, params, topic, page)
-        self._send_off()
-
-    def _cancelled(self, message: InboundMessage) -> None:
-        assert message.notification is not None, "event/ subjects come with a notification"
-        scope = self._polls.get((message.session, message.notification.params["cid"]))
-        if scope is not None:
-            scope.cancel()
-
-    def _abandon(self, session: Session) -> None:
-        for (owner, _), scope in list(self._polls.items()):
-            if owner is session:
-                scope.cancel()
-
-    def _get(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        topic = self._fresh_topic(params["topic"])
-        if params["touch"]:
-            topic.touch(*self._now)
-        _reply(rpc, params, answers.state(_state(topic, self._now)))
-
-    def _list(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        items: list[list[Any]] = []
-        for name in self.engine.names(params["prefix"], params["after"], params["prefixes"]):
-            if len(items) == params["limit"]:
-                break
-            topic = self._fresh_topic(name)
-            if params["touch"]:
-                topic.touch(*self._now)
-            items.append([name, json_bytes(_summary(topic, self._now))])
-        rpc.reply({"items": items})
 
 
 async def _finish(rest: Any) -> None:
     await rest
-
-
-def _request(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
-    assert message.rpc is not None, "rpc/ subjects come with an envelope"
-    return message.rpc, message.rpc.params
-
-
-def _total_ms(params: dict[str, Any]) -> float:
-    began: int = params["at"]
-    return (time.monotonic_ns() - began) / 1e6
-
-
-def _reply(rpc: RpcContext, params: dict[str, Any], body: bytes, status: int = 200) -> None:
-    rpc.reply({"status": status}, body + answers.performance(_total_ms(params)))
 
 
 def _reply_appended(
@@ -485,7 +352,7 @@ def _reply_appended(
     deduped: bool = False,
 ) -> None:
     body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
-    end = answers.performance(_total_ms(params), wal_ms=took[0], fsync_ms=took[1])
+    end = answers.performance(total_ms(params), wal_ms=took[0], fsync_ms=took[1])
     asker.reply({"status": 201 if created else 200}, body + end)
 
 
@@ -496,15 +363,6 @@ def _reply_change(
     _reply_appended(asker, params, change.first_seq, change.count, took, created=created, deduped=deduped)
 
 
-def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
-    end = answers.difference_end(
-        next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq, epoch=topic.epoch,
-        tombstone=page.tombstone.as_json() if page.tombstone else None, scanned=page.scanned, total_ms=_total_ms(params),
-    )  # fmt: skip
-    result = {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
-    rpc.reply(result, answers.difference(topic.name, page.pieces, end))
-
-
 def _unwritable(error: OSError) -> NotReady:
     return NotReady(f"the shard cannot write: {error.strerror or error}", reason="read_only")
 
@@ -512,35 +370,3 @@ def _unwritable(error: OSError) -> NotReady:
 def _refuse(asker: Asker, error: OSError) -> None:
     refusal = _unwritable(error)
     asker.error(CONTRACT_ERROR, refusal.message, {"code": refusal.code, "detail": refusal.detail})
-
-
-def _summary(topic: Topic, now: Now) -> dict[str, Any]:
-    return {
-        "topic": topic.name,
-        "head_seq": topic.head_seq,
-        "earliest_seq": topic.earliest_seq,
-        "count": topic.count,
-        "bytes": topic.bytes,
-        "durable": topic.config.durable,
-        "effective_priority": topic.effective_priority(now.ms),
-    }
-
-
-def _state(topic: Topic, now: Now) -> dict[str, Any]:
-    return {
-        "topic": topic.name,
-        "type": topic.config.type,
-        "head_seq": topic.head_seq,
-        "earliest_seq": topic.earliest_seq,
-        "next_seq": topic.head_seq + 1,
-        "count": topic.count,
-        "bytes": topic.bytes,
-        "epoch": topic.epoch,
-        "config": topic.config.as_json(),
-        "effective_priority": topic.effective_priority(now.ms),
-        "last_write_ts": topic.last_write_ts,
-        "last_read_ts": topic.last_read_ts,
-    }
-
-
-__all__ = ["Put", "ShardActor", "clock", "map_error"]

@@ -16,7 +16,7 @@ from topics.actors.board import Board, ShardState
 from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
 from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
-from topics.actors.shard_actor import CONTRACT_ERROR
+from topics.actors.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.message import Buffer, MessageFrame, PeerGone
 from topics.formats.names import shard_of
