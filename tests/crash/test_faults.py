@@ -182,8 +182,9 @@ def _busy(api: Api, part: int) -> None:
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
+    """Files with something in them, which a spare log file may not have, by kind."""
     kinds: dict[str, list[Path]] = {}
-    for file in sorted(file for file in path.rglob("*") if file.is_file() and file.name != "LOCK"):
+    for file in sorted(file for file in path.rglob("*") if file.is_file() and file.read_bytes().strip(b"\0") and file.name != "LOCK"):
         kinds.setdefault(file.suffix or file.name, []).append(file)
     return kinds
 
