@@ -16,6 +16,8 @@ from tests.contract.retained import agrees, everything, floors, gap, page_of, se
 from tests.model import Kept, TopicModel
 from tests.server import Server
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 MB = 1_000_000
 

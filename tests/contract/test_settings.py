@@ -13,6 +13,8 @@ import pytest
 from tests.contract.api import Api, Wire, ok, refused, request
 from tests.server import Server
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "max_batch_records": 5,
     "max_record_bytes": 100,

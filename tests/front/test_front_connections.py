@@ -16,6 +16,8 @@ from tests.front.support import FakeBackend, RawClient, Running, request, runnin
 from topics.config import Settings
 from topics.front.connections import Timings
 
+pytestmark = pytest.mark.slow
+
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
 APPEND = request("POST", "/v0/topics/a", RECORD)
