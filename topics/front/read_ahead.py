@@ -78,12 +78,14 @@ class Sent:
 
     body = b""
 
-    def __init__(self, ahead: ReadAhead, shard: int, key: Key, pages: int) -> None:
+    def __init__(self, ahead: ReadAhead, shard: int, key: Key, pages: int, reply: Reply | None = None) -> None:
         self.result: dict[str, Any] = {}
-        self._ahead, self._shard, self._key, self._pages = ahead, shard, key, pages
+        self._ahead, self._shard, self._key, self._pages, self._reply = ahead, shard, key, pages, reply
 
     def release(self) -> None:
         """The answer is out."""
+        if self._reply is not None:
+            self._reply.release()
         self._ahead.ask(self._shard, self._key, self._pages)
 
 
@@ -108,11 +110,10 @@ class ReadAhead:
         reply = await self._backend.call(request.shard, "diff", {"topic": request.topic, "at": at}, body)
         next_from_seq = reply.result.get("next")
         following = key.following(next_from_seq) if key is not None and next_from_seq is not None else None
-        if following is not None:
-            if guess is not None:
-                self.ask(request.shard, following, 1)
-            elif following not in self._guesses:
-                self._expect(following, Guess())
+        if following is not None and guess is not None:
+            return Answer(reply.result["status"], reply.body, Sent(self, request.shard, following, 1, reply))
+        if following is not None and following not in self._guesses:
+            self._expect(following, Guess())
         return Answer(reply.result["status"], reply.body, reply)
 
     def ask(self, shard: int, key: Key, pages: int) -> None:
