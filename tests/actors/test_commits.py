@@ -348,6 +348,16 @@ async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(de
     assert append in answers
 
 
+async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) -> None:
+    """Both are done in one turn of the loop, before the task that waits has begun."""
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    append = desk.append("a", "x")
+    desk.written()
+    await wait_all_tasks_blocked()
+    assert sorted(desk.answers()) == [(poll, 200), (append, 200)]
+
+
 async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)

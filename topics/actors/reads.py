@@ -81,7 +81,9 @@ class Reads:
         if "ahead" in params:
             self._reply_ahead(rpc, params["ahead"], topic, asked, page)
         elif page.unfinished or (asked.wait_ms and not page.worth_answering):
-            self._host.start(self._long_poll, message, rpc, params, topic, asked, page)
+            # From here on, not from when the task begins: what is committed in between must wake it.
+            changed = self._changed.setdefault(topic.id, trio.Event())
+            self._host.start(self._long_poll, message, rpc, params, topic, asked, page, changed)
         else:
             _reply_page(rpc, params, topic, page)
 
@@ -107,7 +109,7 @@ class Reads:
         rpc.reply(result, b"".join(bodies[: len(pages)]))
 
     async def _long_poll(
-        self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page
+        self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page, changed: trio.Event
     ) -> None:
         scanned, failure = page.scanned, None
         with trio.CancelScope() as scope:
@@ -117,9 +119,10 @@ class Reads:
                     if page.unfinished:
                         await trio.lowlevel.checkpoint()
                     else:
-                        await self._changed.setdefault(topic.id, trio.Event()).wait()
+                        await changed.wait()
                     if not topic.deleted:
                         self._host.look_again(topic)
+                        changed = self._changed.setdefault(topic.id, trio.Event())
                     try:
                         page = read(topic, asked, self._commits, page.next_from_seq)
                     except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
