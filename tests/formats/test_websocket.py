@@ -385,6 +385,25 @@ def test_another_implementation_agrees_on_how_much_of_a_stream_is_good(stream: b
     assert peers_view(stream)[: len(events)] == events
 
 
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(frame(0x81, b"short"), id="a message"),
+        pytest.param(frame(0x82, b"x" * 70_000), id="a long one"),
+        pytest.param(frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"), id="fragments around a ping"),
+        pytest.param(frame(0x89, b"longer"), id="a ping"),
+    ],
+)
+def test_what_has_begun_and_not_come_whole_is_known(whole: bytes) -> None:
+    for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
+        parser = FrameParser(MAX_BYTES)
+        assert not parser.is_amid
+        parser.feed(frame(0x81, b"before") + whole[:cut])
+        assert parser.is_amid
+        parser.feed(whole[cut:])
+        assert not parser.is_amid
+
+
 def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
     bound = 1 << 18
     piece = frame(0x00, b"x" * 50)

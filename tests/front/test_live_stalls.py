@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.live_support import SEND_BYTES, Client, Desk, desk, gap, page
+from tests.front.live_support import SEND_BYTES, Client, Desk, desk, gap, page, socket_pair
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.formats.requests import limits_of
 from topics.formats.watch import Start, View
+from topics.front.connections import Connection, Connections, Timings
+from topics.front.live import TICK_S
+from topics.front.web_socket import ASKED_MAX, SocketStream
 
 LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
 
@@ -109,14 +118,13 @@ async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_the_end_of_a_topic_that_did_not_reach_the_client_is_told_to_it_when_it_comes_back(front: Desk) -> None:
+async def test_a_topic_that_ended_behind_what_was_not_taken_has_ended(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
-    assert client.session.deleted == {"t"}
     client.close()
     client.session.resume(b"")
-    assert (client.session.deleted, client.session.cursors) == (set(), {"t": (0, 1)})
+    assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
 
 
 async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> None:
@@ -150,3 +158,52 @@ async def test_a_stream_that_begins_while_the_server_goes_down_hears_so(front: D
     client = await front.client()
     assert b'"code":503' in client.hear()
     assert (client.stream.ended, front.live.streams) == (True, set())
+
+
+PATIENCE = Timings(body_grace_s=0.3, body_bytes_per_s=20)
+BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
+
+
+@asynccontextmanager
+async def web_socket(front: Desk) -> AsyncIterator[tuple[SocketStream, socket.socket]]:
+    ours, theirs = socket_pair()
+    stream = SocketStream(front.live, Connection(ours, Connections(PATIENCE, 0.0)), ANYONE, Settings(), limits_of(Settings()))
+    with ours, theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run)
+            await wait_all_tasks_blocked()
+            yield stream, theirs
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_message_that_does_not_come_to_its_end_ends_its_socket(front: Desk) -> None:
+    async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
+        client.send(BEGUN)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        assert stream.ended
+        assert b'"code":"throttled","message":"the message took too long to come"' in client.recv(1000)
+        assert not idle.ended
+
+
+async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(front: Desk) -> None:
+    """Ten bytes a fragment buy half a second, and come every 0.2."""
+    async with web_socket(front) as (stream, client):
+        client.send(bytes.fromhex("01 80 00000000"))
+        for _ in range(6):
+            await trio.sleep(PATIENCE.body_grace_s / 1.5)
+            client.send(bytes.fromhex("00 84 00000000") + b"four")
+        assert not stream.ended
+        client.send(bytes.fromhex("80 80 00000000") + bytes.fromhex("88 80 00000000"))
+        await trio.sleep(0.05)
+        assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
+
+
+async def test_a_message_whose_rest_is_not_read_because_a_shard_takes_long_is_not_late(front: Desk) -> None:
+    publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
+    async with web_socket(front) as (stream, client):
+        said = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * ASKED_MAX + BEGUN
+        client.send(said[:10])
+        await wait_all_tasks_blocked()
+        client.send(said[10:])
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        assert not stream.ended

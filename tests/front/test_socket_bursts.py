@@ -16,6 +16,7 @@ from topics.errors import NotReady
 from topics.formats.requests import json_bytes, limits_of
 from topics.formats.websocket import Close, CloseCode, Text
 from topics.front import web_socket
+from topics.front.connections import Timings
 from topics.front.live import Live
 from topics.front.web_socket import SocketStream
 
@@ -61,7 +62,7 @@ class Desk:
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         self.shards, self.client = Shards(), theirs
         self.live = Live(self.shards, SETTINGS)  # type: ignore[arg-type]
-        connection: Any = SimpleNamespace(sock=ours, buffer=b"", pos=0, unread_body=False)
+        connection: Any = SimpleNamespace(sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings())
         self.stream = SocketStream(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
         self.stream.begin()
 

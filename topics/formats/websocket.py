@@ -188,6 +188,11 @@ class FrameParser:
         self.ended = False
         """There was a Close or a Failure; everything after it is ignored."""
 
+    @property
+    def is_amid(self) -> bool:
+        """Something has begun, a message or a frame, and not come whole."""
+        return bool(self._kind or self._rest) and not self.ended
+
     def feed(self, data: bytes) -> list[Event]:
         """The events that ``data`` completes, in order. Never raises on any bytes."""
         events: list[Event] = []

@@ -37,7 +37,7 @@ from topics.formats.websocket import (
 )
 from topics.front.answers import Headers
 from topics.front.backend import Reply
-from topics.front.connections import RECV_BYTES, Connection
+from topics.front.connections import NEVER, RECV_BYTES, Connection
 from topics.front.guard import HeadFields, draining
 from topics.front.live import Live, Reader, Stream
 from topics.front.pages import Page
@@ -100,6 +100,8 @@ class SocketStream(Stream):
         self._bursts: dict[str, _Burst] = {}  # not sent, by topic; empty whenever this task waits
         self._touched: set[int] = set()  # shards that were asked and not flushed
         self._draining = False
+        self._patience_s = connection.timings.body_grace_s  # for the rest of the message that has begun
+        self._message_due = NEVER  # when that is over; only waiting for the client counts
 
     # What it shows
 
@@ -151,8 +153,10 @@ class SocketStream(Stream):
             with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
-                while await self._take(parser.feed(data)):
-                    data = await self._receive()
+                while await self._take(events := parser.feed(data)):
+                    if not parser.is_amid or any(isinstance(event, Text | Binary) for event in events):
+                        self._patience_s = connection.timings.body_grace_s
+                    data = await self._receive(amid=parser.is_amid)
                     if not data:
                         break
             if self.ended:  # by us: what the client is still saying must not keep it from hearing why
@@ -160,16 +164,30 @@ class SocketStream(Stream):
         finally:
             self.end()
 
-    async def _receive(self) -> bytes:
+    async def _receive(self, *, amid: bool) -> bytes:
+        """What the client says next. A message has the time that a body of HTTP has: its memory is not for clients that never end one."""
         while True:
             while self._asked >= ASKED_MAX or self._asked_bytes >= ASKED_BYTES_MAX or self.is_stalled:
                 self._room = trio.Event()
                 await self._room.wait()
+            if amid:
+                self._message_due = time.monotonic() + self._patience_s
             await trio.lowlevel.wait_readable(self.sock)
             try:
-                return self.sock.recv(RECV_BYTES)
+                data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
                 continue
+            if amid:
+                self._patience_s = self._message_due - time.monotonic() + len(data) / self._connection.timings.body_bytes_per_s
+                self._message_due = NEVER
+            return data
+
+    def tick(self, now: float) -> None:
+        """As any stream, and give up on a message that does not come to its end."""
+        if self._message_due <= now:
+            self.fail(408, "the message took too long to come")
+        else:
+            super().tick(now)
 
     async def _take(self, events: list[Event]) -> bool:
         """Do what came; False when it was the last."""
