@@ -848,6 +848,24 @@ def test_a_deleted_topic_ends_for_itself_only(api: Api, new_name: Callable[[], s
         stream.quiet(0.05)
 
 
+def test_whoever_comes_back_is_told_again_which_topics_have_ended(api: Api, new_name: Callable[[], str]) -> None:
+    gone, stays = new_name(), new_name()
+    create(api, gone, 1, 2)
+    create(api, stays)
+    url = session(api, [gone, stays])["stream_url"]
+    with Stream(api.address, url) as stream:
+        stream.told([gone, stays])
+        ok(api.delete(gone))
+        stream.event(DELETED)
+    ok(api.append(gone, "another topic"), 201)
+    with Stream(api.address, url) as stream:
+        frame = stream.event(DELETED)
+        assert frame.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert frame.cursor == {gone: 2, stays: 0}
+        ok(api.append(stays, "x"))
+        assert data(stream.records(1)) == ["x"]
+
+
 def recreated(stream: Stream, topic: str, head: int) -> None:
     """The recreated tombstone of the rulings, then all that the topic holds."""
     told = stream.told([topic])

@@ -337,6 +337,10 @@ class Walk:
         if not self.shard.is_up:
             self.shard.rise()
         for _ in range(4):
+            for client in self.clients:
+                if client.session.deleted.keys() - client.gone:  # what was lost on the way is told to whoever comes back
+                    client.leave()
+                    client.come(with_id=client.last_id is not None)
             quiet = False
             while not quiet:
                 quiet = True
@@ -354,8 +358,7 @@ class Walk:
         raise AssertionError([(client.at, client.gone, client.caught_up) for client in self.clients])
 
     def _is_served(self, client: Client) -> bool:
-        ended = client.gone | client.session.deleted  # the end of a topic is said once, and may be lost on the way
-        left = [(name, topic) for name, topic in self.shard.topics.items() if name not in ended]
+        left = [(name, topic) for name, topic in self.shard.topics.items() if name not in client.gone]
         return all(name in client.caught_up and client.at[name] in ((topic.head, topic.epoch), (topic.head, None)) for name, topic in left)
 
 

@@ -57,7 +57,7 @@ class Session:
     view: View
     heartbeat_s: float
     cursors: dict[str, Cursor]
-    deleted: set[str] = field(default_factory=set)
+    deleted: dict[str, int] = field(default_factory=dict)  # topics that have ended, and their last heads
     stream: WatchStream | None = None
     left_at: float = 0.0  # when its last stream ended
     checkpoint: int = 0
@@ -141,8 +141,6 @@ class WatchStream(Stream):
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
         self._before: dict[str, Cursor] = {}  # where its topics stood before what the socket has not taken whole
-        self._ends: set[str] = set()  # topics whose end is among that ...
-        self._ends_behind: set[str] = set()  # ... or waits behind it
 
     def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
@@ -163,9 +161,16 @@ class WatchStream(Stream):
 
     def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
         """``event: topic-deleted``."""
-        self.session.deleted.add(reader.topic)
-        (self._ends_behind if self.is_stalled else self._ends).add(reader.topic)
-        return self._event(b"topic-deleted", {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
+        self.session.deleted[reader.topic] = head_seq
+        return self._end_of(reader.topic, head_seq)
+
+    def write_ends(self) -> None:
+        """Tell again which topics have ended: an id does not say whether the client knows."""
+        if self.session.deleted:
+            self.write(b"".join([self._end_of(topic, head_seq) for topic, head_seq in self.session.deleted.items()]))
+
+    def _end_of(self, topic: str, head_seq: int) -> bytes:
+        return self._event(b"topic-deleted", {"topic": topic, "head_seq": head_seq, "reason": "deleted"})
 
     def shown_failure(self, code: int, error: str) -> bytes:
         """``event: error``."""
@@ -190,14 +195,11 @@ class WatchStream(Stream):
         """What was shown is the client's."""
         if self._before:
             self._before.clear()
-        if self._ends or self._ends_behind:
-            self._ends, self._ends_behind = self._ends_behind, set()
 
     def end(self) -> None:
         """What the socket has not taken whole was not shown: the session's next stream shows it, with or without an id."""
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
-            self.session.deleted -= self._ends | self._ends_behind
         super().end()
 
     def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
@@ -270,6 +272,7 @@ class Watches:
         try:
             stream.begin()
             stream.write(RETRY)
+            stream.write_ends()
             for topic, (seq, epoch) in session.cursors.items():
                 if topic not in session.deleted:
                     stream.add(topic, session.view, Start(seq, epoch=epoch or None))
