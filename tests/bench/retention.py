@@ -1,7 +1,8 @@
 """Much data and many topics, against a real server over HTTP: ``python -m tests.bench.retention [--only abcd] [--gb 1]``.
 
     a  a topic of so many GB (records of 200 bytes), written 1,000 a request and read from its start by 1,000, while the server lives
-       under a memory limit of a third of it: >= 1,000,000 records/s, and memory stays flat
+       under a memory limit of a third of it: >= 1,000,000 records/s, and memory stays flat; then what appends to another topic of the
+       shard take beside a reader
     b  10,000 topics written in turn: >= 50 % of the throughput of one topic, with the same batches in the same run
     c  start after a clean stop with 10 M records in segments: <= 3 s until it is ready
     d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in segments
@@ -28,12 +29,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tests.bench.http_load import Client, Load, TaggedAppends, append, drive, post, round_robin, several, verdict
+from tests.bench.http_load import Client, Load, TaggedAppends, append, drive, post, quantiles_ms, round_robin, several, verdict
 from tests.server import Server
 
 BATCH = 1000
 GB = 10**9
 TAGS = 1_000_000
+BESIDE_RECORDS = 10_000_000
 
 
 class MemoryGroup:
@@ -163,6 +165,8 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
                 f"anonymous {low:.0f}-{high:.0f} MB, mapped {file_low:.0f}-{file_high:.0f} MB {verdict(flat)}",
                 flush=True,
             )
+        p50, p99, p999, worst = appends_beside_a_reader(server.address, min(records, BESIDE_RECORDS))
+        print(f"a  appends beside one reader: p50 {p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, worst {worst:.1f} ms", flush=True)
     floor_read, floor_write = raw_cost(folder)
     sent = bare_answers(4000, 256 * BATCH) * BATCH
     print(
@@ -200,6 +204,21 @@ def _read_part(address: tuple[str, int], topic: str, seq: int, end: int) -> None
         code = 0
     finally:
         os._exit(code)
+
+
+def appends_beside_a_reader(address: tuple[str, int], records: int) -> list[float]:
+    """How long small appends to another topic of the shard take, some hundred a second, while records are read that are not in memory."""
+    client, request, seconds = Client(address), append("small", 1, b'{"durability":"ephemeral","cap_records":1000}'), array("d")
+    child = os.fork()
+    if not child:
+        _read_part(address, "large", 0, records)
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        began = time.perf_counter()
+        client.ask(request)
+        seconds.append(time.perf_counter() - began)
+        time.sleep(0.002)
+    assert not ended[1], "the reader failed"
+    return quantiles_ms(seconds)
 
 
 def raw_cost(folder: Path) -> tuple[float, float]:

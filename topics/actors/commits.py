@@ -17,6 +17,7 @@ from topics.formats.records import RecordFlags, RecordsView, View
 from topics.formats.requests import Buffer
 from topics.formats.wal import FrameKind
 from topics.storage.disk import Damaged
+from topics.storage.prefetch import Prefetch
 from topics.storage.segments import SegmentStore
 from topics.storage.wal import Progress, Wal
 from topics.storage.wal_file import NoRoom
@@ -44,6 +45,7 @@ class Commits:
     def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore, clock: Callable[[], Now]) -> None:
         self.engine, self.wal, self.segments, self.now = engine, wal, segments, clock
         engine.store = self
+        self._prefetch = Prefetch(segments)
         self._until_written: deque[Waiting] = deque()
         self._until_synced: deque[Waiting] = deque()
         self._serial = 0
@@ -102,6 +104,17 @@ class Commits:
                 self._resident.pop(place, None)
             elif place & EXTENT:
                 self.on_release(place)
+
+    def expect(self, topic: Topic, seq: int) -> None:
+        """Somebody reads on from ``seq``: what stands there in segments comes into memory meanwhile."""
+        frames = topic.frames
+        index = frames.find(seq)
+        if index < len(frames):
+            first_seq, _, place, _ = frames.entry(index)
+            if place & EXTENT and not place & RESIDENT:
+                following = frames.entry(index + 1)[2] if index + 1 < len(frames) else RESIDENT
+                is_sealed = following & EXTENT and not following & RESIDENT
+                self._prefetch.expect(place, max(seq - first_seq, 0), following if is_sealed else None)
 
     def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
         """Put the change's frames into the group under way. `flush` sends the group off.

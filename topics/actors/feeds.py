@@ -213,6 +213,7 @@ class Feeds:
         view, strong = self._view(params["view"], from_seq=params["from_seq"], until_seq=params["until_seq"], epoch=params["epoch"])
         page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
         rpc.reply({**_fields(page), "epoch": topic.epoch}, _joined(page.pieces))
+        self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
 
     def _heads(self, message: InboundMessage) -> None:
         rpc, params = _request(message)

@@ -105,6 +105,7 @@ class Reads:
         if not pages:
             rpc.reply({})
             return
+        self._commits.expect(topic, pages[-1][1] + 1)
         result = {"mark": self._heads.mark(topic), "pages": pages, "earliest": topic.earliest_seq, "epoch": topic.epoch}
         rpc.reply(result, b"".join(bodies[: len(pages)]))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from topics.formats.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
+ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -99,6 +100,13 @@ def write_back(fd: int, offset: int, length: int) -> None:
         os.fdatasync(fd)
     else:
         _sync_file_range(fd, offset, length, _WRITE_AND_WAIT)  # what goes wrong shows in the sync
+
+
+def will_need(path: Path, offset: int, length: int) -> None:
+    """Let the kernel begin to read there, without waiting for it. Raises OSError."""
+    with _opened(path, os.O_RDONLY) as fd:
+        for start in range(offset, offset + length, ADVICE_BYTES):
+            os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
