@@ -34,17 +34,18 @@ Then = Callable[[Any], None]
 
 
 class Shards:
-    """One shard. ``asked`` waits for `answer`; ``told`` is what it heard."""
+    """One shard, or two. ``asked`` waits for `answer`; ``told`` is what it heard."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any], Then]] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.elsewhere: set[str] = set()  # topics of a second shard
 
     def listen(self, listener: Any) -> None:
         """Tests speak to `Live` themselves."""
 
     def shard_of(self, topic: str) -> int:
-        return 0
+        return int(topic in self.elsewhere)
 
     def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Then) -> None:
         self.asked.append((method, params, then))

@@ -60,6 +60,15 @@ async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_r
     assert len(front.live.nursery.child_tasks) == tasks
 
 
+async def test_a_shard_that_takes_long_delays_its_own_topics_only(front: Desk) -> None:
+    front.shards.elsewhere.add("u")
+    client = await live(front)
+    await client.follow("u")  # of a shard that does not answer
+    client.stream.remove("t")
+    await client.follow("t")
+    assert [(method, params["topic"]) for method, params, _ in front.shards.asked] == [("feed.open", "u"), ("feed.open", "t")]
+
+
 async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk) -> None:
     """A shard that takes long costs a stream the topics that it has, not those that came."""
     client = await live(front)

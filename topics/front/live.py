@@ -57,6 +57,11 @@ class Reader:
         self.connecting = True  # nothing has been shown yet
         self.waits = False  # for a shard
 
+    @property
+    def is_behind(self) -> bool:
+        """There may be something to read for it now."""
+        return not self.is_live and not self.waits
+
 
 class Stream(ABC):
     """One client that is shown live records. What it is shown as, subclasses know."""
@@ -71,7 +76,7 @@ class Stream(ABC):
         self._behind: list[bytes] = []  # what is to be sent after it
         self._sending = trio.CancelScope()  # of the task that sends them
         self._moved_at = live.now  # when it last took something
-        self._catching_up = False
+        self._catching_up: set[int] = set()  # shards of which a task is at it
 
     # What subclasses show
 
@@ -279,15 +284,16 @@ class Stream(ABC):
             self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def catch_up(self) -> None:
-        """See to it that everything is shown that is behind."""
-        if not self._catching_up and not self.ended:
-            self._catching_up = True
-            self.live.nursery.start_soon(self._catch_up)
+        """See to it that everything is shown that is behind. A task for each shard: one that takes long delays its own topics only."""
+        if not self.ended:
+            for shard in {reader.shard for reader in self.readers.values() if reader.is_behind} - self._catching_up:
+                self._catching_up.add(shard)
+                self.live.nursery.start_soon(self._catch_up, shard)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, shard: int) -> None:
         try:
             while not self.ended and not self.is_stalled:
-                reader = next((reader for reader in self.readers.values() if not reader.is_live and not reader.waits), None)
+                reader = next((reader for reader in self.readers.values() if reader.shard == shard and reader.is_behind), None)
                 if reader is None:
                     return
                 # Others get their turn between two pages.
@@ -296,7 +302,7 @@ class Stream(ABC):
         except Exception:
             self._broke()
         finally:
-            self._catching_up = False
+            self._catching_up.discard(shard)
 
     async def _advance(self, reader: Reader) -> None:
         """One page nearer to the feed, or into it."""
