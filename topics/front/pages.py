@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from topics.formats.watch import View
 
 if TYPE_CHECKING:
-    from topics.front.live import Reader
+    from topics.front.streams import Reader
 
 KEPT_BYTES = 32 << 20  # of pages, for all feeds together; what streams make of them comes on top
 KEPT_PAGES = 64  # for each feed

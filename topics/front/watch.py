@@ -18,8 +18,9 @@ from topics.formats.requests import json_bytes
 from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
 from topics.front.answers import Wire
 from topics.front.errors import status_of
-from topics.front.live import Live, Reader, Stream
+from topics.front.live import Live
 from topics.front.pages import Page
+from topics.front.streams import Reader, Stream
 
 SESSION_TTL_S = 300.0
 MOVES_KEPT = 4096  # so many frames can be taken back exactly; for older checkpoints there are

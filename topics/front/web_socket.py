@@ -39,8 +39,9 @@ from topics.front.answers import Headers
 from topics.front.backend import Reply
 from topics.front.connections import NEVER, RECV_BYTES, Connection
 from topics.front.guard import HeadFields, draining
-from topics.front.live import Live, Reader, Stream
+from topics.front.live import Live
 from topics.front.pages import Page
+from topics.front.streams import Reader, Stream
 from topics.front.watch import heads_of
 
 LOG = logging.getLogger("topics.front")
