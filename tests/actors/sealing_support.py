@@ -142,7 +142,10 @@ class Sealer(Client):
 
     def page(self, name: str, from_seq: int = 0) -> Page:
         asked = Diff(from_seq=from_seq, limit=100_000, include_tags=True, include_meta=True, max_batch_bytes=1 << 30)
-        return read(self.engine.topic(name), asked, self.commits)
+        topic = self.engine.topic(name)
+        for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
+            self.commits.expect(topic, seq)  # whatever is there by now, and whatever has gone
+        return read(topic, asked, self.commits)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """All records, with whatever they have."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from topics.engine.frames import FrameIndex
 from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
@@ -109,12 +110,9 @@ class Commits:
         """Somebody reads on from ``seq``: what stands there in segments comes into memory meanwhile."""
         frames = topic.frames
         index = frames.find(seq)
-        if index < len(frames):
-            first_seq, _, place, _ = frames.entry(index)
-            if place & EXTENT and not place & RESIDENT:
-                following = frames.entry(index + 1)[2] if index + 1 < len(frames) else RESIDENT
-                is_sealed = following & EXTENT and not following & RESIDENT
-                self._prefetch.expect(place, max(seq - first_seq, 0), following if is_sealed else None)
+        place = _sealed(frames, index)
+        if place is not None:
+            self._prefetch.expect(place, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1))
 
     def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
         """Put the change's frames into the group under way. `flush` sends the group off.
@@ -257,3 +255,11 @@ class Commits:
             event = self._idle.pop(topic.id, None)
             if event is not None:
                 event.set()
+
+
+def _sealed(frames: FrameIndex, index: int) -> int | None:
+    """Place of this entry, if it is an extent in which something lives."""
+    if index >= len(frames):
+        return None
+    _, _, place, size = frames.entry(index)
+    return place if size and place & EXTENT and not place & RESIDENT else None
