@@ -150,6 +150,25 @@ def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(client: Seale
     assert sys.getswitchinterval() == pytest.approx(usual)
 
 
+def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "BUSY_BYTES", 1)
+
+    def until_whole(files: int) -> None:
+        while client.wal.whole_since(client.sealing.replay_from) < files:
+            client.append("t", records=[{"data": "x" * 100}])
+
+    until_whole(1)
+    client.seal()
+    assert client.sealing.sealed == 0, "the log has grown since the last look"
+    client.seal()
+    assert client.sealing.sealed == 1, "it has not"
+    until_whole(1)
+    client.seal()
+    until_whole(2)
+    client.seal()
+    assert client.sealing.sealed == 3, "too much waits"
+
+
 def test_a_write_may_be_split_over_extents_and_keeps_its_key(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "build", functools.partial(build, extent_records=4))
     client.append("a", *range(11), key="eleven")

@@ -49,6 +49,8 @@ BACKLOG = 3  # unless so many files wait to be sealed: then others only come in 
 # Meanwhile the log's threads ask for the interpreter sooner. Each call of the loop that lets go of it for a moment begins their wait
 # anew: with the 0.5 ms that are best otherwise, a loop that is always busy keeps a finished write waiting for 50 ms.
 SWITCH_S = 0.0001
+BUSY_BYTES = 512 << 10  # a log that has grown so much since the last look is busy: what comes in a burst is sealed after it,
+BEHIND = 2  # unless so many files wait
 KEYS_AT_ONCE = 512
 TOPICS_AT_ONCE = 64  # between two looks at other work
 log = structlog.get_logger()
@@ -68,6 +70,7 @@ class Sealing:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self._shard = commits, shard
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
+        self._seen = self.wal.position  # at the last look
         self.sealed = self.written = 0  # segments and checkpoints since the start of the process
         self._kept = deque(shard.kept, maxlen=checkpoints.KEEP)
         self._next_number = 1 + max((number for kept in shard.kept for number in kept.segments), default=0)
@@ -107,11 +110,12 @@ class Sealing:
 
     async def _round(self) -> None:
         worked, failure = False, None
+        may_wait = self._log_is_busy() and self.wal.whole_since(self.replay_from) < BEHIND
         if self.segments.marks_due(self.wal.synced):
             with contextlib.suppress(OSError):  # the next checkpoint will say so
                 await trio.to_thread.run_sync(self.segments.write_marks, self.wal.synced)
         try:
-            for base, end in self.wal.whole_files():
+            for base, end in [] if may_wait else self.wal.whole_files():
                 if base < self.replay_from:
                     continue
                 if self.commits.reached < end or self.wal.synced < end:
@@ -126,6 +130,10 @@ class Sealing:
                 await self.checkpoint()
         if failure is not None:
             raise failure
+
+    def _log_is_busy(self) -> bool:
+        before, self._seen = self._seen, self.wal.position
+        return self._seen - before >= BUSY_BYTES
 
     @property
     def _wasteful(self) -> bool:
