@@ -11,7 +11,7 @@ from topics.formats.segment import ENTRY_BYTES
 from topics.formats.segment_build import build
 from topics.storage import disk, prefetch
 from topics.storage.prefetch import Prefetch
-from topics.storage.segments import SegmentStore, place_of
+from topics.storage.segments import SegmentStore, place_of, split_place
 
 AHEAD = 4000
 RECORDS, SIZE = 100, 100
@@ -55,7 +55,8 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(sto
     wanted: dict[Path, list[range]] = {}
     for number, place in enumerate(PLACES):
         following = PLACES[number + 1] if place != PLACES[-1] else None
-        segment, entry, ends = store.segments[place >> 24 & 0xFF], store.entry(place), store.records(place).ends
+        of_segment, extent = split_place(place)
+        segment, entry, ends = store.segments[of_segment], store.entry(place), store.records(place).ends
         for index in range(0, RECORDS, 5):
             ahead.expect(place, index, following)
             for path, offset, length in asked.taken():
@@ -66,7 +67,7 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(sto
             assert all(any(byte in part for part in known) for byte in (at, end - 1)), f"at {index} of {place:x}"
         if number:
             assert range(entry.tables_at, entry.tables_at + entry.tables_len) in wanted[segment.path]
-            line = segment.trailer.directory_at + ENTRY_BYTES * (place & 0xFF)
+            line = segment.trailer.directory_at + ENTRY_BYTES * extent
             assert range(line, line + ENTRY_BYTES) in wanted[segment.path]
         blobs = [part for part in wanted[segment.path] if part.start < entry.offset + entry.blob_bytes and part.stop > entry.offset]
         assert sum(map(len, blobs)) == entry.blob_bytes

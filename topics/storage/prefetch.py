@@ -18,7 +18,7 @@ from topics.storage.disk import Damaged, will_need
 from topics.storage.segments import Segment, SegmentStore, split_place
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
-KNOWN_MAX = 64  # extents
+KNOWN_MAX = 16  # extents; what was asked for longer ago may have left memory again
 
 
 class Prefetch:
