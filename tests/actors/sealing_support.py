@@ -22,8 +22,8 @@ from topics.engine.reading import Page, read
 from topics.engine.shard import Now
 from topics.formats.requests import Diff
 from topics.storage.verify import Finding, verify_directory
-from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
+from topics.storage.wal_writer import Progress
 
 FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
 
@@ -65,8 +65,8 @@ class Sealer(Client):
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_report, self._wal_flush = self.wal._report, self.wal.flush
-        self.wal._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
+        self._wal_report, self._wal_flush = self.wal.writer._report, self.wal.flush
+        self.wal.writer._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the same in every run.
 
@@ -76,11 +76,13 @@ class Sealer(Client):
             self._told = progress
             self._news.notify_all()
 
-    def _flush(self, *, sync: bool) -> None:
-        self._wal_flush(sync=sync)
+    def _flush(self, *, sync: bool) -> Progress | None:
+        progress = self._wal_flush(sync=sync)
         self._sync_to = self.wal._start if sync else self._sync_to
         with self._news:
+            self._told = progress or self._told
             self._news.wait_for(self._is_at_rest)
+        return progress
 
     def _is_at_rest(self) -> bool:
         told = self._told

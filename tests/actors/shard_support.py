@@ -21,14 +21,17 @@ from topics.formats.requests import Limits, json_bytes
 from topics.formats.wal import Frame
 from topics.storage.blobs import BlobStore
 from topics.storage.segments import SegmentStore
-from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
+from topics.storage.wal_writer import Progress
 
 LIMITS = Limits(batch_records=20_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 
 
 class Log:
-    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`; ``groups`` is what was handed over."""
+    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`; ``groups`` is what was handed over.
+
+    With ``at_once`` it writes what it may in `flush`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.blobs = BlobStore(folder / "blob")
@@ -36,6 +39,7 @@ class Log:
         self.groups: list[tuple[int, bool]] = []  # end, sync
         self.position = self.written = self.synced = 0
         self.failed: OSError | None = None
+        self.at_once = False
         self._start = 0
         self._done: list[Progress] = []
 
@@ -50,10 +54,16 @@ class Log:
         self.position += frame.length
         return position
 
-    def flush(self, *, sync: bool) -> None:
-        if self.position > self._start or (sync and self.synced < self.position):
-            self.groups.append((self.position, sync))
-            self._start = self.position
+    def flush(self, *, sync: bool) -> Progress | None:
+        if self.position == self._start and not (sync and self.synced < self.position):
+            return None
+        self.groups.append((self.position, sync))
+        may = self.at_once and not sync and self.written == self._start
+        self._start = self.position
+        if not may:
+            return None
+        self.written = self.position
+        return Progress(self.written, self.synced, 1.5, 0.0)
 
     def take_progress(self) -> list[Progress]:
         taken, self._done = self._done, []

@@ -18,8 +18,8 @@ from topics.engine.topic import RESERVE_MIN
 from topics.formats.requests import decode_append, decode_config, json_bytes
 from topics.formats.wal import FrameKind
 from topics.storage.disk import Damaged
-from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
+from topics.storage.wal_writer import Progress
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -145,6 +145,51 @@ async def test_a_write_to_another_topic_does_not_wait_for_a_sync(desk: Desk) -> 
     assert desk.answers() == [(fast, 200)]
     desk.synced()
     assert desk.answers() == [(slow, 200)]
+
+
+async def test_what_is_written_at_once_is_answered_and_read_at_once(desk: Desk) -> None:
+    desk.make("a")
+    desk.log.at_once = True
+    first, second = desk.append("a", 1), desk.append("a", 2, 3)
+    assert (desk.answers(), desk.seqs("a")) == ([], []), "decided, and not sent off yet"
+    desk.flush()
+    assert desk.answers() == [(first, 200), (second, 200)]
+    assert desk.seqs("a") == [1, 2, 3]
+    assert not len(desk.commits)
+    assert desk.commits.advance() is None
+
+
+async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    desk.make("b")
+    desk.append("a", 1)
+    desk.written()
+    desk.log.at_once = True
+    here = desk.append("b", 1)
+    desk.flush()
+    assert desk.answers() == [(here, 200)]
+    assert (desk.seqs("a"), desk.seqs("b")) == ([], [1])
+    desk.synced()
+    assert len(desk.answers()) == 1
+    assert desk.seqs("a") == [1]
+
+
+async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk) -> None:
+    desk.make("a", cap_records=4)
+    desk.append("a", 1, 2, 3)
+    desk.synced()
+    desk.make("a", durability="ephemeral")
+    desk.append("a", 4)
+    desk.make("a", durability="disk")
+    desk.answers()
+    desk.log.at_once = True
+    desk.append("a", 5)
+    desk.flush()
+    assert len(desk.answers()) == 1
+    assert desk.seqs("a") == [2, 3, 4, 5]
+    assert kinds(desk)[-2:] == [FrameKind.APPEND, FrameKind.FLOOR]
+    assert desk.log.written == desk.log.position, "nothing is left in the group under way"
+    assert not len(desk.commits)
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk"])

@@ -749,7 +749,7 @@ class OnDisk(Front):
 async def disk(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[OnDisk]:
     front = OnDisk(tmp_path, nursery)
     yield front
-    if front.log._thread.is_alive():
+    if front.log.writer._thread.is_alive():
         await front.end()
 
 

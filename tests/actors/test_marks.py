@@ -40,7 +40,7 @@ def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
     client.checkpoint()
     yield client
     client.give_up()
-    if client.wal._thread.is_alive():
+    if client.wal.writer._thread.is_alive():
         client.kill()
 
 

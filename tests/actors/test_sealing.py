@@ -42,7 +42,7 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
     client = Sealer(tmp_path / "data")
     yield client
     client.give_up()
-    if client.wal._thread.is_alive():
+    if client.wal.writer._thread.is_alive():
         client.kill()
 
 

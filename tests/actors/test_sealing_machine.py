@@ -22,8 +22,8 @@ from topics.engine.shard import Append
 from topics.engine.topic import Topic
 from topics.formats.requests import Match, decode_config, json_bytes
 from topics.storage.checkpoints import whole
-from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal_writer import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])

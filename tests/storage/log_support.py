@@ -18,7 +18,7 @@ from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Follow, Now
 from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
 from topics.storage.recovery import Shard, recover
-from topics.storage.wal import Progress
+from topics.storage.wal_writer import Progress
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 FILE_BYTES = 64 << 10

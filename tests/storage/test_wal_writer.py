@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,10 +17,12 @@ import pytest
 
 from tests.storage.log_support import ForgetfulDisk
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
+from topics.storage import wal_writer
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import make_directory
-from topics.storage.wal import Progress, Wal
+from topics.storage.wal import Wal
 from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal_writer import AT_ONCE_BYTES, Progress, WalWriter
 
 WAIT_MS = 10_000
 FILE_BYTES = 8192
@@ -34,9 +37,9 @@ def frame(size: int = 100, seq: int = 1) -> Frame:
 class Log(Wal):
     """A log whose reports are taken one at a time."""
 
-    def __init__(self, folder: Path, *, sync_ms: int, file_bytes: int) -> None:
+    def __init__(self, folder: Path, *, sync_ms: int, file_bytes: int, files: Sequence[WalFile] = (), position: int = 0) -> None:
         self._reports: deque[Progress] = deque()
-        super().__init__(folder, 0, [], 0, blobs=BlobStore(folder.parent / "blob"), file_bytes=file_bytes, sync_ms=sync_ms)
+        super().__init__(folder, 0, [*files], position, blobs=BlobStore(folder.parent / "blob"), file_bytes=file_bytes, sync_ms=sync_ms)
 
     def next_progress(self) -> Progress:
         while not self._reports:
@@ -45,6 +48,12 @@ class Log(Wal):
             assert poller.poll(WAIT_MS), "the writer reports every write"
             self._reports += self.take_progress()
         return self._reports.popleft()
+
+    def flush(self, *, sync: bool) -> Progress | None:
+        progress = super().flush(sync=sync)
+        if progress is not None:
+            self._reports.append(progress)
+        return progress
 
 
 def start(folder: Path, *, sync_ms: int = 60_000, file_bytes: int = FILE_BYTES) -> Log:
@@ -191,6 +200,120 @@ def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
     wal.stop()
 
 
+# What the loop writes itself
+
+
+def at_once(wal: Log, *frames: Frame) -> Progress | None:
+    for each in frames:
+        wal.append(each)
+    return wal.flush(sync=False)
+
+
+def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
+    hand_over(wal, frame(seq=1))
+    progress = at_once(wal, frame(seq=2), frame(seq=3))
+    assert progress is not None
+    assert (progress.written, progress.error) == (wal.position, None)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+    assert wal.take_progress() == []
+    assert wal.counters.batches == 2
+
+
+def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal", file_bytes=1 << 20)
+    assert at_once(wal, frame(seq=1)) is None
+    wal.next_progress()
+    assert at_once(wal, frame(AT_ONCE_BYTES, seq=2)) is None
+    wal.next_progress()
+    assert at_once(wal, frame(seq=3)) is not None
+    wal.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+
+
+def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over(wal, frame(seq=1))
+    gate = Gate(monkeypatch)
+    wal.append(frame(seq=2))
+    wal.flush(sync=True)
+    gate.wait()
+    assert at_once(wal, frame(seq=3)) is None, "a sync is under way"
+    gate.open()
+    while wal.next_progress().written < wal.position:
+        pass
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+
+
+def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was woken for the first of several writes of the loop, and a group of its own waits by the time that it looks."""
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    wal.stop()
+    late: list[threading.Thread] = []
+    file = WalFile.open(wal.folder / "0000000000000000.wal", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+        again = Log(wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], position=wal.position)
+    for seq in (2, 3):
+        assert at_once(again, frame(seq=seq)) is not None
+    again.flush(sync=True)
+    assert at_once(again, frame(seq=4)) is not None
+    again.append(frame(seq=5))
+    again.flush(sync=True)
+    again.append(frame(seq=6))
+    assert again.flush(sync=False) is None, "one is on its way"
+    for thread in late:
+        thread.start()
+    again.wait_synced()
+    again.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> None:
+    """However the loop's writes fall between the looks of the writer, none is forgotten."""
+    wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
+    hand_over(wal, frame(), sync=True)
+    chance = random.Random(1)
+    direct = 0
+    for seq in range(2, 400):
+        direct += at_once(wal, frame(1, seq)) is not None
+        if chance.random() < 0.2:
+            wal.wait_synced()
+        elif chance.random() < 0.3:
+            time.sleep(chance.random() * 0.003)
+    wal.wait_synced()
+    assert direct > 100
+    wal.stop()
+
+
+def test_much_that_was_written_at_once_is_synced_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = frame().length
+    monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(), sync=True)
+    for seq in range(2, 9):
+        assert at_once(wal, frame(seq=seq)) is not None
+        time.sleep(0.01)  # the writer was woken for the first of them, and sleeps again
+    while wal.next_progress().synced <= 2 * length:
+        pass
+    wal.stop()
+
+
+def test_an_error_of_the_loops_own_write_breaks_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wal = start(tmp_path / "wal")
+    good = hand_over(wal, frame(seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", failing(errno.EIO))
+        assert at_once(wal, frame(seq=2)) is None
+    lost = wal.next_progress()
+    assert lost.error is wal.failed is not None
+    assert (lost.error.errno, lost.synced) == (errno.EIO, good.synced)
+    for sync in (False, True):
+        wal.append(frame(seq=3))
+        assert wal.flush(sync=sync) is None
+    wal.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
+
+
 # Syncs that nobody waits for
 
 
@@ -289,13 +412,13 @@ def test_every_file_has_its_own_salt(wal: Log) -> None:
 @pytest.fixture
 def no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next file is made when it is needed, not before."""
-    monkeypatch.setattr(Wal, "_look_ahead", lambda *_: None)
+    monkeypatch.setattr(WalWriter, "_look_ahead", lambda *_: None)
 
 
 def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
     hand_over(wal, frame(4000), sync=True)
     deadline = time.monotonic() + 5
-    while wal._spares.empty():
+    while wal.writer._spares.empty():
         assert time.monotonic() < deadline, "no spare file was made"
         time.sleep(0.001)
     (inode,) = [spare.stat().st_ino for spare in wal.folder.glob("*.spare")]

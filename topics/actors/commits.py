@@ -20,8 +20,9 @@ from topics.formats.wal import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.prefetch import Prefetch
 from topics.storage.segments import SegmentStore
-from topics.storage.wal import Progress, Wal
+from topics.storage.wal import Wal
 from topics.storage.wal_file import NoRoom
+from topics.storage.wal_writer import Progress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
 AT_ONCE = Progress(0, 0, 0.0, 0.0)  # what waits for nothing has not been anywhere
@@ -181,9 +182,19 @@ class Commits:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 
     def flush(self) -> None:
-        """Hand the group to the writer. Once for each batch of messages, so that they share a write and a sync."""
-        self.wal.flush(sync=self._sync_wanted)
-        self._sync_wanted = False
+        """Send the group off. Once for each batch of messages, so that they share a write and a sync.
+
+        What is written at once is committed and answered at once, too.
+        """
+        while (progress := self._send_group()) is not None:
+            self._settle_up_to(self._until_written, progress.written, progress)
+            if not self._floor_told:
+                return
+            self._floor_told = False
+
+    def _send_group(self) -> Progress | None:
+        sync, self._sync_wanted = self._sync_wanted, False
+        return self.wal.flush(sync=sync)
 
     def advance(self) -> OSError | None:
         """Commit and answer what the log has reached; the error that made it stop, if it did."""

@@ -21,8 +21,8 @@ from topics.engine.topic import Topic
 from topics.formats.records import RecordsView, Rendering
 from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
 from topics.formats.sliced import slices
-from topics.storage.wal import Progress
 from topics.storage.wal_file import NoRoom
+from topics.storage.wal_writer import Progress
 
 LONG_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
 RUN_BYTES = 512 << 10

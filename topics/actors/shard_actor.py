@@ -32,7 +32,7 @@ from topics.formats.message import MessageFrame
 from topics.formats.requests import Buffer, Limits, decode_append, decode_config, decode_delete
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
-from topics.storage.wal import Progress
+from topics.storage.wal_writer import Progress
 
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
 RPC_TIMEOUT_MS = 45_000
