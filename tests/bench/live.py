@@ -1,7 +1,8 @@
 """What live costs on a real server: ``python -m tests.bench.live [--only abcd] [--seconds 5]``.
 
 a   publishes on one WebSocket, 50 of them unanswered: acks and records a second
-b   from just before a publish is sent to when a subscriber has read its frame, at 100 messages a second
+b   from just before a publish is sent to when a subscriber has read its frame, at 100 messages a second; and the same on a path with
+    nothing on it (`tests/bench/bare.py`)
 c   memory of front and shards for each open idle stream, every one with a session of its own
 d   a room: 100 WebSockets that each publish 20 messages a second to the one topic that all are subscribed to
 
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.bench.bare import BarePath
 from tests.bench.http_load import DATA, Client, append, post, quantiles_ms, verdict
 from tests.bench.websocket import frame
 from tests.server import Server, rss_bytes
@@ -82,9 +84,12 @@ def web_socket(address: tuple[str, int]) -> socket.socket:
 
 def stream(address: tuple[str, int], client: Client, topic: str) -> socket.socket:
     """A session of its own at the head of a topic, and its open stream, once it is live."""
-    answer = client.ask_json(post("/v0/watch", b'{"topics":{"%b":{"tail":true}}}' % topic.encode()))
+    return _opened(address, client.ask_json(post("/v0/watch", b'{"topics":{"%b":{"tail":true}}}' % topic.encode()))["stream_url"])
+
+
+def _opened(address: tuple[str, int], url: str) -> socket.socket:
     sock = connect(address)
-    sock.sendall(b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n" % answer["stream_url"].encode())
+    sock.sendall(b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n" % url.encode())
     _until(sock, b"event: caught-up\n")
     return sock
 
@@ -201,19 +206,25 @@ def _publish(address: tuple[str, int], topic: str, records: int, seconds: float)
 
 
 def deliveries(folder: Path | None, seconds: float) -> None:
+    messages = int(seconds * DELIVERY_HZ)
     with running(folder) as server:
         client = Client(server.address)
         for durability in CLASSES:
             client.ask(append(durability, 1, b'{"durability":"%b"}' % durability.encode()))
             for subscribers, p50_ms in ((1, 0.5), (50, 1.0)):
+                with BarePath(folder, synced=durability == "fsync") as bare:
+                    streams = [_opened(bare.address, "/") for _ in range(subscribers)]
+                    line(f"b bare, {durability}, {subscribers}", _shown(_deliver(bare.address, "bare", streams, messages)), "peer")
                 usage = Usage(server)
                 streams = [stream(server.address, client, durability) for _ in range(subscribers)]
-                times = _deliver(server.address, durability, streams, int(seconds * DELIVERY_HZ))
-                p50, p99, p999, most = quantiles_ms(times)
-                shown = f"p50 {p50:>6.2f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms   {usage}"
-                line(f"b {durability}, {subscribers} subscribers", shown, verdict(p50 <= p50_ms and p99 <= P99_MS))
-                for sock in streams:
-                    sock.close()
+                times = _deliver(server.address, durability, streams, messages)
+                p50, p99, _, _ = quantiles_ms(times)
+                line(f"b {durability}, {subscribers} subscribers", f"{_shown(times)}   {usage}", verdict(p50 <= p50_ms and p99 <= P99_MS))
+
+
+def _shown(times: array[float]) -> str:
+    p50, p99, p999, most = quantiles_ms(times)
+    return f"p50 {p50:>6.2f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms"
 
 
 def _deliver(address: tuple[str, int], topic: str, streams: list[socket.socket], messages: int) -> array[float]:
@@ -251,7 +262,8 @@ def _deliver(address: tuple[str, int], topic: str, streams: list[socket.socket],
                     next_of[fd] += 1
                     times.append(read_at - sent_at[number])
                     left -= 1
-    publisher.close()
+    for sock in (publisher, *streams):
+        sock.close()
     poll.close()
     return times
 
