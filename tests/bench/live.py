@@ -262,7 +262,8 @@ def _deliver(address: tuple[str, int], topic: str, streams: list[socket.socket],
                     next_of[fd] += 1
                     times.append(read_at - sent_at[number])
                     left -= 1
-    for sock in (publisher, *streams):
+    publisher.close()
+    for sock in streams:
         sock.close()
     poll.close()
     return times
