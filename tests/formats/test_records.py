@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.formats.records import RecordFlags, RecordsView, encode, json_nodes
-from topics.formats.requests import AppendBody, Limits, decode_append, json_string
+from topics.formats.requests import AppendBody, Limits, PlainAppend, decode_append, json_string
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 
@@ -90,6 +90,31 @@ def test_a_full_write_is_the_documented_bytes() -> None:
     assert cbor2.loads(encoded.ext) == {"k": "k", "n": [b'"a"', b'"b"'], "t": [b'"t"']}
     tables = [ends, [1, 0, 2], [1, 1, 0], [len(b',"meta":{}'), 0, len(b',"meta":{"m":1}')]]
     assert b"".join(encoded.parts) == encoded.ext + b"".join(array("I", table).tobytes() for table in tables) + b"".join(records)
+
+
+@given(
+    st.lists(st.sampled_from([b'{"a": 1}', b"1", b'"\xc3\xa9"', b"[]"]), min_size=1, max_size=12),
+    st.sampled_from([b',"tag":null', b',"node":null', b',"meta":null', b',"of no meaning":1', b',"data":2']),
+    st.sampled_from([b"", b',"node":"n"', b',"idempotency_key":"k"', b',"create":true', b',"more":{}']),
+    st.data(),
+)
+def test_records_with_data_alone_are_the_same_bytes_however_they_were_sent(
+    datas: list[bytes], absent: bytes, around: bytes, data: st.DataObject
+) -> None:
+    """One way decodes and renders such records without a look at each; any field more takes the other way."""
+    at = data.draw(st.integers(0, len(datas) - 1))
+    if absent == b',"data":2':
+        datas[at] = b"2"
+    bodies = [
+        b'{"records":[%b]%b}' % (b",".join([b'{"data":%b%b}' % (each, more if n == at else b"") for n, each in enumerate(datas)]), around)
+        for more in (b"", absent)
+    ]
+    plain, other = (decode_append(body, None, LIMITS) for body in bodies)
+    assert isinstance(plain, PlainAppend)
+    assert isinstance(other, PlainAppend) == (absent == b',"data":2')
+    one, two = (encode(request, 5, 1748450000123, keep_key=True) for request in (plain, other))
+    assert (one.flags, one.record_count, one.ext, one.blob_bytes) == (two.flags, two.record_count, two.ext, two.blob_bytes)
+    assert b"".join(one.parts) == b"".join(two.parts)
 
 
 def test_one_node_for_all_needs_no_table() -> None:

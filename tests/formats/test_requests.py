@@ -18,6 +18,7 @@ from topics.formats.requests import (
     Diff,
     Limits,
     Match,
+    PlainAppend,
     RecordIn,
     decode_append,
     decode_config,
@@ -157,6 +158,18 @@ def test_null_is_absence_where_a_field_is_optional() -> None:
 def test_unknown_fields_are_ignored() -> None:
     assert bytes(one(b'{"data":1,"later":[{}],"$seq":9}').data) == b"1"
     append(b'{"records":[{"data":1}],"later":null}')
+
+
+@pytest.mark.parametrize("more", [b'"tag":"t"', b'"node":"n"', b'"meta":{"a":1}'])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_record_with_more_than_data_makes_the_others_no_different(more: bytes, at: int) -> None:
+    records = [b'{"data":%d%b}' % (n, b"," + more if n == at else b"") for n in range(3)]
+    body = append(b'{"records":[%b]}' % b",".join(records))
+    assert not isinstance(body, PlainAppend)
+    assert [bytes(record.data) for record in body.records] == [b"0", b"1", b"2"]
+    found = [(record.tag, record.node, bytes(record.meta)) for record in body.records]
+    assert found.count((None, None, b"")) == 2
+    assert found[at] != (None, None, b"")
 
 
 def test_the_last_of_two_equal_members_counts() -> None:

@@ -39,7 +39,7 @@ from topics.formats import records
 from topics.formats.extent_view import ExtentView
 from topics.formats.names import covered
 from topics.formats.records import RecordFlags, Rendering
-from topics.formats.requests import AppendBody, Match, json_string
+from topics.formats.requests import AppendBody, Match, PlainAppend, json_string
 from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.wal import Frame, FrameKind
 
@@ -371,6 +371,8 @@ def _check_room(topic: Topic, count: int, size: int) -> None:
 
 
 def _tagged(body: AppendBody) -> list[tuple[int, bytes]]:
+    if isinstance(body, PlainAppend):
+        return []
     return [(index, json_string(record.tag)) for index, record in enumerate(body.records) if record.tag is not None]
 
 

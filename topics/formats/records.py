@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from topics.formats.requests import AppendBody, Buffer, RecordIn, json_string
+from topics.formats.requests import AppendBody, Buffer, PlainAppend, RecordIn, json_string
 
 U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
@@ -66,7 +66,7 @@ class EncodedRecords(NamedTuple):
 def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
     """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
     records = request.records
-    if _plain(request):
+    if isinstance(request, PlainAppend) and request.node is None:
         flags = 0
         tables: list[bytes] = []
         packed = cbor2.dumps({"k": request.idempotency_key}) if keep_key and request.idempotency_key is not None else b""
@@ -94,22 +94,6 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
     pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
     pieces[0:-1:2], pieces[1::2] = heads, payloads
     return ends, b"".join(pieces)
-
-
-def _plain(request: AppendBody) -> bool:
-    """Whether no record has a node, a tag or a meta."""
-    if request.node is not None:
-        return False
-    records = request.records
-    if len(records) == 1:
-        record = records[0]
-        return record.tag is None and record.node is None and not record.meta
-    count = len(records)
-    return (
-        [record.tag for record in records].count(None) == count
-        and [record.node for record in records].count(None) == count
-        and not any([record.meta for record in records])  # noqa: C419 - a list is faster than a generator here
-    )
 
 
 class Rendering:

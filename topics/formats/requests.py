@@ -5,9 +5,9 @@ The decoder checks grammar and types but neither UTF-8 inside raw values nor the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -49,6 +49,21 @@ class AppendBody(msgspec.Struct, gc=False):
     disable_backpressure: bool = False
 
 
+class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record that was sent with data alone, as most are."""
+
+    data: Raw
+    tag: ClassVar[None] = None
+    node: ClassVar[None] = None
+    meta: ClassVar[Raw] = _NOTHING
+
+
+class PlainAppend(AppendBody, gc=False):
+    """An append of nothing but such records. Nobody need look at each of them to know it."""
+
+    records: list[PlainRecordIn]  # type: ignore[assignment]
+
+
 class DiffBody(msgspec.Struct):
     """Body of ``POST /v0/topics/:topic/diff`` (§3), bounds not yet applied."""
 
@@ -82,6 +97,7 @@ def limits_of(settings: Settings) -> Limits:
 
 
 _append = msgspec.json.Decoder(AppendBody)
+_plain_append = msgspec.json.Decoder(PlainAppend)
 _diff = msgspec.json.Decoder(DiffBody)
 _patch = msgspec.json.Decoder(TopicConfigPatch)
 
@@ -106,20 +122,20 @@ def _refusal(error: Exception) -> InvalidRequest:
     return InvalidRequest("the body is nested too deeply")
 
 
-def decode(decoder: msgspec.json.Decoder[Body], body: Buffer) -> Body:
-    """A body as ``decoder`` says, and valid UTF-8 wherever it is not looked into. Raises `InvalidRequest`."""
+def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
+    """A body as ``parse`` says, and valid UTF-8 wherever it is not looked into. Raises `InvalidRequest`."""
     try:  # not refusing_bad_bodies(), which would cost as much again
         # Raw values are not looked into by the decoder: one bad byte would poison every reader's JSON.
         if not (isinstance(body, bytes) and body.isascii()):
             str(body, "utf-8")
-        return decoder.decode(body)
+        return parse(body)
     except _BAD_BODY as error:
         raise _refusal(error) from error
 
 
 def decode_config(body: Buffer) -> TopicConfigPatch:
     """Body of a topic PUT; an empty body means no field."""
-    return decode(_patch, body or b"{}")
+    return decode(_patch.decode, body or b"{}")
 
 
 def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
@@ -127,9 +143,16 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 
     Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
     """
-    request = decode(_append, body or b"{}")
+    request = decode(_parse_append, body or b"{}")
     check_append(request, len(body), header_key, limits)
     return request
+
+
+def _parse_append(body: Buffer) -> AppendBody:
+    try:
+        return _plain_append.decode(body)
+    except msgspec.MsgspecError:  # at the first record that has more, mostly; or what the other one will refuse, too
+        return _append.decode(body)
 
 
 def check_append(request: AppendBody, body_len: int, header_key: str | None, limits: Limits) -> None:
@@ -147,7 +170,8 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
             max=limits.batch_records,
         )
     _check_text("node", request.node, limits.node_bytes)
-    _check_marks(records, limits)
+    if not isinstance(request, PlainAppend):
+        _check_marks(records, limits)
     if body_len > limits.record_bytes:  # otherwise no record can be over its limit
         _check_sizes(records, limits)
 
@@ -169,17 +193,14 @@ def check_node(node: str, limits: Limits) -> None:
 
 
 def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
-    for index, record in enumerate(records):
-        if len(record.data) + len(record.meta) > limits.record_bytes:
-            raise RecordTooLarge(
-                f"record {index}: data and meta are above {limits.record_bytes} bytes", index=index, max=limits.record_bytes
-            )
+    sizes = [len(record.data) + len(record.meta) for record in records]
+    if max(sizes) > limits.record_bytes:
+        index = next(index for index, size in enumerate(sizes) if size > limits.record_bytes)
+        raise RecordTooLarge(f"record {index}: data and meta are above {limits.record_bytes} bytes", index=index, max=limits.record_bytes)
 
 
 def _check_marks(records: Sequence[RecordIn], limits: Limits) -> None:
     count = len(records)
-    if count == 1 and records[0].tag is None and records[0].node is None and not records[0].meta:
-        return  # the usual record of a small write
     if [record.tag for record in records].count(None) != count:
         for record in records:
             _check_text("tag", record.tag, limits.tag_bytes)
@@ -222,7 +243,7 @@ class Diff(msgspec.Struct, frozen=True):
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
     """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types only."""
-    asked = decode(_diff, body or b"{}")
+    asked = decode(_diff.decode, body or b"{}")
     for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
         value = getattr(asked, field)
         if value is not None and not 0 <= value <= U64_MAX:
@@ -268,7 +289,7 @@ _delete = msgspec.json.Decoder(DeleteBody)
 
 def decode_delete(body: Buffer) -> DeleteRequest:
     """Body of a delete. Raises `InvalidRequest`."""
-    asked = decode(_delete, body or b"{}")
+    asked = decode(_delete.decode, body or b"{}")
     if asked.before_seq is not None and not 0 <= asked.before_seq <= U64_MAX:
         raise InvalidRequest("before_seq must be an integer from 0 to 2^64 - 1", field="before_seq")
     match = None if asked.match is None else _match(asked.match)

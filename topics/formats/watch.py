@@ -105,7 +105,7 @@ _map = msgspec.json.Decoder(dict[str, int])
 
 def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> Watch:
     """Body of ``POST /v0/watch``. Raises `InvalidRequest`."""
-    asked = decode(_watch, body or b"{}")
+    asked = decode(_watch.decode, body or b"{}")
     _check_starts(asked.topics, max_topics)
     _check_integer("heartbeat_ms", asked.heartbeat_ms)
     heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
@@ -122,12 +122,12 @@ def request_id_of(message: bytes) -> bytes:
 
 def decode_command(message: bytes) -> CommandHead:
     """The head of a WebSocket command. Raises `InvalidRequest`."""
-    return decode(_head, message)
+    return decode(_head.decode, message)
 
 
 def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> Watch:
     """The ``subscribe`` command. Raises `InvalidRequest`."""
-    asked = decode(_subscribe, message)
+    asked = decode(_subscribe.decode, message)
     if (asked.topic is None) == (asked.topics is None):
         raise InvalidRequest("subscribe names either a topic or topics")
     starts = asked.topics if asked.topic is None else {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
