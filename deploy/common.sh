@@ -20,9 +20,10 @@ apt_install() {
 # they are told to, and theirs runs the same code up to 1.6 times as long. A name on PATH may be a shim of a version that is
 # not installed, so each is tried.
 find_python() {
-    local needs name
+    local needs name names=(/usr/bin/python3 python3.11 python3.12 python3.13 python3.14 python3)
+    [ -z "${PYTHON:-}" ] || names=("$PYTHON")
     for needs in 'ensurepip, sys' sys; do
-        for name in ${PYTHON:-/usr/bin/python3 python3.11 python3.12 python3.13 python3.14 python3}; do
+        for name in "${names[@]}"; do
             if "$name" -c "import $needs; sys.exit(sys.version_info < (3, 11))" 2>/dev/null; then
                 command -v "$name"
                 return

@@ -121,8 +121,9 @@ class WalWriter:
         if (
             self._written == group.position
             and group.end - group.position <= AT_ONCE_BYTES
-            and not (group.sync or group.new_file or self._broken)
+            and not (group.sync or group.new_file)
             and not self._sync_lock.locked()  # a write beside a sync may have to wait for it
+            and not self._broken  # asked last: a sync that failed has said so before it let go of the lock
         ):
             return self._write_at_once(group)
         self._queue.put(group)
