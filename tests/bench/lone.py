@@ -11,6 +11,7 @@ import contextlib
 import shutil
 import tempfile
 from array import array
+from itertools import repeat
 from pathlib import Path
 
 from tests.bench.bare import BarePath
@@ -42,7 +43,7 @@ def main() -> int:
             times = {name: array("d") for name in places}
             for _ in range(TURNS):
                 for name, (address, _) in places.items():
-                    load = Load(name, 1, lambda request=requests[name]: request)  # type: ignore[misc]
+                    load = Load(name, 1, repeat(requests[name]).__next__)
                     drive(address, [load], arguments.seconds / TURNS)
                     times[name] += load.seconds
     finally:

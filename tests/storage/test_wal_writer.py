@@ -1,4 +1,4 @@
-"""The log's writer thread: order, groups, files one after the other, a full disk, a broken disk."""
+"""The log's writer: order, groups, files one after the other, a full disk, a broken disk."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Pa
 
 
 def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> None:
-    """However the loop's writes fall between the looks of the writer, none is forgotten."""
+    """However the loop's writes fall between the looks of the writer, none is forgotten: so they come at times left to chance."""
     wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
     hand_over(wal, frame(), sync=True)
     chance = random.Random(1)
@@ -288,11 +288,21 @@ def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> No
 def test_much_that_was_written_at_once_is_synced_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length = frame().length
     monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
+    looks = threading.Semaphore(0)
+    next_groups = WalWriter._next_groups
+
+    def look(writer: WalWriter, until: float) -> Any:
+        looks.release()
+        return next_groups(writer, until)
+
+    monkeypatch.setattr(WalWriter, "_next_groups", look)
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(), sync=True)
-    for seq in range(2, 9):
+    assert at_once(wal, frame(seq=2)) is not None
+    for _ in range(3):  # at the start, after the first frame, and after the second, for which it was woken
+        assert looks.acquire(timeout=WAIT_MS / 1000)
+    for seq in range(3, 9):
         assert at_once(wal, frame(seq=seq)) is not None
-        time.sleep(0.01)  # the writer was woken for the first of them, and sleeps again
     while wal.next_progress().synced <= 2 * length:
         pass
     wal.stop()

@@ -61,7 +61,7 @@ class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 class PlainAppend(AppendBody, gc=False):
     """An append of nothing but such records. Nobody need look at each of them to know it."""
 
-    records: list[PlainRecordIn]  # type: ignore[assignment]
+    records: list[PlainRecordIn]  # type: ignore[assignment]  # whoever reads a RecordIn may read one of these
 
 
 class DiffBody(msgspec.Struct):
