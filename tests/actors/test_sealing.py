@@ -25,6 +25,7 @@ from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.segments import SegmentStore, SegmentWriter, split_place
 from topics.storage.wal import Wal
+from topics.storage.wal_writer import SPARES
 
 Seen = dict[str, Any]
 
@@ -167,6 +168,15 @@ def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(client:
     until_whole(2)
     client.seal()
     assert client.sealing.sealed == 3, "too much waits"
+
+
+def test_the_more_files_wait_the_less_it_rests() -> None:
+    rests = [sealing.rest_after(0.001, waiting) for waiting in range(sealing.BACKLOG + 2)]
+    assert rests[: sealing.BEHIND + 1] == pytest.approx([0.006] * (sealing.BEHIND + 1))
+    assert rests[sealing.BEHIND :] == sorted(rests[sealing.BEHIND :], reverse=True)
+    assert rests[sealing.BACKLOG - 1] > 0
+    assert rests[sealing.BACKLOG :] == [0.0, 0.0]
+    assert sealing.rest_after(1.0, 0) == sealing.REST_MAX_S
 
 
 def test_a_write_may_be_split_over_extents_and_keeps_its_key(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,7 +573,7 @@ def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_res
     assert room(client) < used * 0.6
     assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
-    assert len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= 2
+    assert len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES
     assert seen(client) == before
     written = client.sealing.written
     for _ in range(5):
@@ -679,10 +689,11 @@ def test_recycled_log_files_are_found_before_the_disk_knows_their_names(client: 
     fill(client, "a", rounds=60)
     free_all(client)
     recycled = [path.name for path in files(client.path, "wal") if path.suffix == ".spare"]
-    assert len(recycled) == 2
-    while len(client.wal._bases) < 4:
+    assert len(recycled) == SPARES
+    files_now = len(client.wal._bases)
+    while len(client.wal._bases) < files_now + SPARES:
         client.append("a", 1)
-    before, bases = seen(client), client.wal._bases[-2:]
+    before, bases = seen(client), client.wal._bases[-SPARES:]
     client.kill()
     names = dict(zip([f"{base:016x}.wal" for base in bases], recycled, strict=True))
     for lost in ([*names], [*names][:1], [*names][1:]):

@@ -43,14 +43,14 @@ from topics.storage.wal_file import WalFile
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 1 << 20  # handed to the thread at once
-REST = 6.0  # a step of sealing is followed by a rest so many times as long,
-REST_MAX_S = 0.010
-BACKLOG = 3  # unless so many files wait to be sealed: then others only come in between
+REST, REST_MAX_S = 6.0, 0.010  # a step of sealing is followed by a rest so many times as long, while at most BEHIND files wait; then by
+BACKLOG = 10  # less with each, and when so many wait, others only come in between
 # Meanwhile the log's threads ask for the interpreter sooner. Each call of the loop that lets go of it for a moment begins their wait
 # anew: with the 0.5 ms that are best otherwise, a loop that is always busy keeps a finished write waiting for 50 ms.
 SWITCH_S = 0.0001
 BUSY_BYTES = 512 << 10  # a log that has grown so much since the last look is busy: what comes in a burst is sealed after it,
 BEHIND = 2  # unless so many files wait
+AT_ONCE = 2  # after so many files, a checkpoint lets go of others
 KEYS_AT_ONCE = 512
 TOPICS_AT_ONCE = 64  # between two looks at other work
 log = structlog.get_logger()
@@ -109,7 +109,7 @@ class Sealing:
             await trio.sleep(pause)
 
     async def _round(self) -> None:
-        worked, failure = False, None
+        sealed, failure = 0, None
         may_wait = self._log_is_busy() and self.wal.whole_since(self.replay_from) < BEHIND
         if self.segments.marks_due(self.wal.synced):
             with contextlib.suppress(OSError):  # the next checkpoint will say so
@@ -122,10 +122,13 @@ class Sealing:
                     break
                 with _log_first():
                     await self._seal(base, end)
-                worked = True
+                    sealed += 1
+                    if sealed == AT_ONCE:
+                        await self.checkpoint()
+                        sealed = 0
         except OSError as error:
             failure = error  # on a full disk, a checkpoint may free the room that a segment wants
-        if worked or (self._wasteful and time.monotonic() - self._written_at > AGAIN_S):
+        if sealed or (self._wasteful and time.monotonic() - self._written_at > AGAIN_S):
             with _log_first():
                 await self.checkpoint()
         if failure is not None:
@@ -213,10 +216,11 @@ class Sealing:
 
     async def _rest(self, worked_s: float) -> None:
         """Let others run."""
-        if self.wal.whole_since(self.replay_from) >= BACKLOG:
-            await trio.lowlevel.checkpoint()
+        rest_s = rest_after(worked_s, self.wal.whole_since(self.replay_from))
+        if rest_s:
+            await trio.sleep(rest_s)
         else:
-            await trio.sleep(min(REST * worked_s, REST_MAX_S))
+            await trio.lowlevel.checkpoint()
 
     def _sources(self, touched: dict[int, Topic], base: int, end: int) -> Iterator[Source]:
         """Stretches of contiguous seqs. Records may go, and whole topics, while the segment is built."""
@@ -377,6 +381,12 @@ class _Stretch:
             view = self._commits.records(entry.place)
             assert isinstance(view, RecordsView), "writes of the log are told by their frames"
             yield view, start, entry.record_count
+
+
+def rest_after(worked_s: float, waiting: int) -> float:
+    """How long a step is followed by nothing, in seconds, while so many files wait."""
+    share = min((BACKLOG - waiting) / (BACKLOG - BEHIND), 1.0)
+    return min(max(share, 0.0) * REST * worked_s, REST_MAX_S)
 
 
 def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:

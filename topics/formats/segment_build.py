@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cbor2
 import crc32c
 
+from topics.formats.packed import PackedTexts
 from topics.formats.records import RecordFlags, RecordsView, View
 from topics.formats.requests import Buffer
 from topics.formats.segment import (
@@ -127,7 +128,7 @@ class _Texts:
     def __init__(self) -> None:
         self._places: dict[bytes, int] = {}
         self.refs = array("I")
-        self.texts: list[bytes] = []
+        self.parts: list[bytes] = []  # the texts, so many in one
         self.ends = array("I")  # of the texts in order
 
     def add(self, count: int, texts: Sequence[bytes], refs: Sequence[int]) -> None:
@@ -147,17 +148,17 @@ class _Texts:
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
     def sort(self) -> Iterator[None]:
-        """Put all texts in order into ``texts``, and let refs name their places there. Yields now and then."""
+        """Put all texts in order into ``parts``, and let refs name their places there. Yields now and then."""
         unsorted, runs = iter(self._places), []
         while run := sorted(islice(unsorted, RUN_TEXTS)):
-            runs.append(run)
+            runs.append(PackedTexts(run))
             yield
         merged = merge(*runs)
         new_refs = array("I", bytes(4 * (len(self._places) + 1)))
         while part := list(islice(merged, STEP_TEXTS)):
-            for ref, text in enumerate(part, len(self.texts) + 1):
+            for ref, text in enumerate(part, len(self.ends) + 1):
                 new_refs[self._places[text]] = ref
-            self.texts += part
+            self.parts.append(b"".join(part))
             _accumulate(self.ends, map(len, part))
             yield
         refs, self.refs = self.refs, array("I")
@@ -167,9 +168,9 @@ class _Texts:
 
     def postings(self) -> Iterator[tuple[bytes, bytes]]:
         """When sorted: the ends of the postings, and the postings, at the very end; empty ones before."""
-        if not self.texts:
+        if not self.ends:
             return
-        counts = array("I", bytes(4 * (len(self.texts) + 1)))
+        counts = array("I", bytes(4 * (len(self.ends) + 1)))
         for start in range(0, len(self.refs), STEP_ROWS):
             for ref in self.refs[start : start + STEP_ROWS]:
                 counts[ref] += 1
@@ -316,10 +317,10 @@ class _Extent:
         if any(meta_lens):
             meta_lens.frombytes(bytes(4 * (self.count - len(meta_lens))))
             self.flags |= _METAS
-        if tags.texts:
+        if tags.ends:
             self.flags |= _TAGS
-        if nodes.texts:
-            self.flags |= _ONE_NODE if len(nodes.texts) == 1 and 0 not in nodes.refs else _NODES
+        if nodes.ends:
+            self.flags |= _ONE_NODE if len(nodes.ends) == 1 and 0 not in nodes.refs else _NODES
         keys = b"\x9f%b\xff" % b"".join(self._keys) if self._keys else b""
         node_ends, tag_ends = nodes.ends, tags.ends
         yield TABLES_HEAD.pack(
@@ -335,6 +336,5 @@ class _Extent:
             yield meta_lens.tobytes()
         yield b"".join((self._chunk_crcs.tobytes(), node_ends.tobytes(), tag_ends.tobytes(), posting_ends, postings))
         for texts in (nodes, tags):
-            for start in range(0, len(texts.texts), STEP_ROWS):
-                yield b"".join(texts.texts[start : start + STEP_ROWS])
+            yield from texts.parts
         yield keys

@@ -33,7 +33,7 @@ from topics.storage.disk import sync_directory, write_all
 from topics.storage.wal_file import SPARE, NoRoom, WalFile, prepare
 
 PREPARE = -1  # instead of a position to sync to: make a spare file
-SPARES = 2  # files kept for their room and their pages
+SPARES = 3  # files kept for their room and their pages: a checkpoint frees two, and the next one comes when these are used up
 SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 AT_ONCE_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
