@@ -44,7 +44,7 @@ LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 1 << 20  # handed to the thread at once
 REST, REST_MAX_S = 6.0, 0.010  # a step of sealing is followed by a rest so many times as long, while at most BEHIND files wait; then by
-BACKLOG = 10  # less with each, and when so many wait, others only come in between
+BACKLOG = 8  # less with each, and when so many wait, others only come in between
 # Meanwhile the log's threads ask for the interpreter sooner. Each call of the loop that lets go of it for a moment begins their wait
 # anew: with the 0.5 ms that are best otherwise, a loop that is always busy keeps a finished write waiting for 50 ms.
 SWITCH_S = 0.0001
