@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.segment_support import HEADER, plain
-from topics.engine.tags import PORTION_TAGS, TagIndex
+from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
 from topics.formats.packed import PackedTexts
+from topics.formats.requests import json_string
 from topics.formats.segment_build import Source, build
 
 TEXTS = 10_000
+CLOSE = st.text('ab\\"\n\x1f/é', max_size=3)
 
 
-@given(st.lists(st.binary(max_size=20)), st.binary(max_size=3))
-def test_they_are_as_they_were_given(texts: list[bytes], other: bytes) -> None:
-    packed = PackedTexts(texts)
-    assert (len(packed), [*packed], [packed[index] for index in range(len(packed))]) == (len(texts), texts, texts)
-    texts.sort()
-    assert bisect_left(PackedTexts(texts), other) == bisect_left(texts, other)
+@given(st.lists(CLOSE, max_size=80), CLOSE)
+def test_they_are_found_by_their_beginning(texts: list[str], beginning: str) -> None:
+    ordered = sorted(map(json_string, texts))
+    packed, prefix = PackedTexts(ordered), json_prefix(beginning)
+    assert [*packed] == ordered
+    assert [*packed.starting_with(prefix)] == [text for text in ordered if text.startswith(prefix)]
 
 
 def _followed() -> int:
