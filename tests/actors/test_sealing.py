@@ -170,6 +170,17 @@ def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(client:
     assert client.sealing.sealed == 3, "too much waits"
 
 
+def test_a_long_round_makes_checkpoints_on_its_way_and_lets_go_of_log_files(client: Sealer) -> None:
+    fill(client, "a", rounds=60)
+    before, waiting = seen(client), client.wal.whole_since(client.sealing.replay_from)
+    assert waiting > 8
+    client.seal()
+    assert client.sealing.sealed == waiting
+    assert client.sealing.written == -(-waiting // sealing.AT_ONCE)
+    assert len(client.wal._bases) <= 2 * sealing.AT_ONCE + 1, "what two checkpoints need, and the one that is written"
+    assert seen(client) == before
+
+
 def test_the_more_files_wait_the_less_it_rests() -> None:
     rests = [sealing.rest_after(0.001, waiting) for waiting in range(sealing.BACKLOG + 2)]
     assert rests[: sealing.BEHIND + 1] == pytest.approx([0.006] * (sealing.BEHIND + 1))

@@ -3,7 +3,7 @@
 A real server over HTTP under full load: appenders of one record and of a hundred, each with the next request as soon as it has
 its answer, on a topic with a million distinct tags. Beside it, in the same run, the same load on a log file so large that nothing is
 sealed. Required: p99.9 <= 20 ms. ``sealing`` is the share of the time in which a segment was being made, ``stolen`` how much of a core
-the host of a virtual machine kept for itself: where that is a tenth and more, the load alone may take longer than 20 ms.
+the host of a virtual machine kept for itself: where that is a fifth and more, the load alone may take 20 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts in two objects, and what the interpreter's collector has to follow of those that stay."""
+"""Texts packed into few objects, and what the interpreter's collector has to follow of those that stay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_they_are_found_by_their_beginning(texts: list[str], beginning: str) -> 
     ordered = sorted(map(json_string, texts))
     packed, prefix = PackedTexts(ordered), json_prefix(beginning)
     assert [*packed] == ordered
-    assert [*packed.starting_with(prefix)] == [text for text in ordered if text.startswith(prefix)]
+    assert packed.starting_with(prefix) == [text for text in ordered if text.startswith(prefix)]
 
 
 def _followed() -> int:
