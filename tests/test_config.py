@@ -61,7 +61,8 @@ def other_value(field: dataclasses.Field[object]) -> tuple[str, object]:
 
 @pytest.mark.parametrize("field", dataclasses.fields(Settings), ids=lambda field: field.name)
 def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object]) -> None:
-    special = {"host": ("::1", "::1"), "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("3", 3)}
+    hosts = ("Topics.example, .lan,[FD00:0::1]", ("topics.example", ".lan", "[fd00::1]"))
+    special = {"host": ("::1", "::1"), "allowed_hosts": hosts, "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("3", 3)}
     text, value = special.get(field.name) or other_value(field)
     assert getattr(Settings.from_environment({variable_of(field.name): text}), field.name) == value
 
@@ -122,6 +123,11 @@ def test_booleans_have_the_usual_spellings_and_no_others() -> None:
     assert "true or false" in mistakes({"TOPICS_PROBE_AUTH": ""})["TOPICS_PROBE_AUTH"]
 
 
+@pytest.mark.parametrize("text", ["", " ", "a,,b", "a.example:4000", "http://a", "*.a", "a..b", "a b", "[::1", "é", ",".join("a" * 65)])
+def test_what_is_not_a_list_of_host_names_refuses_the_start(text: str) -> None:
+    assert "host names without ports" in mistakes({"TOPICS_ALLOWED_HOSTS": text})["TOPICS_ALLOWED_HOSTS"]
+
+
 def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
     found = mistakes(
         {
@@ -168,7 +174,8 @@ def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
 
 
 def test_the_printed_settings_can_be_read_back() -> None:
-    settings = Settings.from_environment({"TOPICS_MAX_TOPICS": "5", "TOPICS_DATA_DIR": "/x y", "TOPICS_PROBE_AUTH": "1"})
+    given = {"TOPICS_MAX_TOPICS": "5", "TOPICS_DATA_DIR": "/x y", "TOPICS_PROBE_AUTH": "1", "TOPICS_ALLOWED_HOSTS": "a, fd00::1"}
+    settings = Settings.from_environment(given)
     assert Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
 
 

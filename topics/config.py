@@ -73,6 +73,29 @@ class Bound(NamedTuple):
         return number
 
 
+class HostNames:
+    """A comma-separated list of host names, in lower case."""
+
+    most = 64
+    rule = f"must be at most {most} host names without ports, comma-separated; .example means all names below it, * any name"
+    name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """``ValueError`` for what is not a name or an address."""
+        names = tuple(self._normal(name.strip().lower()) for name in text.split(","))
+        if len(names) > self.most:
+            raise ValueError(self.rule)
+        return names
+
+    def _normal(self, name: str) -> str:
+        if self.name.fullmatch(name):
+            return name
+        try:
+            return f"[{ipaddress.IPv6Address(name[1:-1] if name.startswith('[') and name.endswith(']') else name)}]"
+        except ValueError:
+            raise ValueError(self.rule) from None
+
+
 Count = Annotated[int, Bound(1)]
 Cap = Annotated[int, Bound(0)]
 
@@ -92,6 +115,7 @@ class Settings:
     api_keys_file: Path | None = None
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
+    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # beside the loopback names; `front/hosts.py` says when they count
 
     # Writes (§2)
     max_batch_records: Count = 10_000
@@ -154,7 +178,7 @@ class Settings:
     def lines(self) -> list[str]:
         """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
-        return [f"{name}={_shown(value)}" for name, value in values.items() if value is not None]
+        return [f"{name}={_shown(value)}" for name, value in values.items() if value not in (None, ())]
 
 
 def variable_of(field_name: str) -> str:
@@ -184,7 +208,7 @@ def _parse(kind: Any, text: str) -> Any:
             raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
         return _BOOLEANS[text.lower()]
     if get_origin(kind) is Annotated:
-        bound: Bound = get_args(kind)[1]
+        bound: Bound | HostNames = get_args(kind)[1]
         return bound.parse(text)
     if get_origin(kind) is Literal:
         if text.lower() not in get_args(kind):
@@ -196,6 +220,8 @@ def _parse(kind: Any, text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

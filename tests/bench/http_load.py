@@ -14,7 +14,7 @@ from typing import Any
 
 DATA = b'{"pad":"' + b"x" * 190 + b'"}'  # 200 bytes
 ANSWER_MAX = 16 << 20
-_POST = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_POST = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 NextRequest = Callable[[], bytes | None]
 
 

@@ -51,7 +51,7 @@ _SEQ = re.compile(rb'"\$seq":(\d+)')
 _SENT = re.compile(rb'"sent":(\d+),"from":(\d+)')
 _NUMBER = re.compile(rb'"number":(\d+)')
 _UPGRADE = (
-    b"GET /v0/ws HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 CHANCE = random.Random(7)
@@ -89,7 +89,7 @@ def stream(address: tuple[str, int], client: Client, topic: str) -> socket.socke
 
 def _opened(address: tuple[str, int], url: str) -> socket.socket:
     sock = connect(address)
-    sock.sendall(b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n" % url.encode())
+    sock.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % url.encode())
     _until(sock, b"event: caught-up\n")
     return sock
 

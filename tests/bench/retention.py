@@ -262,7 +262,7 @@ def bare_answers(count: int, size: int) -> float:
 
 
 def _state(client: Client, topic: str) -> dict[str, int]:
-    request = f"GET /v0/topics/{topic} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+    request = f"GET /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     return client.ask_json(request)  # type: ignore[no-any-return]
 
 

@@ -186,7 +186,7 @@ def data(records: list[Any]) -> list[Any]:
 
 def request(method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1") -> bytes:
     """The bytes of one request; Host, Content-Type and Content-Length are added."""
-    lines = [f"{method} {path} HTTP/{version}", "Host: topics", *headers]
+    lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + (body or b"")

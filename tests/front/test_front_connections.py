@@ -1,20 +1,15 @@
-"""How connections live and end: keep-alive, slow and vanished clients, the drain, HTTP/2."""
+"""How connections live and end: keep-alive, slow and vanished clients, the drain."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any
 
-import h2.config
-import h2.connection
-import h2.events
-import h2.exceptions
 import pytest
 import trio
 
-from tests.front.support import FakeBackend, RawClient, Running, request, running
+from tests.front.support import FakeBackend, request, running
 from topics.config import Settings
-from topics.front.connections import Timings
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +89,9 @@ async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool)
     settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
     async with running(fast=fast, settings=settings) as run:
         client = await run.connect()
-        await client.say(b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n")
+        await client.say(
+            b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
+        )
         for _ in range(20):
             await client.say(b" " * 50_000)
         answer = await client.hear()
@@ -250,7 +247,7 @@ async def test_ready_says_so_while_draining(fast: bool) -> None:
         await run.until(lambda: any(not c.idle for c in run.server.connections))
         run.stop.set()
         await run.until(lambda: run.server.guard.draining)
-        await client.say(b"host: x\r\n\r\n")
+        await client.say(b"host: localhost\r\n\r\n")
         assert (await client.hear()).code == "shutting_down"
         assert await client.is_closed()
 
@@ -269,92 +266,6 @@ async def test_what_does_not_end_is_cut_after_the_drain_time(fast: bool) -> None
         assert backend.cancelled == 1
 
 
-class H2Client:
-    """HTTP/2 with prior knowledge."""
-
-    def __init__(self, client: RawClient) -> None:
-        self.stream = client.stream
-        self.machine = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
-        self.machine.initiate_connection()
-
-    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes]:
-        stream_id = self.machine.get_next_available_stream_id()
-        fields = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "x"), *headers.items()]
-        self.machine.send_headers(stream_id, [(name.replace("_", "-"), value) for name, value in fields], end_stream=not body)
-        for start in range(0, len(body), 16_000):
-            piece = body[start : start + 16_000]
-            while self.machine.local_flow_control_window(stream_id) < len(piece):
-                await self._exchange()
-            self.machine.send_data(stream_id, piece, end_stream=start + 16_000 >= len(body))
-        got: dict[str, str] = {}
-        data = b""
-        while True:
-            for event in await self._exchange():
-                if isinstance(event, h2.events.ResponseReceived):
-                    got = dict(event.headers or ())  # type: ignore[arg-type]
-                elif isinstance(event, h2.events.DataReceived):
-                    data += event.data or b""
-                    self.machine.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
-                elif isinstance(event, h2.events.StreamEnded):
-                    return got, data
-
-    async def _exchange(self) -> list[Any]:
-        await self.stream.send_all(self.machine.data_to_send())
-        with trio.fail_after(10):
-            data = await self.stream.receive_some(65536)
-        if not data:
-            raise trio.BrokenResourceError("the server has closed")
-        return self.machine.receive_data(data)
-
-
-async def test_http_2_refuses_a_long_body_and_the_server_goes_on() -> None:
-    async with running(keys="k") as run:
-        client = await h2_client(run)
-        try:
-            headers, _ = await client.ask("POST", "/v0/topics/a", b" " * 300_000, authorization="Bearer nobody")
-            assert headers[":status"] == "401"
-        except (h2.exceptions.ProtocolError, trio.BrokenResourceError):
-            pass  # or the connection ends with the rest of the body on its way
-        other = await h2_client(run)
-        assert (await other.ask("GET", "/v0/health"))[0][":status"] == "200"
-        assert run.backend.calls == []
-
-
-@pytest.mark.parametrize("end", ["sweep", "hang-up", "drain", "patience"])
-async def test_an_http_2_client_that_opens_no_window_holds_nothing_for_ever(end: str) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=500_000)
-    timings = Timings(tick_s=0.2, send_s=0.3 if end == "patience" else 30.0, body_bytes_per_s=10**7)
-    async with running(backend=backend, settings=Settings(drain_ms=200), timings=timings) as run:
-        client = await h2_client(run)
-        fields = [(":method", "POST"), (":path", "/v0/topics/a/diff"), (":scheme", "http"), (":authority", "x")]
-        client.machine.send_headers(1, fields, end_stream=True)
-        await client.stream.send_all(client.machine.data_to_send())
-        await run.until(lambda: len(backend.calls) == 1)
-        await trio.testing.wait_all_tasks_blocked(0.02)
-        [connection] = run.server.connections
-        assert not connection.idle
-        if end == "patience":
-            await run.until(lambda: connection.idle)
-        elif end == "sweep":
-            connection.deadline = 0
-        elif end == "hang-up":
-            await client.stream.aclose()
-        if end in ("sweep", "hang-up"):
-            await run.until(lambda: len(run.server.connections) == 0)
-        run.stop.set()
-        with trio.fail_after(5):
-            await run.stopped.wait()
-
-
-async def test_an_http_2_connection_that_never_asks_is_closed() -> None:
-    async with running() as run:
-        client = await h2_client(run)
-        await client.stream.send_all(client.machine.data_to_send())
-        await run.until(lambda: any(c.deadline < 1e18 and c.pos for c in run.server.connections))
-        run.sweep_in(76)
-        await run.until(lambda: len(run.server.connections) == 0)
-
-
 @LANES
 async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> None:
     backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
@@ -366,76 +277,6 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
         answer = await client.hear()
         assert (answer.status, answer.code, answer.headers["connection"]) == (503, "shutting_down", "close")
         assert backend.cancelled == 1
-
-
-async def h2_client(run: Running) -> H2Client:
-    return H2Client(await run.connect())
-
-
-async def test_http_2_gets_the_same_answers() -> None:
-    async with running(keys="k,t:write:t.") as run:
-        client = await h2_client(run)
-        auth = {"authorization": "Bearer k", "content_type": "application/json"}
-        for status in ("201", "200"):
-            headers, data = await client.ask("POST", "/v0/topics/a", RECORD, **auth)
-            assert headers[":status"] == status
-            assert b"head_seq" in data
-        assert (await client.ask("POST", "/v0/topics/a", b'{"records":[]}' + b" " * 200_000, **auth))[0][":status"] == "200"
-        assert (await client.ask("POST", "/v0/topics/a/diff", authorization="Bearer k"))[0][":status"] == "200"
-        for method, path, key, status in (
-            ("POST", "/v0/topics/a", "nobody", "401"),
-            ("GET", "/v0/nothing", "k", "404"),
-            ("TRACE", "/v0/topics/a", "k", "405"),
-            ("POST", "/v0/topics/a", "t", "403"),
-            ("POST", "/v0/topics/a", "k", "415"),
-            ("GET", "/v0/health", "nobody", "200"),
-        ):
-            body = RECORD if method == "POST" else b""
-            assert (await client.ask(method, path, body, authorization=f"Bearer {key}"))[0][":status"] == status
-        assert run.backend.blocks_out == 0
-
-
-async def test_an_idle_http_2_connection_is_closed_by_the_sweep_and_by_the_drain() -> None:
-    async with running() as run:
-        for end in ("sweep", "drain"):
-            client = await h2_client(run)
-            assert (await client.ask("GET", "/v0/health"))[0][":status"] == "200"
-            await run.until(lambda: any(c.idle for c in run.server.connections))
-            run.sweep_in(76) if end == "sweep" else run.stop.set()
-            with trio.fail_after(5):
-                while await client.stream.receive_some(4096):
-                    pass
-        with trio.fail_after(5):
-            await run.stopped.wait()
-
-
-@pytest.mark.parametrize(("path", "key", "status", "code"), [
-    ("/v0/ws", "nobody", 401, "unauthorized"),
-    ("/v0/health", "k", 404, "not_found"),
-    ("/v0/topics", "k", 404, "not_found"),
-])  # fmt: skip
-async def test_a_websocket_is_refused_with_the_envelope(path: str, key: str, status: int, code: str) -> None:
-    async with running(keys="k") as run:
-        client = await run.connect()
-        upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec_websocket_version": "13"}
-        upgrade |= {"sec_websocket_key": "AAAAAAAAAAAAAAAAAAAAAA==", "authorization": f"Bearer {key}"}
-        await client.say(request("GET", path, **upgrade))
-        head = await client.stream.receive_some(4096)
-        while not head.endswith(b"}}") and not head.endswith(b"0\r\n\r\n"):
-            head += await client.stream.receive_some(4096)
-        assert head.startswith(b"HTTP/1.1 %d" % status)
-        assert code.encode() in head
-
-
-async def test_an_upgrade_that_hypercorn_declines_does_not_open_a_side_door() -> None:
-    async with running() as run:
-        client = await run.connect()
-        upgrade = {"connection": "upgrade", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__", "content_length": "0"}
-        await client.say(request("GET", "/v0/health", **upgrade))
-        assert (await client.hear()).status == 200
-        await client.say(b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
-        assert (await client.hear()).status == 400
-        assert await client.is_closed()
 
 
 @LANES

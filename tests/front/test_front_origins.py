@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.front.support import Answered, Running, request, running
+from topics.config import Settings
 
 SHAKE = {
     "upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13", "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",
 }  # fmt: skip
+
+
+ANY_HOST = Settings(allowed_hosts=("*",))
 
 
 async def shaken(run: Running, **headers: str) -> Answered:
@@ -32,7 +36,7 @@ async def shaken(run: Running, **headers: str) -> Answered:
     ],
 )
 async def test_a_page_of_this_host_or_of_this_machine_opens_a_websocket(host: str, origin: str) -> None:
-    async with running() as run:
+    async with running(settings=ANY_HOST) as run:
         assert (await shaken(run, host=host, origin=origin)).status == 101
 
 

@@ -18,7 +18,7 @@ LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
 APPEND = request("POST", "/v0/topics/a", RECORD)
 CHUNKED = (
-    b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     b"a\r\n" + RECORD[:10] + b"\r\nE;x=y\r\n" + RECORD[10:] + b"\r\n0\r\na: b\r\n\r\n"
 )
 # each request and the status it gets when topic `a` exists
@@ -113,9 +113,9 @@ def test_any_mixture_in_any_chunking_is_answered_in_order(kinds: list[str], size
     trio.run(scenario)
 
 
-HOST = b"host: x\r\n"
+HOST = b"host: localhost\r\n"
 JSON = b"content-type: application/json\r\n"
-SMUGGLED = b"POST /v0/topics/smuggled HTTP/1.1\r\nhost: x\r\n" + JSON + b"content-length: 24\r\n\r\n" + RECORD
+SMUGGLED = b"POST /v0/topics/smuggled HTTP/1.1\r\nhost: localhost\r\n" + JSON + b"content-length: 24\r\n\r\n" + RECORD
 STRICT = {
     "length and coding": HOST + JSON + b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
     "coding and length": HOST + JSON + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n",
@@ -162,17 +162,17 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(fast: boo
 @pytest.mark.parametrize(
     "wire",
     [
-        b"GET /v0/health HTTP/3.0\r\nhost: x\r\n\r\n",
+        b"GET /v0/health HTTP/3.0\r\nhost: localhost\r\n\r\n",
         b"GET /v0/health\r\n\r\n",
-        b"GET  /v0/health HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /v0/he alth HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /v0/h\xc3\xa9 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b" GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET  /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v0/he alth HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v0/h\xc3\xa9 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b" GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"GET / HTTP/1.1\nhost: x\n\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n",
         b"x" * 70_000,
-        b"\rGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"\rGET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_is_refused_at_once(wire: bytes) -> None:
@@ -248,7 +248,7 @@ def test_the_dechunker_gives_the_body_and_stops_at_its_end(body: bytes, cuts: li
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_the_head_reader_an_answer(junk: bytes) -> None:
-    for raw in (junk + b"\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\n" + junk + b"\r\n\r\n"):
+    for raw in (junk + b"\r\n\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n" + junk + b"\r\n\r\n"):
         try:
             http1.parse_head(raw)
         except InvalidRequest:

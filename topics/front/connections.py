@@ -7,7 +7,6 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -50,8 +49,6 @@ class Connection:
         self.idle = True
         self.waits_since = NEVER
         self.closing = False
-        self.is_cut = False
-        self._shields: set[trio.CancelScope] | None = set()  # None: nothing is shielded any more
         self.unread_body = False  # the client may still be sending what we will not read
         self.body_deadline = NEVER
 
@@ -109,8 +106,6 @@ class Connection:
         before = self.deadline
         while rest:
             self.deadline = self.connections.now + self.timings.send_s
-            if self.is_cut:
-                raise trio.ClosedResourceError("the connection was cut off")
             await trio.lowlevel.wait_writable(self.fd)
             try:
                 rest = rest[self.sock.send(rest) :]
@@ -120,31 +115,10 @@ class Connection:
 
     def cut(self) -> None:
         """End the connection now, whatever its task is doing: a reset for the client, cancellation for the task."""
-        self.closing = self.is_cut = True
+        self.closing = True
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            trio.lowlevel.notify_closing(self.sock)  # wakes a send that is shielded from cancellation
-        self.lower_shields()
         self.scope.cancel()
-
-    @contextmanager
-    def shielded(self, deadline: float = NEVER) -> Iterator[None]:
-        """What stands inside outlives a cancellation of its task, but not `lower_shields` or the deadline."""
-        scope = trio.CancelScope(shield=self._shields is not None, deadline=deadline)
-        if self._shields is not None:
-            self._shields.add(scope)
-        try:
-            with scope:
-                yield
-        finally:
-            if self._shields is not None:
-                self._shields.discard(scope)
-
-    def lower_shields(self) -> None:
-        """Nobody will take an answer: cancel what is shielded, and shield nothing from now on."""
-        shields, self._shields = self._shields or set(), None
-        for scope in shields:
-            scope.cancel()
 
     def end_idle(self) -> None:
         """End a connection that is between two requests, in the ordinary way."""

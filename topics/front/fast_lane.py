@@ -1,9 +1,9 @@
-"""The fast lane: hot requests are read, checked and answered inside the connection's task.
+"""The fast lane: every request is read and checked inside the connection's task, and a hot one is answered there, too.
 
-      +--> head --hot--> body --> operation --> one write --+
-      |      |--refused--> answer (and close, if its body stays unread)
-      |      '--cold--> Hypercorn, until its answer is out -+
-      '-----------------------------------------------------+
+      +--> head --admitted--> body --hot--> operation ---------> one write --+
+      |      |                     '-cold-> Hypercorn and Quart -----^       |
+      |      '--refused--> answer (and close, if its body stays unread)      |
+      '----------------------------------------------------------------------+
 
 A keep-alive client sends the same head again and again. So the outcome for a head (parsed, authenticated, authorised) is
 remembered under the digest of its exact bytes; the bytes themselves hold a token and are not kept.
@@ -21,14 +21,13 @@ import trio
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.front.answers import Answer, StreamAnswer
 from topics.front.backend import Backend, Body
-from topics.front.bodies import BodySink, GzipSink, reserve
-from topics.front.cold_bridge import Bridge, ColdLane
+from topics.front.bodies import BodySink, GzipSink, reserve, too_large
+from topics.front.cold_bridge import ColdCall, ColdLane, ask_hypercorn
 from topics.front.connections import NEVER, Connection, Connections
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, HeadFields, Request, check_length
 from topics.front.http1 import (
     CONTINUE,
-    H2_PREFACE,
     HEAD_END,
     Framing,
     Head,
@@ -38,7 +37,7 @@ from topics.front.http1 import (
     parse_head,
 )
 from topics.front.operations import Operations
-from topics.front.routes import Lane, match
+from topics.front.routes import BodyRule, Lane
 
 LOG = logging.getLogger("topics.front")
 
@@ -46,26 +45,22 @@ HEADS_MAX = 4096  # remembered heads; the oldest goes first
 COPY_MAX_BYTES = 32 * 1024  # an answer up to this is copied behind its head, a larger one is sent from where it is
 FILL_BYTES = 256 * 1024  # read at once into a long body: well under a millisecond
 SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body; a longer one costs the connection
-METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"))
 
 
 @dataclass(frozen=True, slots=True)
-class HotHead:
+class AdmittedHead:
     """A head that was let through, and how its body comes. ``plain``: neither chunked, gzipped nor long."""
 
     request: Request
+    is_hot: bool
     length: int | None
     plain: bool
     close: bool
     expects_continue: bool
 
-
-@dataclass(frozen=True, slots=True)
-class ColdHead:
-    """A head for Hypercorn, as it came, and how its body comes."""
-
-    raw: bytes
-    length: int | None
+    @property
+    def method(self) -> str:
+        return self.request.method
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +70,12 @@ class RefusedHead:
     head: Head
     failure: TopicsError
 
+    @property
+    def method(self) -> str:
+        return self.head.method
 
-AnyHead = HotHead | ColdHead | RefusedHead
+
+AnyHead = AdmittedHead | RefusedHead
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Lanes:
     inline_bytes: int
     max_body_bytes: int
     use_fast_lane: bool
-    heads: dict[bytes, HotHead]
+    heads: dict[bytes, AdmittedHead]
     responses: ResponseHeads
 
     def read_head(self, raw: bytes) -> AnyHead:
@@ -100,32 +99,23 @@ class Lanes:
         known = self.heads.get(digest)
         if known is not None:
             return known
-        if raw == H2_PREFACE:
-            return ColdHead(raw, 0)
         head = parse_head(raw)
-        if head.method in METHODS and not (self.use_fast_lane and _is_hot(head)):
-            return ColdHead(raw, head.length)
         try:
             request = self.guard.admit(head.method, head.target, HeadFields(head.fields), head.length)
         except TopicsError as failure:
             return RefusedHead(head, failure)
+        route = request.route
+        is_hot = route.streams or (route.lane is Lane.HOT and self.use_fast_lane)
         plain = head.length is not None and head.length <= self.inline_bytes and not request.gzip_in
-        hot = HotHead(request, head.length, plain, head.close, head.expects_continue)
-        if request.key is None and not request.route.streams:  # a head with an idempotency key does not come again
-            self._remember(digest, hot)
-        return hot
+        admitted = AdmittedHead(request, is_hot, head.length, plain, head.close, head.expects_continue)
+        if is_hot and request.key is None and not route.streams:  # a head with an idempotency key does not come again
+            self._remember(digest, admitted)
+        return admitted
 
-    def _remember(self, digest: bytes, head: HotHead) -> None:
+    def _remember(self, digest: bytes, head: AdmittedHead) -> None:
         if len(self.heads) >= HEADS_MAX:
             del self.heads[next(iter(self.heads))]
         self.heads[digest] = head
-
-
-def _is_hot(head: Head) -> bool:
-    try:
-        return match(head.method, head.target).route.lane is Lane.HOT
-    except TopicsError:
-        return False
 
 
 class FastLane:
@@ -135,6 +125,7 @@ class FastLane:
         self.connection = connection
         self.lanes = lanes
         self._has_answered = True  # the current request, at least in part
+        self._is_head = False  # the answer to HEAD has no body
 
     async def run(self) -> None:
         connection = self.connection
@@ -163,7 +154,7 @@ class FastLane:
     async def _serve(self) -> None:
         connection = self.connection
         while not connection.closing:
-            self._has_answered = False
+            self._has_answered = self._is_head = False
             try:
                 head = await self._next_head()
             except InvalidRequest as failure:
@@ -172,12 +163,11 @@ class FastLane:
                 return
             if head is None:
                 return
-            if isinstance(head, HotHead):
+            self._is_head = head.method == "HEAD"
+            if isinstance(head, AdmittedHead):
                 await self._answer(head)
-            elif isinstance(head, RefusedHead):
-                await self._refuse(head.failure, head.head.length, head.head.close, sent_early=head.head.expects_continue)
             else:
-                await self._hand_over(head)
+                await self._refuse(head.failure, head.head.length, head.head.close, sent_early=head.head.expects_continue)
 
     async def _next_head(self) -> AnyHead | None:
         """The next head, or None when the client has left or the server drains. Raises `InvalidRequest`, OSError."""
@@ -208,7 +198,7 @@ class FastLane:
             if not await connection.receive():
                 return None
 
-    async def _answer(self, head: HotHead) -> None:
+    async def _answer(self, head: AdmittedHead) -> None:
         connection, lanes, request = self.connection, self.lanes, head.request
         try:
             lanes.guard.enter(request)
@@ -225,14 +215,30 @@ class FastLane:
             at = time.monotonic_ns()
             if request.route.waits:
                 connection.waits_since = connection.connections.now
-            answer = await lanes.operations.run(request, body, at)
-            connection.waits_since = NEVER
-            if answer.stream is None:
-                await self._send(answer, close=head.close)
+            stream = None
+            if head.is_hot:
+                stream = await self._answer_hot(head, body, at)
+            else:
+                await self._answer_cold(ColdCall(request, body, at, head.close))
         finally:
             lanes.guard.leave(request)
-        if answer.stream is not None:
-            await self._stream(answer.stream)
+        if stream is not None:
+            await self._stream(stream)
+
+    async def _answer_hot(self, head: AdmittedHead, body: Body, at: int) -> StreamAnswer | None:
+        answer = await self.lanes.operations.run(head.request, body, at)
+        self.connection.waits_since = NEVER
+        if answer.stream is None:
+            await self._send(answer, close=head.close)
+        return answer.stream
+
+    async def _answer_cold(self, call: ColdCall) -> None:
+        connection = self.connection
+        answer = await ask_hypercorn(self.lanes.cold, call)
+        connection.waits_since = NEVER
+        self._has_answered = True
+        connection.closing = call.close
+        await connection.send(answer)
 
     async def _stream(self, stream: StreamAnswer) -> None:
         """Give the connection to a stream, until either ends. It takes no part in the limits and deadlines of requests."""
@@ -243,7 +249,7 @@ class FastLane:
         await connection.send(b"HTTP/1.1 %b\r\n%b\r\n" % (stream.status, fields))
         await stream.run(connection)
 
-    async def _body(self, head: HotHead) -> Body:
+    async def _body(self, head: AdmittedHead) -> Body:
         """The request's body. Raises `TopicsError` with the rest of it unread, or OSError when the client leaves."""
         connection = self.connection
         if head.plain:
@@ -256,7 +262,10 @@ class FastLane:
         if head.expects_continue and connection.pos == len(connection.buffer):
             await connection.send(CONTINUE)
         connection.begin_body()
-        if head.length is None or head.request.gzip_in:
+        if head.request.route.body is BodyRule.NONE:
+            await self._drop_body(head)
+            body_or_block: Body = b""
+        elif head.length is None or head.request.gzip_in:
             body_or_block = await self._collected_body(head)
         elif head.plain:
             body_or_block = bytearray(head.length)
@@ -289,7 +298,15 @@ class FastLane:
             connection.earned(count)
             filled += count
 
-    async def _collected_body(self, head: HotHead) -> Body:
+    async def _drop_body(self, head: AdmittedHead) -> None:
+        """Read past a body that the route has no use for."""
+        parts, dropped, most = framing(head.length), 0, self.lanes.max_body_bytes
+        while not parts.done:
+            dropped += sum(map(len, await self._pieces(parts)))
+            if dropped > most:
+                raise too_large(most)
+
+    async def _collected_body(self, head: AdmittedHead) -> Body:
         """A body whose length in the end is not known beforehand: chunked, gzipped, or both."""
         request, lanes = head.request, self.lanes
         with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=lanes.max_body_bytes) as sink:
@@ -338,7 +355,9 @@ class FastLane:
                 connection.closing = close = True
             body = answer.body
             responses = self.lanes.responses
-            if len(body) > COPY_MAX_BYTES:
+            if self._is_head:
+                await connection.send(responses.render(answer.status, len(body), answer.headers, close=close))
+            elif len(body) > COPY_MAX_BYTES:
                 await connection.send_both(responses.render(answer.status, len(body), answer.headers, close=close), body)
             elif close or answer.headers:
                 await connection.send(responses.render(answer.status, len(body), answer.headers, close=close) + body)
@@ -346,15 +365,3 @@ class FastLane:
                 await connection.send(b"%b%d\r\n\r\n" % (responses.start(answer.status), len(body)) + body)
         finally:
             answer.done()
-
-    async def _hand_over(self, head: ColdHead) -> None:
-        """Let Hypercorn answer one request, or have the connection when it changes the protocol."""
-        self._has_answered = True  # from here on Hypercorn speaks
-        bridge = Bridge(self.connection, self.lanes.cold)
-        try:
-            await bridge.run(head.raw, framing(head.length))
-        except* InvalidRequest as broken:
-            self.connection.closing = self.connection.unread_body = True
-            failure = broken.exceptions[0]
-            if isinstance(failure, InvalidRequest) and not bridge.has_answered:
-                await self._send(error_answer(failure), close=True)

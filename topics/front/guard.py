@@ -1,6 +1,7 @@
 """Who may do what, checked once around all routes of both lanes.
 
     order     check                              failure
+    0         the host's name (`hosts.py`)       403 forbidden
     1         bearer token                       401 unauthorized
     2         path, then method                  404 not_found, 405 method_not_allowed
     3         scope, prefix of the name, origin  403 forbidden
@@ -41,12 +42,12 @@ from topics.formats.names import valid_topic_name
 from topics.front.answers import wants_gzip
 from topics.front.backend import Backend
 from topics.front.bodies import too_large
+from topics.front.hosts import AUTHORITY, HostRule, host_of
 from topics.front.queries import Query, parse_query
-from topics.front.routes import BodyRule, Match, Route, match
+from topics.front.routes import BodyRule, Match, Route, authority_of, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE)
-AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 RETRY_MS = 1000
@@ -56,6 +57,7 @@ RETRY_MS = 1000
 class Request:
     """A request that `admit` let through: all that its head says, checked."""
 
+    method: str
     route: Route
     topic: str  # "" where the route has none
     wid: str  # likewise
@@ -95,12 +97,14 @@ class Guard:
         self._access = access
         self._backend = backend
         self._probe_auth = probe_auth
+        self._hosts = HostRule(settings, has_keys=access.enabled)
         self._waiting: set[trio.CancelScope] = set()
         self._inflight: Counter[bytes] = Counter()
         self._inflight_max = settings.max_inflight_per_key if access.enabled else 0
 
     def admit(self, method: str, target: bytes, head: HeadFields, content_length: int | None) -> Request:
-        """Check a head; ``content_length`` None when the body is chunked or framed by HTTP/2. Raises `TopicsError`."""
+        """Check a head; ``content_length`` None when the body is chunked. Raises `TopicsError`."""
+        self._hosts.check([*head.values(b"host"), *authority_of(target)])
         found: TopicsError | None = None
         try:
             matched = match(method, target)
@@ -124,6 +128,7 @@ class Guard:
         if content_length == 0:
             check_length(route, 0)
         return Request(
+            method=method,
             route=route,
             topic=topic or "",
             shard=0 if topic is None else self._backend.shard_of(topic),
@@ -214,12 +219,12 @@ def _is_foreign(head: HeadFields) -> bool:
 
     Origins without a host (``null``) are foreign: any page can have one.
     """
-    own = [host for value in head.values(b"host") if (host := _host(AUTHORITY, value))]
-    return any(_host(ORIGIN, value) not in (*own, *LOOPBACK) for value in head.values(b"origin"))
+    own = [host for value in head.values(b"host") if (host := host_of(value))]
+    return any(_origin_host(value) not in (*own, *LOOPBACK) for value in head.values(b"origin"))
 
 
-def _host(pattern: re.Pattern[bytes], value: bytes) -> bytes | None:
-    found = pattern.fullmatch(value)
+def _origin_host(value: bytes) -> bytes | None:
+    found = ORIGIN.fullmatch(value)
     return found[1].lower() if found else None
 
 

@@ -22,13 +22,13 @@ from topics.front.answers import Headers
 
 HEAD_END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 64 * 1024
-H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+OTHER_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 VALUE = rb"[\t\x20-\x7e\x80-\xff]*+"
 HEAD = re.compile(rb"(" + TOKEN + rb") ([\x21-\x7e]++) HTTP/1\.([01])\r\n((?:" + TOKEN + rb":" + VALUE + rb"\r\n)*+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
-HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
+HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~%!$&'()*+,;=]*)(?::[0-9]*)?")
 NEVER_IN_HEAD = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 TRAILER = re.compile(TOKEN + rb":" + VALUE)
@@ -54,6 +54,8 @@ def parse_head(raw: bytes) -> Head:
     """``raw`` ends with the empty line. Raises `InvalidRequest` for anything that is not strictly well-formed."""
     found = HEAD.fullmatch(raw) if len(raw) <= HEAD_MAX_BYTES else None
     if found is None:
+        if OTHER_VERSION.match(raw):
+            raise InvalidRequest("only HTTP/1.1 and HTTP/1.0 are spoken here")
         raise InvalidRequest("malformed HTTP request head")
     fields = [(name.lower(), value.strip(b" \t")) for name, value in FIELD.findall(found[4])]
     is_1_1 = found[3] == b"1"

@@ -5,6 +5,7 @@ A path is split at ``/`` after percent-decoding, so an encoded slash separates s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import unquote_to_bytes
@@ -43,7 +44,13 @@ class Route:
     streams: bool = False  # the answer has no end, and the connection nothing else after it
     no_preflight: bool = False  # a browser opens it for a page of any site, and lets that page read and write
 
+    def path(self, topic: str) -> str:
+        """The pattern with a topic's name in its place."""
+        return self.pattern.replace(TOPIC, topic)
 
+
+TOPIC, WID = ":topic", ":wid"
+ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 READ_ONLY = ("GET", "HEAD")
 ROUTES = (
     Route(("POST",), "/v0/topics/:topic", "append", Scope.WRITE, Lane.HOT, BodyRule.REQUIRED),
@@ -68,7 +75,6 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split("/")[1:])
 
 
-TOPIC, WID = ":topic", ":wid"
 PATTERNS = {_segments(route.pattern) for route in ROUTES}
 BY_PATTERN = {pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods} for pattern in PATTERNS}
 NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in pattern]
@@ -109,9 +115,16 @@ def _find(segments: tuple[str, ...]) -> tuple[tuple[str, ...] | None, str | None
     return None, None
 
 
+def authority_of(target: bytes) -> tuple[bytes, ...]:
+    """The ``host:port`` of a target in absolute form, if it is one."""
+    absolute = ABSOLUTE.fullmatch(target)
+    return (absolute[1],) if absolute else ()
+
+
 def _origin_form(target: bytes) -> bytes:
-    """``http://host/path`` means ``/path`` (RFC 9112 §3.2.2)."""
-    if target[:7].lower() == b"http://":
-        slash = target.find(b"/", 7)
-        return target[slash:] if slash >= 0 else b"/"
-    return target
+    """``http://host/path?query`` means ``/path?query``, ``http://host?query`` means ``/?query`` (RFC 9112 §3.2.2)."""
+    absolute = ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        return target
+    rest: bytes = absolute[2]
+    return rest if rest.startswith(b"/") else b"/" + rest

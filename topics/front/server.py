@@ -52,18 +52,17 @@ class Server:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self._context = WorkerContext(None)
         self._slots = trio.Semaphore(MAX_CONNECTIONS)
         self.live = Live(backend, settings)
         operations = Operations(backend, self.guard, settings, self.live)
-        self._app = ASGIWrapper(make_app(settings, timings, backend, self.guard, operations))  # type: ignore[arg-type]
-        self._config = hypercorn_config(settings, timings)
+        self._app = ASGIWrapper(make_app(self.guard, operations))  # type: ignore[arg-type]
+        self._config = hypercorn_config()
         self.lanes = Lanes(
             guard=self.guard,
             operations=operations,
             backend=backend,
             connections=self.connections,
-            cold=ColdLane(self._app, self._config, self._context),
+            cold=ColdLane(self._app, self._config, WorkerContext(None)),
             inline_bytes=settings.inline_bytes,
             max_body_bytes=settings.max_body_bytes,
             use_fast_lane=use_fast_lane,
@@ -116,7 +115,6 @@ class Server:
     async def _drain(self) -> None:
         """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is left at the end is cut off."""
         self.guard.draining = True
-        await self._context.terminated.set()
         self.live.drain()
         self.connections.drain()
         with trio.move_on_after(self._poll_grace_s):

@@ -1,0 +1,209 @@
+"""Both lanes take exactly the same bytes: one table of requests, each sent to a hot and to a cold route, whole and cut."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import trio
+
+from tests.front.support import FakeBackend, Running, running
+from topics.config import Settings
+
+# They want the same of a request. PUT is always Quart's, the diff only where there is no fast lane.
+HOT, COLD = b"POST /v0/topics/a/diff", b"PUT /v0/topics/a"
+JSON = b"content-type: application/json\r\n"
+HOST = b"host: localhost\r\n"
+CHUNKED = HOST + JSON + b"transfer-encoding: chunked\r\n"
+SHAKE = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+OPEN, SHUT = False, True
+# name: what follows the request line's path, the status, and whether the connection is closed afterwards
+REQUESTS: dict[str, tuple[bytes, int, bool]] = {
+    "plain": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-length: 2\r\n\r\n{}", 200, OPEN),
+    "no body": (b" HTTP/1.1\r\n" + HOST + b"\r\n", 200, OPEN),
+    "HTTP/1.0": (b" HTTP/1.0\r\n" + JSON + b"content-length: 2\r\n\r\n{}", 200, SHUT),
+    "HTTP/1.0 with keep-alive": (b" HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", 200, SHUT),
+    "close": (b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n", 200, SHUT),
+    "HTTP/1.2": (b" HTTP/1.2\r\n" + HOST + b"\r\n", 400, SHUT),
+    "HTTP/2.0": (b" HTTP/2.0\r\n" + HOST + b"\r\n", 400, SHUT),
+    "no version": (b"\r\n" + HOST + b"\r\n", 400, SHUT),
+    "no host": (b" HTTP/1.1\r\n\r\n", 400, SHUT),
+    "two hosts": (b" HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400, SHUT),
+    "an empty host": (b" HTTP/1.1\r\nhost:\r\n\r\n", 200, OPEN),
+    "a host with two dots": (b" HTTP/1.1\r\nhost: a..b\r\n\r\n", 200, OPEN),
+    "a host that IDNA does not know": (b" HTTP/1.1\r\nhost: xn--" + b"a" * 80 + b"\r\n\r\n", 200, OPEN),
+    "a host with a bad port": (b" HTTP/1.1\r\nhost: a:b:c\r\n\r\n", 400, SHUT),
+    "a host with an open bracket": (b" HTTP/1.1\r\nhost: [::1\r\n\r\n", 400, SHUT),
+    "a host with a space": (b" HTTP/1.1\r\nhost: a b\r\n\r\n", 400, SHUT),
+    "a host with an at sign": (b" HTTP/1.1\r\nhost: a@b\r\n\r\n", 400, SHUT),
+    "a fold": (b" HTTP/1.1\r\n" + HOST + b"x-a: b\r\n c\r\n\r\n", 400, SHUT),
+    "a NUL": (b" HTTP/1.1\r\n" + HOST + b"x-a: \0\r\n\r\n", 400, SHUT),
+    "a control character": (b" HTTP/1.1\r\n" + HOST + b"x-a: \x1b\r\n\r\n", 400, SHUT),
+    "a space before the colon": (b" HTTP/1.1\r\n" + HOST + b"x-a : b\r\n\r\n", 400, SHUT),
+    "an empty field name": (b" HTTP/1.1\r\n" + HOST + b": b\r\n\r\n", 400, SHUT),
+    "octets above ASCII in a field": (b" HTTP/1.1\r\n" + HOST + b"x-a: \xff\xe9\r\n\r\n", 200, OPEN),
+    "a thousand fields": (b" HTTP/1.1\r\n" + HOST + b"x: y\r\n" * 1000 + b"\r\n", 200, OPEN),
+    "a head of the longest size": (b" HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 65_000 + b"\r\n\r\n", 200, OPEN),
+    "a head that is too long": (b" HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 65_536 + b"\r\n\r\n", 400, SHUT),
+    "a fragment": (b"#x HTTP/1.1\r\n" + HOST + b"\r\n", -1, OPEN),
+    "a space in the target": (b" x HTTP/1.1\r\n" + HOST + b"\r\n", 400, SHUT),
+    "octets above ASCII in the target": (b"\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n", 400, SHUT),
+    "a websocket's handshake": (b" HTTP/1.1\r\n" + HOST + SHAKE + b"\r\n", 200, OPEN),
+    "half a websocket's handshake": (b" HTTP/1.1\r\n" + HOST + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n", 200, OPEN),
+    "h2c": (b" HTTP/1.1\r\n" + HOST + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n\r\n", 200, OPEN),
+    "an unknown expectation": (b" HTTP/1.1\r\n" + HOST + b"expect: a-miracle\r\n\r\n", 200, OPEN),
+    "both framings": (b" HTTP/1.1\r\n" + CHUNKED + b"content-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400, SHUT),
+    "two lengths": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}", 400, SHUT),
+    "a signed length": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-length: +2\r\n\r\n{}", 400, SHUT),
+    "a long length": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-length: " + b"9" * 18 + b"\r\n\r\n{}", 413, SHUT),
+    "another coding": (b" HTTP/1.1\r\n" + HOST + JSON + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, SHUT),
+    "chunks": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", 200, OPEN),
+    "chunks with extensions": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n2;x=y\r\n{}\r\n0;z\r\n\r\n", 200, OPEN),
+    "a space before an extension": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n2 ;x\r\n{}\r\n0\r\n\r\n", 200, OPEN),
+    "a space behind a chunk's size": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n2 \r\n{}\r\n0\r\n\r\n", 400, SHUT),
+    "a chunk's size of 17 digits": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n" + b"0" * 16 + b"2\r\n{}\r\n0\r\n\r\n", 400, SHUT),
+    "a chunk that is longer than it says": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n1\r\n{}\r\n0\r\n\r\n", 400, SHUT),
+    "a trailer": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n2\r\n{}\r\n0\r\na: b\r\n\r\n", 200, OPEN),
+    "a bad trailer": (b" HTTP/1.1\r\n" + CHUNKED + b"\r\n2\r\n{}\r\n0\r\na b\r\n\r\n", 400, SHUT),
+    "text": (b" HTTP/1.1\r\n" + HOST + b"content-type: text/plain\r\ncontent-length: 2\r\n\r\n{}", 415, OPEN),
+    "text in chunks": (b" HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 415, SHUT),
+    "another content coding": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-encoding: br\r\ncontent-length: 2\r\n\r\n{}", 415, OPEN),
+    "no gzip": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}", 400, SHUT),
+    "two keys": (b" HTTP/1.1\r\n" + HOST + b"idempotency-key: a\r\nidempotency-key: b\r\n\r\n", 400, OPEN),
+    "a key that is not UTF-8": (b" HTTP/1.1\r\n" + HOST + b"idempotency-key: \xff\r\n\r\n", 400, OPEN),
+    "a topic with a bad escape": (b"%zz HTTP/1.1\r\n" + HOST + b"\r\n", -1, OPEN),
+    "a path with an escaped NUL": (b"%00 HTTP/1.1\r\n" + HOST + b"\r\n", -1, OPEN),
+}  # fmt: skip
+PACKED = gzip.compress(b"{}")
+REQUESTS["gzip"] = (
+    b" HTTP/1.1\r\n" + HOST + JSON + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(PACKED) + PACKED,
+    200,
+    OPEN,
+)
+
+# whole heads whose request line matters; status, closed
+LINES: dict[str, tuple[bytes, int, bool]] = {
+    "an unknown method": (b"BREW /v0/topics/a HTTP/1.1", 405, OPEN),
+    "a method in lower case": (b"get /v0/health HTTP/1.1", 405, OPEN),
+    "TRACE": (b"TRACE /v0/topics/a/diff HTTP/1.1", 405, OPEN),
+    "TRACE nowhere": (b"TRACE /nowhere HTTP/1.1", 404, OPEN),
+    "CONNECT": (b"CONNECT localhost:80 HTTP/1.1", 404, OPEN),
+    "OPTIONS": (b"OPTIONS /v0/topics/a HTTP/1.1", 405, OPEN),
+    "OPTIONS *": (b"OPTIONS * HTTP/1.1", 404, OPEN),
+    "PRI": (b"PRI * HTTP/1.1", 404, OPEN),
+    "a path without a slash": (b"GET v0/health HTTP/1.1", 404, OPEN),
+    "two slashes": (b"GET //v0/health HTTP/1.1", 404, OPEN),
+    "a slash at the end": (b"GET /v0/health/ HTTP/1.1", 404, OPEN),
+    "an escaped path": (b"GET /v0/he%61lth HTTP/1.1", 200, OPEN),
+    "a bad escape": (b"GET /v0/topics/%zz HTTP/1.1", 400, OPEN),
+    "an escape that is not UTF-8": (b"GET /v0/topics/%ff HTTP/1.1", 400, OPEN),
+    "an escaped NUL": (b"GET /v0/topics/a%00 HTTP/1.1", 400, OPEN),
+    "an escaped slash": (b"POST /v0/topics/a%2Fdiff HTTP/1.1", 200, OPEN),
+    "HEAD": (b"HEAD /v0/health HTTP/1.1", 200, OPEN),
+    "HEAD that is not allowed": (b"HEAD /v0/topics/a HTTP/1.1", 405, OPEN),
+    "HEAD of nothing": (b"HEAD /v0/nothing HTTP/1.1", 404, OPEN),
+    "a query that is not UTF-8": (b"GET /v0/topics?prefix=%ff HTTP/1.1", 400, OPEN),
+    "a whole URL": (b"GET http://localhost:4000/v0/health HTTP/1.1", 200, OPEN),
+    "a whole URL with a query": (b"GET http://localhost/v0/topics?prefix=b HTTP/1.1", 200, OPEN),
+    "a whole URL with a wrong query": (b"GET http://localhost/v0/topics?page_size=x HTTP/1.1", 400, OPEN),
+    "a whole URL of https": (b"GET HTTPS://localhost/v0/health HTTP/1.1", 200, OPEN),
+    "a whole URL without a path": (b"GET http://localhost HTTP/1.1", 200, OPEN),
+    "a whole URL with a query alone": (b"GET http://localhost?x=/v0/nothing HTTP/1.1", 200, OPEN),
+    "a whole URL of a hot route": (b"POST http://localhost/v0/topics/a/diff?x=y HTTP/1.1", 200, OPEN),
+    "a whole URL without a host": (b"GET http:///v0/health HTTP/1.1", 404, OPEN),
+    "another scheme": (b"GET ftp://localhost/v0/health HTTP/1.1", 404, OPEN),
+}  # fmt: skip
+Seen = tuple[int, str, bool]
+
+
+async def seen(run: Running, wire: bytes, cut: int) -> Seen:
+    """Status, error code and whether the connection is closed; every answer that is not a success has the envelope."""
+    client = await run.connect()
+    await client.say(wire[:cut])
+    if cut < len(wire):
+        await trio.testing.wait_all_tasks_blocked()
+        await client.say(wire[cut:])
+    method = wire.split(b" ", 1)[0].decode()
+    answer = await client.hear(method=method)
+    code = "" if answer.status < 300 or method == "HEAD" else answer.code
+    closed = answer.headers.get("connection") == "close"
+    if closed:
+        assert await client.is_closed()
+    else:
+        assert (await client.ask("GET", "/v0/health")).status == 200
+    return answer.status, code, closed
+
+
+async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
+    """What each of the requests is answered, through either lane, whole and cut at a few places."""
+    found: dict[str, set[Seen]] = {name: set() for name in wires}
+    for fast in (True, False):
+        settings = Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, allowed_hosts=("*",))
+        async with running(fast=fast, settings=settings, backend=FakeBackend(topics={"a": []})) as run:
+            for name, wire in wires.items():
+                end = wire.find(b"\r\n\r\n") + 4
+                for cut in {len(wire), end, max(end - 3, 1), len(wire) - 1, 9}:
+                    found[name].add(await seen(run, wire, cut))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", [HOT, COLD], ids=["hot", "cold"])
+async def test_both_lanes_answer_the_same_bytes_alike(route: bytes) -> None:
+    found = await agreed({name: route + rest for name, (rest, _, _) in REQUESTS.items()})
+    for name, (_, status, closed) in REQUESTS.items():
+        [(was, _, ended)] = found[name]
+        wanted = status if status > 0 else 404 if route is HOT else 400  # no such path, or no such name
+        assert (was, ended) == (wanted, closed), name
+
+
+@pytest.mark.slow
+async def test_both_lanes_read_a_request_line_alike() -> None:
+    found = await agreed({name: line + b"\r\n" + HOST + b"\r\n" for name, (line, _, _) in LINES.items()})
+    for name, (_, status, closed) in LINES.items():
+        [(was, _, ended)] = found[name]
+        assert (was, ended) == (status, closed), name
+
+
+async def test_the_http_2_preface_is_refused_in_words_of_http_1_and_the_connection_closes() -> None:
+    async with running() as run:
+        client = await run.connect()
+        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        answer = await client.hear()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (400, "invalid_request", "close")
+        assert "HTTP/1.1" in answer.json()["error"]["message"]
+        assert await client.is_closed()
+
+
+@pytest.mark.parametrize(("line", "key", "status", "code"), [
+    ("GET /v0/health", "k", 200, ""),
+    ("GET /v0/topics", "nobody", 401, "unauthorized"),
+    ("GET /v0/nothing", "nobody", 401, "unauthorized"),
+    ("GET /v0/nothing", "k", 404, "not_found"),
+    ("GET /v0/watch", "k", 405, "method_not_allowed"),
+    ("GET /v0/topics?page_size=x", "k", 400, "invalid_request"),
+    ("GET /v0/ws", "nobody", 401, "unauthorized"),
+])  # fmt: skip
+async def test_a_handshake_on_another_path_is_a_request_like_any_other(line: str, key: str, status: int, code: str) -> None:
+    async with running(keys="k") as run:
+        client = await run.connect()
+        await client.say(f"{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n".encode() + SHAKE + b"\r\n")
+        answer = await client.hear()
+        assert (answer.status, answer.code if code else "") == (status, code)
+        assert (await client.ask("GET", "/v0/health")).status == 200
+
+
+@pytest.mark.parametrize("line", ["GET /v0/health", "GET /v0/topics/a", "DELETE /v0/topics/a", "GET /v0/watch/w", "GET /v0/ws"])
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_body_that_no_route_wants_is_read_past(line: str, chunked: bool) -> None:
+    body = b"x" * 30_000
+    fields, body = (b"transfer-encoding: chunked", b"7530\r\n" + body + b"\r\n0\r\n\r\n") if chunked else (b"content-length: 30000", body)
+    async with running(backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+        await client.say(line.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n\r\n")
+        await trio.testing.wait_all_tasks_blocked()
+        await client.say(body)
+        assert (await client.hear()).status in (200, 404, 426)
+        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert run.backend.blocks_out == 0
