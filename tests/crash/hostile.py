@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.contract.api import Api, Wire, ok, request
+from tests.contract.api import Answer, Api, Wire, ok, request
 from tests.server import Server, rss_bytes
 
 MIB = 2**20
@@ -67,10 +67,14 @@ class Bystander(threading.Thread):
         with Api(self._server.address) as api:
             while not self._done.wait(0.005):
                 sent = time.perf_counter()
-                answer = api.append("bystander", 1)
+                answer = self.ask(api)
                 self.took_ms.append((time.perf_counter() - sent) * 1000)
                 if answer.status not in (200, 201):
                     self.trouble.append(str(answer))
+
+    def ask(self, api: Api) -> Answer:
+        """One small request."""
+        return api.append("bystander", 1)
 
     def finish(self) -> None:
         self._done.set()
@@ -85,10 +89,17 @@ class Bystander(threading.Thread):
         return f"{len(self.took_ms)} small requests: {costs}"
 
 
+class Probe(Bystander):
+    """A bystander that only asks whether the server is alive."""
+
+    def ask(self, api: Api) -> Answer:
+        return api.call("GET", "/v0/health")
+
+
 @contextlib.contextmanager
-def beside(server: Server) -> Iterator[Bystander]:
+def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
     """Run a bystander next to the body."""
-    bystander = Bystander(server)
+    bystander = kind(server)
     bystander.start()
     try:
         yield bystander

@@ -1,0 +1,36 @@
+"""Malformed and mutated bytes, for a few seconds; the program ``tests.crash.fuzz`` goes on for longer and measures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.crash.fuzz import fuzz
+from tests.crash.fuzz_inputs import LANES, case
+from tests.crash.hostile import MIB
+from tests.server import Server
+
+LOOSE_MS = 500  # the program measures; here the machine may be busy
+
+
+@pytest.mark.slow
+def test_malformed_bytes_store_nothing_and_hold_up_nobody(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        findings, probe, memory = fuzz(server, seed=5, seconds=4, rate=120)
+    assert findings.problems == []
+    assert findings.sent > 100
+    for lane in LANES:
+        outcomes = [outcome for outcome in findings.outcomes if outcome.startswith(lane)]
+        assert any("broken" in outcome for outcome in outcomes)
+        assert any("mutated" in outcome for outcome in outcomes)
+    assert all(records for topic, records in findings.steady.items() if "cold" not in topic)
+    assert max(memory.rise.values()) < 64 * MIB, str(memory)
+    assert probe.percentile(50) < LOOSE_MS, str(probe)
+
+
+def test_a_seed_repeats_what_a_worker_sends() -> None:
+    for worker, lane in enumerate(LANES):
+        first, second = random.Random(3), random.Random(3)
+        assert [case(first, lane, worker) for _ in range(50)] == [case(second, lane, worker) for _ in range(50)]
