@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -22,13 +21,6 @@ STEP_BYTES = 64 * 1024
 WBITS_GZIP = 31
 
 CODING = re.compile(rb"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:;[ \t]*[qQ]=([0-9.]{1,5}))?[ \t]*")
-
-
-class Wire(Protocol):
-    """What a stream is sent through."""
-
-    @property
-    def sock(self) -> socket.socket: ...
 
 
 class StreamAnswer(NamedTuple):

@@ -144,7 +144,11 @@ class Operations:
         assert request.head is not None, "a request for a stream keeps its head"
         session = self._watches.open(request.wid, request.principal, request.head.joined(b"accept"))
         seen = request.head.joined(b"last-event-id").strip()
-        return Answer(200, b"", stream=StreamAnswer(b"200 OK", HEADERS, lambda wire: self._watches.stream(session, wire, seen)))
+
+        async def run(connection: Connection) -> None:
+            await self._watches.stream(session, connection, seen)
+
+        return Answer(200, b"", stream=StreamAnswer(b"200 OK", HEADERS, run))
 
     async def web_socket(self, request: Request, _body: Body, _at: int) -> Answer:
         """§7, the WebSocket."""

@@ -16,7 +16,7 @@ from topics.engine.access import ANYONE, Principal
 from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, TopicsError, Unauthorized
 from topics.formats.requests import json_bytes
 from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
-from topics.front.answers import Wire
+from topics.front.connections import Connection
 from topics.front.errors import status_of
 from topics.front.live import Live
 from topics.front.pages import Page
@@ -137,8 +137,8 @@ class Session:
 class WatchStream(Stream):
     """One GET of a session."""
 
-    def __init__(self, live: Live, session: Session, wire: Wire) -> None:
-        super().__init__(live, wire.sock, session.principal, session.heartbeat_s)
+    def __init__(self, live: Live, session: Session, connection: Connection) -> None:
+        super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
         self._before: dict[str, Cursor] = {}  # where its topics stood before what the socket has not taken whole
@@ -264,12 +264,12 @@ class Watches:
         self.live.check_room(principal, leaving=session.stream)
         return session
 
-    async def stream(self, session: Session, wire: Wire, last_event_id: bytes) -> None:
+    async def stream(self, session: Session, connection: Connection, last_event_id: bytes) -> None:
         """Show the session's topics, until either side ends it."""
         if session.stream is not None:
             session.stream.fail(409, "another stream has taken the session over")
         session.resume(last_event_id)
-        stream = session.stream = WatchStream(self.live, session, wire)
+        stream = session.stream = WatchStream(self.live, session, connection)
         try:
             stream.begin()
             stream.write(RETRY)
