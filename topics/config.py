@@ -90,8 +90,9 @@ class HostNames:
     def _normal(self, name: str) -> str:
         if self.name.fullmatch(name):
             return name
+        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
         try:
-            return f"[{ipaddress.IPv6Address(name[1:-1] if name.startswith('[') and name.endswith(']') else name)}]"
+            return f"[{ipaddress.IPv6Address(bare)}]"
         except ValueError:
             raise ValueError(self.rule) from None
 
@@ -115,7 +116,7 @@ class Settings:
     api_keys_file: Path | None = None
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
-    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # beside the loopback names; `front/hosts.py` says when they count
+    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # `front/hosts.py` says when they count
 
     # Writes (§2)
     max_batch_records: Count = 10_000
@@ -178,7 +179,8 @@ class Settings:
     def lines(self) -> list[str]:
         """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
-        return [f"{name}={_shown(value)}" for name, value in values.items() if value not in (None, ())]
+        given = {name: value for name, value in values.items() if value not in (None, ())}
+        return [f"{name}={_shown(value)}" for name, value in given.items()]
 
 
 def variable_of(field_name: str) -> str:

@@ -242,7 +242,10 @@ class SteadyAppends:
         self.wire.send(whole[:at], whole[at:])
         answer = self.wire.answer()
         self.records.append(record)
-        assert (answer.status, answer.json()["first_seq"]) == (200 if len(self.records) > 1 else 201, len(self.records)), answer
+        assert (answer.status, answer.json()["first_seq"]) == (
+            200 if len(self.records) > 1 else 201,
+            len(self.records),
+        ), answer
         start = source.randrange(len(self.records))
         self.wire.send(request("POST", f"{path}/diff", b'{"from_seq":%d,"limit":3}' % start))
         seen = [record["data"] for record in ok(self.wire.answer())["records"]]
@@ -362,9 +365,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--rate", type=float, default=120.0, help="fuzzed connections a second, by all workers together")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=120.0,
+        help="fuzzed connections a second, by all workers together",
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="topics-fuzz-") as directory, Server(Path(directory) / "data", shards=1) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-fuzz-") as directory,
+        Server(Path(directory) / "data", shards=1) as server,
+    ):
         with beside(server, Probe) as alone:
             time.sleep(5)
         findings, probe, memory = fuzz(server, seed=arguments.seed, seconds=60 * arguments.minutes, rate=arguments.rate)

@@ -85,13 +85,15 @@ def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
         "two hosts": lambda: with_field(b"Host: localhost"),
         "no host": lambda: whole.replace(b"Host: localhost\r\n", b""),
         "a foreign host": lambda: whole.replace(
-            b"Host: localhost", source.choice((b"Host: evil.example", b"Host: a..b", b"Host: @", b"Host:"))
+            b"Host: localhost",
+            source.choice((b"Host: evil.example", b"Host: a..b", b"Host: @", b"Host:")),
         ),
         "a bad octet in a field": lambda: with_field(b"X-A: a" + source.choice((b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")) + b"b"),
         "a bad field name": lambda: with_field(source.choice((b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y"))),
         "a bad line": lambda: re.sub(rb"^(\S+) (\S+) (\S+)", source.choice(LINES), whole, count=1),
         "another version": lambda: whole.replace(
-            b"HTTP/1.1", source.choice((b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1"))
+            b"HTTP/1.1",
+            source.choice((b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")),
         ),
         "the preface": lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randint(0, 200)),
         "a long head": lambda: with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
@@ -214,7 +216,10 @@ def _socket_case(source: random.Random, worker: int) -> tuple[str, str, bytes, i
         name, frames = _broken_frames(source, worker)
         return kind, name, handshake() + frames, 0
     parts = [_good_frames(source, worker) for _ in range(source.randint(1, 5))]
-    frames, publishes = b"".join(frames for frames, _ in parts), sum(is_publish for _, is_publish in parts)
+    frames, publishes = (
+        b"".join(frames for frames, _ in parts),
+        sum(is_publish for _, is_publish in parts),
+    )
     if source.random() < 0.15:
         return kind, "handshake", mutated(source, handshake()) + frames, publishes
     return kind, "frames", handshake() + mutated(source, frames), publishes
@@ -228,8 +233,17 @@ def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
     """One command in one or two frames, and whether it publishes."""
     topic = f"maybe.socket.{worker}"
     commands: list[dict[str, Any]] = [
-        {"op": "publish", "topic": topic, "records": [{"data": {"a": [1, "é"]}, "tag": "t"}], "request_id": "1"},
-        {"op": "publish", "topic": topic, "records": [{"data": "x" * source.choice((1, 200, 70_000))}]},
+        {
+            "op": "publish",
+            "topic": topic,
+            "records": [{"data": {"a": [1, "é"]}, "tag": "t"}],
+            "request_id": "1",
+        },
+        {
+            "op": "publish",
+            "topic": topic,
+            "records": [{"data": "x" * source.choice((1, 200, 70_000))}],
+        },
         {"op": "subscribe", "topic": topic, "from_seq": 0, "limit": 3, "request_id": "2"},
         {"op": "unsubscribe", "topic": topic},
         {"op": "ping", "request_id": "3"},
@@ -268,13 +282,20 @@ def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
         "a message within a message": lambda: start + good,
         "a close of one byte": lambda: frame_bytes(CLOSE, b"x", mask=mask) + good,
         "a close with a bad code": lambda: (
-            frame_bytes(CLOSE, source.choice((0, 999, 1004, 1005, 1006, 1015, 2999)).to_bytes(2, "big"), mask=mask) + good
+            frame_bytes(
+                CLOSE,
+                source.choice((0, 999, 1004, 1005, 1006, 1015, 2999)).to_bytes(2, "big"),
+                mask=mask,
+            )
+            + good
         ),
         "after the close": lambda: frame_bytes(CLOSE, b"\x03\xe8", mask=mask) + good,
         "a cut frame": lambda: good[: source.randint(1, len(good) - 1)],
         "binary": lambda: frame_bytes(BINARY, text, mask=mask),
         "bad JSON": lambda: frame_bytes(
-            TEXT, source.choice((text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)), mask=mask
+            TEXT,
+            source.choice((text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)),
+            mask=mask,
         ),
         "no such op": lambda: frame_bytes(TEXT, text.replace(b"publish", b"publisH"), mask=mask),
         "many pings, then noise": lambda: frame_bytes(PING, b"", mask=mask) * 300 + b"\xff" * 50 + good,

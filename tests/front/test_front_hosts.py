@@ -25,7 +25,11 @@ SHAKE = {
 async def test_without_keys_a_loopback_server_goes_by_loopback_names_only(fast: bool) -> None:
     async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
-        for method, path in (("POST", "/v0/topics/a/diff"), ("GET", "/v0/topics/a"), ("GET", "/v0/health")):
+        for method, path in (
+            ("POST", "/v0/topics/a/diff"),
+            ("GET", "/v0/topics/a"),
+            ("GET", "/v0/health"),
+        ):
             for host in OURS:
                 assert (await client.ask(method, path, host=host)).status == 200
                 assert (await client.ask(method, f"http://{host}{path}")).status == 200
@@ -44,7 +48,12 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
         client = await run.connect()
         path = route.path("a").replace(":wid", "w")
         answer = await client.ask(
-            route.methods[0], path, b'{"records":[{"data":1}]}', host="evil.example", origin="http://evil.example", **SHAKE
+            route.methods[0],
+            path,
+            b'{"records":[{"data":1}]}',
+            host="evil.example",
+            origin="http://evil.example",
+            **SHAKE,
         )
         assert (answer.status, answer.code) == (403, "forbidden")
         assert run.backend.calls == []
@@ -53,7 +62,12 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
 async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
     async with running() as run:
         client = await run.connect()
-        for host, status in (("localhost", 201), ("evil.example", 403), ("localhost", 200), ("evil.example", 403)):
+        for host, status in (
+            ("localhost", 201),
+            ("evil.example", 403),
+            ("localhost", 200),
+            ("evil.example", 403),
+        ):
             assert (await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)).status == status
 
 
@@ -79,7 +93,12 @@ async def test_a_request_that_names_no_host_passes(path: str) -> None:
             [*OURS, "Evil.Example:1", "[fd00::1]:4000"],
             ["x.evil.example", "a..b"],
         ),
-        (Settings(allowed_hosts=(".example",)), "", [*OURS, "evil.example", "a.b.example"], ["example", "evil.example.org", "notexample"]),
+        (
+            Settings(allowed_hosts=(".example",)),
+            "",
+            [*OURS, "evil.example", "a.b.example"],
+            ["example", "evil.example.org", "notexample"],
+        ),
         (Settings(allowed_hosts=("a.b",)), "k", [*OURS, "a.b"], THEIRS),
         (Settings(host="0.0.0.0", allowed_hosts=("a.b",)), "", [*OURS, "a.b"], THEIRS),
     ],

@@ -171,7 +171,11 @@ async def test_the_http_2_preface_is_refused_in_words_of_http_1_and_the_connecti
         client = await run.connect()
         await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
         answer = await client.hear()
-        assert (answer.status, answer.code, answer.headers["connection"]) == (400, "invalid_request", "close")
+        assert (answer.status, answer.code, answer.headers["connection"]) == (
+            400,
+            "invalid_request",
+            "close",
+        )
         assert "HTTP/1.1" in answer.json()["error"]["message"]
         assert await client.is_closed()
 
@@ -194,7 +198,10 @@ async def test_a_handshake_on_another_path_is_a_request_like_any_other(line: str
         assert (await client.ask("GET", "/v0/health")).status == 200
 
 
-@pytest.mark.parametrize("line", ["GET /v0/health", "GET /v0/topics/a", "DELETE /v0/topics/a", "GET /v0/watch/w", "GET /v0/ws"])
+@pytest.mark.parametrize(
+    "line",
+    ["GET /v0/health", "GET /v0/topics/a", "DELETE /v0/topics/a", "GET /v0/watch/w", "GET /v0/ws"],
+)
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_a_body_that_no_route_wants_is_read_past(line: str, chunked: bool) -> None:
     body = b"x" * 30_000

@@ -1,11 +1,12 @@
 """One admitted request through the unmodified Hypercorn stack.
 
-    admitted head + body --> canonical head --> H11Protocol --> Quart --> the whole answer as bytes --> fast lane
+    admitted head, body --> head of ours --> H11Protocol --> Quart --> whole answer --> fast lane
 
-The fast lane has read, judged and admitted the request, and has its body. What Hypercorn gets is a head that this module
-writes: method, path as the route table understood it, a Host of ours. No byte of the client's reaches it, so there is no second
-reading of one message, no upgrade that it could take and no error answer of its own. The request and its body travel
-beside it, as a `ColdCall` in the ASGI scope.
+The fast lane has read, judged and admitted the request, and has its body. What Hypercorn gets is a
+head that this module writes: method, path as the route table understood it, a Host of ours. No byte
+of the client's reaches it, so there is no second reading of one message, no upgrade that it could
+take and no error answer of its own. The request and its body travel beside it, as a `ColdCall` in
+the ASGI scope.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class ColdLane:
 
 @dataclass(slots=True)
 class ColdCall:
-    """What the application answers. ``at``: monotonic ns. ``close``: the answer is the connection's last."""
+    """What the application answers.
+
+    ``at`` is monotonic ns. ``close``: the answer is the connection's last.
+    """
 
     request: Request
     body: Body | None
@@ -69,8 +73,17 @@ async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
 
     try:
         async with TaskGroup() as group:
-            state = ConnectionState({CALL: call})
-            protocol = H11Protocol(cold.app, cold.config, cold.context, group, state, False, None, None, take)
+            protocol = H11Protocol(
+                cold.app,
+                cold.config,
+                cold.context,
+                group,
+                connection_state=ConnectionState({CALL: call}),
+                ssl=False,
+                client=None,
+                server=None,
+                send=take,
+            )
             await protocol.initiate()
             await protocol.handle(RawData(_head_of(call.request)))
     finally:
@@ -80,4 +93,5 @@ async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
 
 
 def _head_of(request: Request) -> bytes:
-    return f"{request.method} {request.route.path(request.topic)} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")
+    path = request.route.path(request.topic)
+    return f"{request.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

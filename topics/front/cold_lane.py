@@ -1,4 +1,7 @@
-"""The cold lane: Quart-Trio, with one rule for each row of the table. The same operations as in the fast lane, which has done the rest."""
+"""The cold lane: Quart-Trio, with one rule for each row of the table.
+
+The same operations as in the fast lane, which has read and admitted the request.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def hypercorn_config() -> Config:
-    """Hypercorn's settings. It opens no socket and sees no connection: the fast lane hands it one request at a time."""
+    """Hypercorn's settings. It opens no socket: the fast lane hands it one request at a time."""
     config = Config()
     config.include_server_header = False
     config.accesslog = None
@@ -44,7 +47,13 @@ def make_app(guard: Guard, operations: Operations) -> App:
     for route in ROUTES:
         if not route.streams:
             rule = route.path("<topic>")
-            app.add_url_rule(rule, f"{route.name} {rule}", view.answer, methods=route.methods, provide_automatic_options=False)
+            app.add_url_rule(
+                rule,
+                endpoint=f"{route.name} {rule}",
+                view_func=view.answer,
+                methods=route.methods,
+                provide_automatic_options=False,
+            )
     app.register_error_handler(Exception, view.answer_bug)
     return _whole(app)
 
@@ -52,8 +61,9 @@ def make_app(guard: Guard, operations: Operations) -> App:
 def _whole(app: QuartTrio) -> App:
     """Let each message of an answer through to its end.
 
-    Hypercorn 0.18 puts ``http.disconnect`` while it still handles the last body message; quart-trio 0.12 then cancels its
-    nursery, and with it that message. It is sent shielded, which nobody notices, because no message waits for the client.
+    Hypercorn 0.18 puts ``http.disconnect`` while it still handles the last body message; quart-trio
+    0.12 then cancels its nursery, and with it that message. So messages are sent shielded; none of
+    them waits for the client.
     """
 
     async def shielded(scope: Message, receive: Receive, send: Send) -> None:
@@ -74,7 +84,8 @@ class _View:
     async def answer(self, **_: str) -> Response:
         """Every request. Quart's own reading of the path is not used."""
         call = _call()
-        return self._response(call, await self._operations.run(call.request, call.take_body(), call.at))
+        answer = await self._operations.run(call.request, call.take_body(), call.at)
+        return self._response(call, answer)
 
     async def answer_bug(self, bug: Exception) -> Response:
         """An exception that nobody expected."""

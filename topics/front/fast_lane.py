@@ -1,4 +1,4 @@
-"""The fast lane: every request is read and checked inside the connection's task, and a hot one is answered there, too.
+"""The fast lane: the connection's task reads and checks every request, and answers the hot ones.
 
       +--> head --admitted--> body --hot--> operation ---------> one write --+
       |      |                     '-cold-> Hypercorn and Quart -----^       |
@@ -106,9 +106,16 @@ class Lanes:
             return RefusedHead(head, failure)
         route = request.route
         is_hot = route.streams or (route.lane is Lane.HOT and self.use_fast_lane)
-        plain = head.length is not None and head.length <= self.inline_bytes and not request.gzip_in
-        admitted = AdmittedHead(request, is_hot, head.length, plain, head.close, head.expects_continue)
-        if is_hot and request.key is None and not route.streams:  # a head with an idempotency key does not come again
+        is_short = head.length is not None and head.length <= self.inline_bytes
+        admitted = AdmittedHead(
+            request,
+            is_hot=is_hot,
+            length=head.length,
+            plain=is_short and not request.gzip_in,
+            close=head.close,
+            expects_continue=head.expects_continue,
+        )
+        if is_hot and not route.streams and request.key is None:  # one with a key does not come again
             self._remember(digest, admitted)
         return admitted
 
@@ -167,7 +174,9 @@ class FastLane:
             if isinstance(head, AdmittedHead):
                 await self._answer(head)
             else:
-                await self._refuse(head.failure, head.head.length, head.head.close, sent_early=head.head.expects_continue)
+                refused = head.head
+                early = refused.expects_continue
+                await self._refuse(head.failure, refused.length, refused.close, sent_early=early)
 
     async def _next_head(self) -> AnyHead | None:
         """The next head, or None when the client has left or the server drains. Raises `InvalidRequest`, OSError."""
@@ -356,7 +365,8 @@ class FastLane:
             body = answer.body
             responses = self.lanes.responses
             if self._is_head:
-                await connection.send(responses.render(answer.status, len(body), answer.headers, close=close))
+                head = responses.render(answer.status, len(body), answer.headers, close=close)
+                await connection.send(head)
             elif len(body) > COPY_MAX_BYTES:
                 await connection.send_both(responses.render(answer.status, len(body), answer.headers, close=close), body)
             elif close or answer.headers:

@@ -1,11 +1,12 @@
-"""Which names a request may call this server by: the answer to DNS rebinding, where a name of somebody else's comes to mean 127.0.0.1.
+"""Host names: those that a request may call this server by, so that DNS rebinding reaches nothing.
 
-    rule                          holds when
-    loopback names, and           TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server listens on loopback
-      those of the setting
-    any name                      otherwise, and with ``*`` in the setting
+    names that are taken     when
+    loopback names, and      TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
+      those of the setting     listens on loopback
+    any name                 otherwise, and with ``*`` in the setting
 
-A request without a name (HTTP/1.0) passes: no browser sends one.
+In DNS rebinding a name of somebody else's comes to mean 127.0.0.1, and a browser takes this server
+for that somebody's. A request without a name (HTTP/1.0) passes: no browser sends one.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ SHOWN_MAX = 100  # characters of a name that a message repeats
 
 
 class HostRule:
-    """Checks the hosts that a request names: its Host field, and its target where that is a whole URL."""
+    """Checks the hosts that a request names in its Host field and in a target that is a whole URL."""
 
     def __init__(self, settings: Settings, *, has_keys: bool) -> None:
         allowed = [name.encode("ascii") for name in settings.allowed_hosts]
-        self._holds = b"*" not in allowed and (bool(allowed) or (settings.loopback and not has_keys))
+        is_open_loopback = settings.loopback and not has_keys
+        self._holds = b"*" not in allowed and (bool(allowed) or is_open_loopback)
         self._names = frozenset(allowed)
         self._ends = (b".localhost", *(name for name in allowed if name.startswith(b".")))
 
@@ -38,7 +40,8 @@ class HostRule:
             host = host_of(authority)
             if host is None or not self._goes_by(host):
                 shown = authority[:SHOWN_MAX].decode("latin-1")
-                raise Forbidden(f'the host "{shown}" is not a name of this server; TOPICS_ALLOWED_HOSTS adds names')
+                rule = "is not a name of this server; TOPICS_ALLOWED_HOSTS adds names"
+                raise Forbidden(f'the host "{shown}" {rule}')
 
     def _goes_by(self, host: bytes) -> bool:
         return host in self._names or is_loopback(host) or host.endswith(self._ends)

@@ -122,7 +122,10 @@ def authority_of(target: bytes) -> tuple[bytes, ...]:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """``http://host/path?query`` means ``/path?query``, ``http://host?query`` means ``/?query`` (RFC 9112 §3.2.2)."""
+    """``http://host/path?query`` as ``/path?query``, ``http://host?query`` as ``/?query``.
+
+    RFC 9112 §3.2.2.
+    """
     absolute = ABSOLUTE.fullmatch(target)
     if absolute is None:
         return target
