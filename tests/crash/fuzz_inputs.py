@@ -61,7 +61,7 @@ def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
         ("POST", f"/v0/topics/never.{worker}", RECORDS) if lane == "fast" else ("PUT", f"/v0/topics/never.{worker}", CONFIG)
     )
     whole = request(method, path, body)
-    packed = gzip.compress(body)
+    packed = gzip.compress(body, mtime=0)
 
     def framed(framing: bytes, rest: bytes = body) -> bytes:
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -157,7 +157,7 @@ def _mutated_request(source: random.Random, lane: str, worker: int) -> tuple[str
 
 def _fast_requests(worker: int) -> list[bytes]:
     path = f"/v0/topics/maybe.fast.{worker}"
-    packed = gzip.compress(RECORDS)
+    packed = gzip.compress(RECORDS, mtime=0)
     first, rest = RECORDS[:20], RECORDS[20:]
     chunks = b"14;x=y\r\n%b\r\n%x\r\n%b\r\n0\r\na: b\r\n\r\n" % (first, len(rest), rest)
     return [
@@ -176,7 +176,7 @@ def _cold_requests(worker: int) -> list[bytes]:
     return [
         request("PUT", path, CONFIG),
         request("PUT", path, None, *JSON_CHUNKED) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONFIG), CONFIG),
-        request("PUT", path, gzip.compress(CONFIG), "Content-Encoding: gzip"),
+        request("PUT", path, gzip.compress(CONFIG, mtime=0), "Content-Encoding: gzip"),
         request("GET", f"{path}?touch=false"),
         request("GET", "/v0/topics?prefix=maybe&page_size=3&touch=false"),
         request("GET", "http://localhost/v0/ready", None, "Upgrade: h2c", "HTTP2-Settings: AAMA"),
