@@ -246,7 +246,7 @@ class FastLane:
         answer = await ask_hypercorn(self.lanes.cold, call)
         connection.waits_since = NEVER
         self._has_answered = True
-        connection.closing = call.close
+        connection.closing = connection.closing or call.close
         await connection.send(answer)
 
     async def _stream(self, stream: StreamAnswer) -> None:
