@@ -466,6 +466,28 @@ def test_websockets_talks(server: Server, api: Api, topic: str, compression: str
         assert socket.close_code == 1000
 
 
+@pytest.mark.slow
+def test_websockets_takes_the_longest_record_once_its_bound_is_lifted(
+    server: Server,
+    api: Api,
+    topic: str,
+) -> None:
+    client = pytest.importorskip("websockets.sync.client", reason="the dev extra has it")
+    exceptions = pytest.importorskip("websockets.exceptions", reason="the dev extra has it")
+    longest = "x" * (2**20 - 2)  # with its quotes 1 MiB
+    ok(api.append(topic, longest), 201)
+    ask = json.dumps({"op": "subscribe", "topic": topic, "from_seq": 0})
+    address = at(server.address, "/v0/ws", "ws")
+    with client.connect(address, proxy=None, max_size=None) as socket:
+        socket.send(ask)
+        assert json.loads(socket.recv(10))["op"] == "subscribed"
+        assert json.loads(socket.recv(10))["records"][0]["data"] == longest
+    with client.connect(address, proxy=None) as socket:
+        socket.send(ask)
+        with pytest.raises(exceptions.ConnectionClosedError):
+            list(socket)
+
+
 def test_websockets_talks_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
     client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed (the dev extra has it)")
     exceptions = pytest.importorskip("websockets.exceptions", reason="websockets is not installed (the dev extra has it)")
