@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from typing import Any
 
@@ -14,7 +15,7 @@ import trio
 
 from tests.front.support import FakeBackend, RawClient, Running, request, running
 from topics.config import Settings
-from topics.front.connections import Timings
+from topics.front.connections import Connection, Connections, Timings
 
 pytestmark = pytest.mark.slow
 
@@ -135,20 +136,33 @@ async def test_a_client_that_falls_silent_is_closed(said: bytes, patience: float
         await run.until(lambda: len(run.server.connections) == 0)
 
 
-async def test_a_body_buys_time_with_its_bytes() -> None:
+@LANES
+async def test_a_body_that_comes_fast_and_then_stalls_has_the_grace_and_no_more(fast: bool) -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
-    async with running(settings=settings) as run:
+    async with running(fast=fast, settings=settings) as run:
         client = await run.connect()
-        body = b'{"records":[]}' + b" " * (10 * 64 * 1024)
-        wire = request("POST", "/v0/topics/a", body)
-        await client.say(wire[:-1])
+        await client.say(request("POST", "/v0/topics/a", b'{"records":[]}' + b" " * (40 * 64 * 1024))[:-1])
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
         await run.until(lambda: run.backend.blocks_out == 1)
         await trio.testing.wait_all_tasks_blocked(0.02)
-        [connection] = run.server.connections
-        left = connection.deadline - trio.current_time()
-        assert 35 < left < 42
-        await client.say(wire[-1:])
+        assert 25 < connection.deadline - trio.current_time() < 30.1
+        await client.say(b" ")
         assert (await client.hear()).status == 201
+
+
+def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
+    connections = Connections(Timings(), 0.0)
+    for share, ends_s in ((1.0, math.inf), (0.9, 30 / 0.1)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            connection = Connection(ours, connections)
+            connections.now = 0.0
+            connection.begin_body()
+            while connection.deadline > connections.now and connections.now < 1000:
+                connections.now += 1
+                connection.earned(round(share * 64 * 1024))
+            assert connections.now == pytest.approx(min(ends_s, 1000), abs=2)
 
 
 async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> None:

@@ -200,7 +200,7 @@ class _View:
                 async for piece in request.body:
                     if piece and admitted.wrong_media is not None:
                         raise admitted.wrong_media
-                    await gzip.write(piece) if gzip is not None else sink.write(piece)
+                    await (sink if gzip is None else gzip).write(piece)
             if patience.cancelled_caught:
                 raise InvalidRequest("the body did not come in time")
             if gzip is not None:

@@ -16,6 +16,7 @@ RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 NEVER = math.inf
+SCRATCH = memoryview(bytearray(RECV_BYTES))  # for what nobody will look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class Timings:
 
     tick_s: float = 1.0  # between two sweeps: the grain of all below
     head_s: float = 10.0  # from a head's first byte to its last
-    body_grace_s: float = 30.0  # a body may take this long ...
-    body_bytes_per_s: int = 64 * 1024  # ... and as long again as this rate allows
+    body_grace_s: float = 30.0  # a body may fall behind by so much ...
+    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead of it counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read a refusal while it still sends
@@ -81,9 +82,21 @@ class Connection:
         self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
 
     def earned(self, received: int) -> None:
-        """So many bytes of the body came: they buy time."""
-        self.body_deadline += received / self.timings.body_bytes_per_s
-        self.deadline = self.body_deadline
+        """So many bytes of the body came: they buy time, up to the grace from now."""
+        bought = self.body_deadline + received / self.timings.body_bytes_per_s
+        self.deadline = self.body_deadline = min(bought, self.connections.now + self.timings.body_grace_s)
+
+    async def drop(self, length: int) -> None:
+        """Read and forget so many bytes of a body. Raises OSError, also when the client leaves."""
+        ready = min(length, len(self.buffer) - self.pos)
+        self.pos += ready
+        left = length - ready
+        while left:
+            count = await self.receive_into(SCRATCH[:left])
+            if not count:
+                raise ConnectionResetError("the client left within a body")
+            self.earned(count)
+            left -= count
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it. Raises OSError; a client that takes nothing for ``send_s`` is cut off by the sweep."""
@@ -157,9 +170,8 @@ class Connection:
             return
         self.deadline = NEVER
         self.sock.shutdown(socket.SHUT_WR)
-        scratch = memoryview(bytearray(RECV_BYTES))
         with trio.move_on_after(self.timings.linger_s):
-            while await self.receive_into(scratch):
+            while await self.receive_into(SCRATCH):
                 pass
 
 
