@@ -16,7 +16,7 @@ import trio.testing
 
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.errors import Internal, InvalidRequest, NotReady, Throttled, TopicNotEmpty, TopicNotFound, TopicsError
+from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound, TopicsError
 from topics.front.backend import Body, Holder, Listener, Readiness
 from topics.front.connections import Timings
 from topics.front.server import Server
@@ -126,8 +126,8 @@ class FakeBackend:
         self.holders.append(holder)
         return FakeBlock(length, self)
 
-    def make_room(self, shard: int, holder: Holder, now: float) -> None:
-        raise Throttled("no room for another large body at the moment", retry_after_ms=1000)
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        return False
 
     def readiness(self) -> Readiness:
         return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)

@@ -211,11 +211,11 @@ class Shards:
             block.holder = holder
         return block
 
-    def make_room(self, shard: int, holder: Holder, now: float) -> None:
-        """Tell the slowest body to give up; it has done so when other tasks have run.
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow; whether one will when other tasks run.
 
-        Raises `Throttled` when that is ``holder``'s own or none is slow, `NotReady` when the shard is away. So, while there is
-        no room, a body keeps its memory as long as it brings a tenth of it a second, and nobody is kept out for less.
+        Raises `NotReady` when the shard is away. So, while there is no room, a body keeps its memory as long as it brings a tenth
+        of it a second, and nobody is kept out for less.
         """
         link = self._links[shard].link
         if not link.connected:
@@ -223,8 +223,9 @@ class Shards:
         holders = {block.holder: None for block in link.filling if block.holder is not None}
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
         if slowest is holder or slowest.turnover_s(now) < max(TURNOVER_MAX_S, holder.turnover_s(now)):
-            raise no_room()
-        slowest.give_up(no_room())
+            return False
+        slowest.give_up(Throttled("no room for a large body that comes so slowly", retry_after_ms=1000))
+        return True
 
     def head(self, shard: int, mark: Mark) -> int | None:
         """As `HeadReader.head`."""
@@ -245,11 +246,6 @@ class Shards:
 
     def _not_ready(self, shard: int) -> NotReady:
         return NotReady("the shard of this topic is not ready", replay_progress=self._progress(shard))
-
-
-def no_room() -> Throttled:
-    """The failure of a body for which there is no shared memory."""
-    return Throttled("no room for another large body at the moment", retry_after_ms=1000)
 
 
 def _as_ours(error: RemoteError) -> TopicsError:

@@ -77,8 +77,8 @@ class Backend(Protocol):
         The holder is told to give up when the shard goes or others need the room more.
         """
 
-    def make_room(self, shard: int, holder: Holder, now: float) -> None:
-        """Tell some other holder to give up, for the good of ``holder``. Raises `Throttled` when it is not the one to stay."""
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        """Tell a slower holder to give up, for the good of ``holder``; whether there is one, which does so when other tasks run."""
 
     def head(self, shard: int, mark: Mark) -> int | None:
         """Head of the topic of a page that was read ahead; None when the page is not its answer any more."""

@@ -8,11 +8,13 @@ from types import TracebackType
 
 import trio
 
-from topics.errors import InvalidRequest, PayloadTooLarge
+from topics.errors import InvalidRequest, PayloadTooLarge, Throttled
 from topics.front.backend import Backend, Body, BodyBlock
+from topics.front.pace import Pace
 
 FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared length goes
-RATE_HALF_S = 2.0  # a byte counts half as much for the rate of its body after so long
+GROW_WAIT_S = 1.0  # a body that has begun to fill a block waits so long for room: others may be done by then ...
+GROW_LOOK_S = 0.02  # ... and looks so often
 
 STEP_BYTES = 64 * 1024  # inflated at once
 STEPS_PER_TURN = 8  # then other connections run: 512 KiB is about 1 ms
@@ -41,8 +43,7 @@ class BodySink:
         self._view = memoryview(bytearray())
         self._block: BodyBlock | None = None
         self._wants = 0  # bytes of memory
-        self._recent = 0.0  # bytes of the last seconds, at time _counted
-        self._counted = 0.0
+        self._pace = Pace()
         self._scope = trio.CancelScope()
         self._failure: Exception | None = None
         self.length = 0
@@ -67,16 +68,11 @@ class BodySink:
 
     def turnover_s(self, now: float) -> float:
         """Part of `Holder`."""
-        rate = self._recent_at(now) * math.log(2) / RATE_HALF_S
-        return self._wants / rate if rate > 0 and self._failure is None else math.inf
+        return math.inf if self._failure is not None else self._pace.turnover_s(self._wants, now)
 
     def count(self, received: int) -> None:
         """So many bytes came over the wire."""
-        now = trio.current_time()
-        self._recent, self._counted = self._recent_at(now) + received, now
-
-    def _recent_at(self, now: float) -> float:
-        return self._recent * math.exp2((self._counted - now) / RATE_HALF_S)
+        self._pace.count(received, trio.current_time())
 
     async def room(self, most: int) -> memoryview:
         """Memory for what comes next, of 1 to ``most`` bytes; say with `took` what came. Raises as `put`."""
@@ -122,9 +118,15 @@ class BodySink:
             self._view = larger
             return
         self._wants = size
+        patience = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
         while not await self._has_grown(size):
-            self._backend.make_room(self._shard, self, trio.current_time())
-            await trio.lowlevel.checkpoint()  # who was told to give up does so now
+            now = trio.current_time()
+            if self._backend.make_room(self._shard, self, now):
+                await trio.lowlevel.checkpoint()  # who was told to give up does so now
+            elif now < patience:
+                await trio.sleep(GROW_LOOK_S)
+            else:
+                raise Throttled("no room for another large body at the moment", retry_after_ms=1000)
 
     async def _has_grown(self, size: int) -> bool:
         block = self._block

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 
 import trio
 
+from topics.front.pace import Pace
+
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 NEVER = math.inf
+HELD_MAX_BYTES = 128 << 20  # of answers that wait for their clients, if these are slow
+HELD_FACTOR = 8  # so many times as much, if they are not
+TURNOVER_MAX_S = 10.0  # who takes longer for an answer is slow
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for what nobody will look at
 
 
@@ -55,6 +60,7 @@ class Connection:
         self._shields: set[trio.CancelScope] | None = set()  # None: nothing is shielded any more
         self.unread_body = False  # the client may still be sending what we will not read
         self.body_deadline = NEVER
+        self.pace = Pace()  # at which the client takes answers
 
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
@@ -116,7 +122,10 @@ class Connection:
         if sent < len(head):
             await self._send_rest(memoryview(head)[sent:])
             sent = len(head)
-        await self._send_rest(memoryview(body)[sent - len(head) :])
+        rest = memoryview(body)[sent - len(head) :]
+        if rest:
+            with self.connections.holding(self, len(body)):
+                await self._send_rest(rest)
 
     async def _send_rest(self, rest: memoryview) -> None:
         before = self.deadline
@@ -126,9 +135,11 @@ class Connection:
                 raise trio.ClosedResourceError("the connection was cut off")
             await trio.lowlevel.wait_writable(self.fd)
             try:
-                rest = rest[self.sock.send(rest) :]
+                sent = self.sock.send(rest)
             except BlockingIOError:
                 continue
+            self.pace.count(sent, trio.current_time())
+            rest = rest[sent:]
         self.deadline = before
 
     def cut(self) -> None:
@@ -178,10 +189,13 @@ class Connection:
 class Connections:
     """All open connections, and the sweep that keeps their deadlines. ``now`` is the time of the last sweep, in seconds."""
 
-    def __init__(self, timings: Timings, now: float) -> None:
+    def __init__(self, timings: Timings, now: float, held_max_bytes: int = HELD_MAX_BYTES) -> None:
         self.timings = timings
         self.now = now
         self.draining = False
+        self._held: dict[Connection, int] = {}  # bytes of answers that wait for their clients
+        self._held_bytes = 0
+        self._held_max_bytes = held_max_bytes
         self._open: set[Connection] = set()
         self._empty = trio.Event()
 
@@ -198,6 +212,37 @@ class Connections:
         self._open.discard(connection)
         if self.draining and not self._open:
             self._empty.set()
+
+    @contextmanager
+    def holding(self, connection: Connection, size: int) -> Iterator[None]:
+        """So many bytes of an answer stay in memory until ``connection`` has taken them."""
+        connection.pace.count(size, trio.current_time())  # a credit of some seconds
+        self._held[connection] = size
+        self._held_bytes += size
+        self.shed()
+        try:
+            yield
+        finally:
+            self._let_go(connection)
+
+    def _let_go(self, connection: Connection) -> None:
+        self._held_bytes -= self._held.pop(connection, 0)
+
+    def shed(self) -> None:
+        """While clients hold too much of what they were answered, cut the slowest, unless all take a tenth of it a second.
+
+        There is an end to that, too: at `HELD_FACTOR` times the bound the slowest is cut, however fast it is.
+        """
+        if self._held_bytes <= self._held_max_bytes:
+            return
+        now = trio.current_time()
+        slowness = {connection: connection.pace.turnover_s(size, now) for connection, size in self._held.items()}
+        for connection in sorted(slowness, key=slowness.__getitem__, reverse=True):
+            most = self._held_max_bytes * (1 if slowness[connection] > TURNOVER_MAX_S else HELD_FACTOR)
+            if self._held_bytes <= most:
+                return
+            self._let_go(connection)
+            connection.cut()
 
     async def run(self, tick: Callable[[float], None]) -> None:
         """Sweep for ever. ``tick`` is told the time first, once a tick."""
@@ -218,6 +263,7 @@ class Connections:
                 waiting[connection.fd] = connection
         for fd in _ready(waiting, select.POLLRDHUP, HANG_UP):
             waiting[fd].cut()
+        self.shed()
 
     def drain(self) -> None:
         """From now on connections end after their current request; those that are idle and have sent nothing, at once."""
