@@ -18,8 +18,8 @@ RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 NEVER = math.inf
-HELD_MAX_BYTES = 128 << 20  # of answers that wait for their clients, if these are slow
-HELD_FACTOR = 8  # so many times as much, if they are not
+HELD_MAX_BYTES = 256 << 20  # of answers that wait for their clients, if these are slow
+HELD_FACTOR = 2  # so many times as much, if they are not
 TURNOVER_MAX_S = 10.0  # who takes longer for an answer is slow
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for what nobody will look at
 
