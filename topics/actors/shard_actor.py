@@ -214,7 +214,10 @@ class ShardActor:
         self._give_back(name)
 
     def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
-        """Handle a message that had to wait, as the router would have."""
+        """Handle a message that had to wait, as the router would have. One whose front has gone is dropped: its memory is waited for."""
+        if message.session.closed:
+            message.release()
+            return
         try:
             handler(message)
         except Exception as error:
