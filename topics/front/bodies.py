@@ -13,8 +13,8 @@ from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.pace import Pace
 
 FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared length goes
-GROW_WAIT_S = 1.0  # a body that has begun to fill a block waits so long for room: others may be done by then ...
-GROW_LOOK_S = 0.02  # ... and looks so often
+GROW_WAIT_S = 2.0  # a body that has begun to fill a block waits so long for room: others may be done by then ...
+GROW_LOOK_S = 0.1  # ... and looks so often
 
 STEP_BYTES = 64 * 1024  # inflated at once
 STEPS_PER_TURN = 8  # then other connections run: 512 KiB is about 1 ms
@@ -118,15 +118,21 @@ class BodySink:
             self._view = larger
             return
         self._wants = size
+        if not await self._has_grown(size):
+            await self._grow_later(size)
+
+    async def _grow_later(self, size: int) -> None:
+        """Others must make room. Raises `Throttled` when none must, and what has begun to fill a block has waited for a while."""
+        while self._backend.make_room(self._shard, self, trio.current_time()):
+            await trio.lowlevel.checkpoint()  # who was told to give up does so now
+            if await self._has_grown(size):
+                return
         patience = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
-        while not await self._has_grown(size):
-            now = trio.current_time()
-            if self._backend.make_room(self._shard, self, now):
-                await trio.lowlevel.checkpoint()  # who was told to give up does so now
-            elif now < patience:
-                await trio.sleep(GROW_LOOK_S)
-            else:
-                raise Throttled("no room for another large body at the moment", retry_after_ms=1000)
+        while trio.current_time() < patience:
+            await trio.sleep(GROW_LOOK_S)
+            if await self._has_grown(size):
+                return
+        raise Throttled("no room for another large body at the moment", retry_after_ms=1000)
 
     async def _has_grown(self, size: int) -> bool:
         block = self._block
