@@ -207,7 +207,8 @@ def _largest_message(settings: Settings) -> int:
 def _derived(settings: Settings) -> dict[str, int]:
     """What follows from the machine and from the other values, where nobody says otherwise.
 
-    An arena has room for four of the longest messages: one of them never stops the others, and one that moves is there twice.
+    An arena has room for four of the longest messages: one of them never stops the others, and one
+    that moves is there twice.
     """
     return {
         "shards": min(64, usable_cores()),

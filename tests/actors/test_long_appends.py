@@ -443,7 +443,10 @@ async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) 
     assert datas(desk, "a") == PADDING
 
 
-async def test_what_waited_behind_a_long_write_goes_with_its_front(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waited_behind_a_long_write_goes_with_its_front(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The memory of those bodies is the next front's; nobody was told that they are stored."""
     held = Held(monkeypatch)
     desk.append_raw("a", body(PADDING))

@@ -58,7 +58,10 @@ def test_the_slowest_body_makes_room_and_only_that(front: Front) -> None:
 
 
 @pytest.mark.parametrize("others", [[], [1.0, TURNOVER_MAX_S - 1]], ids=["nobody", "fast ones"])
-def test_a_body_that_brings_a_tenth_of_its_memory_a_second_keeps_it(front: Front, others: list[float]) -> None:
+def test_a_body_that_brings_a_tenth_of_its_memory_a_second_keeps_it(
+    front: Front,
+    others: list[float],
+) -> None:
     fillers = [Filler(seconds) for seconds in others]
     for filler in fillers:
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
@@ -75,7 +78,7 @@ def test_the_slowest_of_all_cannot_ask_others_to_go(front: Front) -> None:
     assert slow.failures == slower.failures == []
 
 
-def test_when_a_shard_goes_what_fills_its_arena_ends_at_once_and_its_successors_are_not_kept_waiting(front: Front) -> None:
+def test_when_a_shard_goes_what_fills_its_arena_ends_and_no_successor_waits(front: Front) -> None:
     filler = Filler(1)
     block = front.shards.reserve(0, PAGE_BYTES, filler)
     assert block is not None

@@ -73,7 +73,7 @@ class FakeBackend:
     ready: bool = True
     full: bool = False
     holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
-    let_go: list[Callable[[], object]] = field(default_factory=list)  # of every reply that took long
+    let_go: list[Callable[[], object]] = field(default_factory=list)  # of replies that took long
     replies_out: int = 0
     blocks_out: int = 0
     calls: list[tuple[str, dict[str, Any], bytes]] = field(default_factory=list)

@@ -71,7 +71,11 @@ async def test_a_body_of_unknown_length_ends_at_its_bound(front: Front) -> None:
     assert used(front) == 0
 
 
-async def test_a_stalled_body_makes_room_and_hears_why(front: Front, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stalled_body_makes_room_and_hears_why(
+    front: Front,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     stalled = trio.Event()
     heard: list[Exception] = []
 
@@ -129,7 +133,10 @@ async def test_a_whole_body_that_was_told_to_give_up_is_not_sent(front: Front) -
     await fail_when_the_shard_goes(front, None)
 
 
-async def fail_when_the_shard_goes(front: Front, rest: Callable[[], Awaitable[None]] | None) -> None:
+async def fail_when_the_shard_goes(
+    front: Front,
+    rest: Callable[[], Awaitable[None]] | None,
+) -> None:
     async def bring() -> None:
         with sink_of(front) as sink:
             await sink.write(bytes(5000))

@@ -8,11 +8,12 @@ One mapping for each direction, two halves of ``arena_bytes``; session n uses ha
 
 Why two: when one side dies, the other may still read (a slow client is being sent the body) or fill (an upload is under
 way) blocks of the session that is over. The next session must not write there, and must not wait either. Only the second
-next one has to wait until the last of these users is done; ``busy`` says so. Users that may take long leave a callback, by
-which they are told to let go.
+next one has to wait until the last of these users is done; ``busy`` says so. Users that may take
+long leave a callback, by which they are told to let go.
 
-A block grows while it is filled: where it stands if the pages behind it are free, else it moves, a slice at a time. So what a
-body holds follows what has arrived of it, and a body that is alone finds room up to the whole half.
+A block grows while it is filled: where it stands if the pages behind it are free, else it moves, a
+slice at a time. So what a body holds follows what has arrived of it, and a body that is alone finds
+room up to the whole half.
 
 Pages are taken from the system when they are first touched. They go back, a portion with each ``tidy``, when a large block is
 freed and when everything is free; and when the last block of a session that is over has been let go by its reader.
@@ -29,7 +30,8 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
 PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
-SLICE_BYTES: Final = 2 << 20  # of a block that moves, copied at once: about a millisecond, most of it for new pages
+# Of a block that moves, copied at once: about a millisecond, most of it for new pages.
+SLICE_BYTES: Final = 2 << 20
 
 _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 
@@ -81,10 +83,11 @@ class PageAllocator:
             self._add_hole(start + pages, before - pages)
 
     def extend(self, start: int, pages: int) -> int | None:
-        """Find ``pages`` in a row for what stands at ``start`` and may overlap its old place: there if they are free, else the first.
+        """Find ``pages`` in a row for what stands at ``start``: there if they are free, else lowest.
 
-        Returns where the longer row begins. A row that overlaps the old one reaches to its end until it is shrunk; another leaves
-        the old one as it is. None, and nothing has changed, when there is no such row.
+        Returns where the longer row begins. It may overlap the old one; then it reaches to the end
+        of that until it is shrunk. Otherwise the old row stays taken. None, and nothing has
+        changed, when there is no such row.
         """
         before = self._taken[start]
         assert pages > before, "an extended row is longer"
@@ -170,7 +173,8 @@ class ArenaBlock:
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
         """Make it longer; the first ``keep`` bytes stay. None when there is no room.
 
-        It has grown when the iterator is exhausted: each step copies a slice, in between others may run. Until then only `free`.
+        It has grown when the iterator is exhausted: each step copies a slice, in between others may
+        run. Until then only `free`.
         """
         assert length > self.length >= keep, "a block grows and keeps what it has"
         assert self.left is None, "a block that moves does not move again"
@@ -239,7 +243,8 @@ class ArenaWriter:
         if page is None:
             return None
         offset = self._offset(page)
-        block = ArenaBlock(self, self.session, offset, length, self._memory.view[offset : offset + length])
+        view = self._memory.view[offset : offset + length]
+        block = ArenaBlock(self, self.session, offset, length, view)
         self._filling[self.session & 1].add(block)
         return block
 
@@ -250,7 +255,8 @@ class ArenaWriter:
         if _pages(length) == _pages(block.length):
             offset = block.offset
         else:
-            page = self._find(lambda: self._allocator.extend(self._page(block.offset), _pages(length)))
+            start, pages = self._page(block.offset), _pages(length)
+            page = self._find(lambda: self._allocator.extend(start, pages))
             if page is None:
                 return None
             offset = self._offset(page)
@@ -263,7 +269,8 @@ class ArenaWriter:
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
         if block.left is None:
             return
-        for start in range(0, len(old), SLICE_BYTES):  # upwards: the new place, where it overlaps the old one, lies below it
+        # Upwards: the new place, where it overlaps the old one, lies below it.
+        for start in range(0, len(old), SLICE_BYTES):
             piece = old[start : start + SLICE_BYTES]
             block.view[start : start + len(piece)] = piece
             yield
@@ -394,7 +401,7 @@ class ArenaReader:
         return view
 
     def on_lost(self, view: memoryview, let_go: Callable[[], object]) -> None:
-        """Whoever reads ``view`` may take long: ``let_go`` is called, once, when a session waits for that memory."""
+        """``let_go`` is called, once, when a session waits for the memory of ``view``."""
         if any(id(view) in half for half in self._held):
             self._on_lost[id(view)] = let_go
 

@@ -187,7 +187,7 @@ class Link:
         return self._writer.filling
 
     def on_lost(self, view: memoryview, let_go: Callable[[], object]) -> None:
-        """Whoever reads the attachment ``view`` may take long: ``let_go`` is called if the session after the next waits for it."""
+        """``let_go`` is called if a session waits for the memory of the attachment ``view``."""
         self._reader.on_lost(view, let_go)
 
     def release(self, frame: MessageFrame) -> None:
@@ -281,9 +281,9 @@ class Link:
             on_close()
 
     def _adopt(self, session: int) -> None:
-        """Enter ``session``, unless somebody still uses arena blocks that it would overwrite; then the next turn tries again.
+        """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
 
-        Readers of such blocks are told to let go. Whoever fills one was told when its session closed.
+        Who reads such a block is told to let go. Who fills one was told when its session closed.
         """
         self._reader.reclaim(session)
         if self._reader.busy(session) or self._writer.busy(session):

@@ -26,7 +26,7 @@ _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
 EVENTS = ("feed.page", "feed.ended")
-TURNOVER_MAX_S = 10.0  # a body that needs longer to bring what it holds makes room when there is none
+TURNOVER_MAX_S = 10.0  # a body that takes longer to bring what it holds may have to make room
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 
@@ -46,7 +46,8 @@ class ShardReply:
     __slots__ = ("_link", "_reply", "body", "result")
 
     def __init__(self, reply: RpcReply, link: Link) -> None:
-        self._reply, self._link, self.result, self.body = reply, link, reply.result, reply.attachment
+        self._reply, self._link = reply, link
+        self.result, self.body = reply.result, reply.attachment
 
     def on_lost(self, let_go: Callable[[], object]) -> None:
         """``let_go`` is called if the memory of the body is needed; it leads to `release` soon."""
@@ -117,10 +118,13 @@ class Shards:
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
         self._router = MessageRouter(RouterConfig())
-        self._links = [ShardLink(link, self._router, partial(self._not_ready, link.pair[1])) for link in links]
+        self._links = [self._shard_link(link) for link in links]
         self._heads = [HeadReader(board.heads(link.pair[1])) for link in links]
         self.shards = len(links)
         self._shard_of_session = {f"shard-{link.pair[1]}": link.pair[1] for link in links}
+
+    def _shard_link(self, link: Link) -> ShardLink:
+        return ShardLink(link, self._router, partial(self._not_ready, link.pair[1]))
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` hears of the shards. Once, before `run`."""
@@ -199,9 +203,10 @@ class Shards:
         self._links[shard].link.flush()
 
     def reserve(self, shard: int, length: int, holder: Holder) -> ArenaBlock | None:
-        """Shared memory for a long body that ``holder`` fills. None when there is no room; raises `NotReady` when the shard is away.
+        """Shared memory for a long body that ``holder`` fills; None when there is no room.
 
-        The holder is told to give up when the shard goes, or when others need the room more.
+        Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes,
+        or when others need the room more.
         """
         link = self._links[shard].link
         if not link.connected:
@@ -212,19 +217,22 @@ class Shards:
         return block
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
-        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow; whether one will when other tasks run.
+        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow.
 
-        Raises `NotReady` when the shard is away. So, while there is no room, a body keeps its memory as long as it brings a tenth
-        of it a second, and nobody is kept out for less.
+        Returns whether one will do so when other tasks run. Raises `NotReady` when the shard is
+        away. So, while there is no room, a body keeps its memory as long as it brings a tenth of it
+        a second, and nobody is kept out for less.
         """
         link = self._links[shard].link
         if not link.connected:
             raise self._not_ready(shard)
         holders = {block.holder: None for block in link.filling if block.holder is not None}
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
-        if slowest is holder or slowest.turnover_s(now) < max(TURNOVER_MAX_S, holder.turnover_s(now)):
+        bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
+        if slowest is holder or slowest.turnover_s(now) < bound:
             return False
-        slowest.give_up(Throttled("no room for a large body that comes so slowly", retry_after_ms=1000))
+        reason = "no room for a large body that comes so slowly"
+        slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
 
     def head(self, shard: int, mark: Mark) -> int | None:

@@ -55,7 +55,7 @@ class Answer:
         self.headers = headers
 
     def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the shared memory is needed before `done`, to which it must lead soon."""
+        """``let_go`` is called if the shared memory is needed before `done`; that leads there."""
         if self.reply is not None:
             self.reply.on_lost(let_go)
 
@@ -95,7 +95,7 @@ def _weight(text: bytes | None) -> float:
 
 
 async def compressed(answer: Answer) -> Answer:
-    """The same answer under gzip, made in steps that let other connections run. Small ones come back as they are.
+    """The same answer under gzip; a small one as it is. It is made in steps that let others run.
 
     Raises `NotReady` when the shard has gone, and its memory is needed by its successor.
     """

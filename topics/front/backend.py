@@ -22,7 +22,7 @@ class Reply(Protocol):
     def body(self) -> bytes | memoryview: ...
     def release(self) -> None: ...
     def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the memory of ``body`` is needed before `release`, to which it must lead soon."""
+        """``let_go`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
 
 
 class BodyBlock(Protocol):
@@ -31,9 +31,10 @@ class BodyBlock(Protocol):
     @property
     def view(self) -> memoryview: ...
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
-        """Make it longer and keep the first bytes: done when the iterator is exhausted, of which each step takes a millisecond.
+        """Make it longer and keep the first bytes; None when there is no room.
 
-        None when there is no room. The old ``view`` is not to be used any more.
+        It is done when the iterator is exhausted, of which each step takes a millisecond. The old
+        ``view`` must not be used any more.
         """
 
     def shrink(self, n: int) -> None:
@@ -72,13 +73,14 @@ class Backend(Protocol):
         """``listener`` hears what the shards say without being asked."""
 
     def reserve(self, shard: int, length: int, holder: Holder) -> BodyBlock | None:
-        """Shared memory for a body above ``settings.inline_bytes``; None when it is full, `NotReady` when the shard is away.
+        """Shared memory for a body above ``settings.inline_bytes``; None when it is full.
 
-        The holder is told to give up when the shard goes or others need the room more.
+        Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes
+        or others need the room more.
         """
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
-        """Tell a slower holder to give up, for the good of ``holder``; whether there is one, which does so when other tasks run."""
+        """Tell a slower holder to give up; whether there is one, which does so when others run."""
 
     def head(self, shard: int, mark: Mark) -> int | None:
         """Head of the topic of a page that was read ahead; None when the page is not its answer any more."""
@@ -91,4 +93,14 @@ def unready(readiness: Readiness) -> NotReady:
     return NotReady("the log is being replayed", replay_progress=readiness.progress)
 
 
-__all__ = ["Backend", "Body", "BodyBlock", "Holder", "Listener", "Mark", "Readiness", "Reply", "unready"]
+__all__ = [
+    "Backend",
+    "Body",
+    "BodyBlock",
+    "Holder",
+    "Listener",
+    "Mark",
+    "Readiness",
+    "Reply",
+    "unready",
+]

@@ -13,7 +13,7 @@ from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.pace import Pace
 
 FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared length goes
-GROW_WAIT_S = 2.0  # a body that has begun to fill a block waits so long for room: others may be done by then ...
+GROW_WAIT_S = 2.0  # a body that has a block waits so long for a longer one: others may be done ...
 GROW_LOOK_S = 0.1  # ... and looks so often
 
 STEP_BYTES = 64 * 1024  # inflated at once
@@ -31,8 +31,9 @@ def too_large(limit: int) -> PayloadTooLarge:
 class BodySink:
     """Collects a body as it arrives; what it holds is at most twice that, and `FIRST_BYTES`.
 
-    Up to ``inline_bytes`` the body is held here, past that in a block of shared memory that grows. Use it as a context manager: what
-    has not been taken by `finish` is freed on the way out; there too is raised why it was told to give up.
+    Up to ``inline_bytes`` the body is held here, past that in a block of shared memory that grows.
+    Use it as a context manager: what has not been taken by `finish` is freed on the way out; there
+    too is raised why it was told to give up.
     """
 
     def __init__(self, backend: Backend, shard: int, *, inline_bytes: int, max_bytes: int) -> None:
@@ -52,7 +53,12 @@ class BodySink:
         self._scope.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
         if self._block is not None:
             self._block.free()
             self._block = None
@@ -75,7 +81,7 @@ class BodySink:
         self._pace.count(received, trio.current_time())
 
     async def room(self, most: int) -> memoryview:
-        """Memory for what comes next, of 1 to ``most`` bytes; say with `took` what came. Raises as `put`."""
+        """Memory for the next 1 to ``most`` bytes; say with `took` what came. Raises as `put`."""
         if self.length == len(self._view):
             await self._grow(self.length + 1)
         return self._view[self.length : self.length + most]
@@ -91,7 +97,7 @@ class BodySink:
         await self.put(piece)
 
     async def put(self, piece: bytes | memoryview) -> None:
-        """Take a piece. Raises `PayloadTooLarge`, `Throttled` without shared memory, or `NotReady` without a shard."""
+        """Take a piece. Raises `PayloadTooLarge`, `Throttled` (no room) or `NotReady` (no shard)."""
         end = self.length + len(piece)
         if end > len(self._view):
             await self._grow(end)
@@ -122,7 +128,7 @@ class BodySink:
             await self._grow_later(size)
 
     async def _grow_later(self, size: int) -> None:
-        """Others must make room. Raises `Throttled` when none must, and what has begun to fill a block has waited for a while."""
+        """Others make room or, if there is a block already, may be done soon. Raises `Throttled`."""
         while self._backend.make_room(self._shard, self, trio.current_time()):
             await trio.lowlevel.checkpoint()  # who was told to give up does so now
             if await self._has_grown(size):

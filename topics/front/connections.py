@@ -31,7 +31,7 @@ class Timings:
     tick_s: float = 1.0  # between two sweeps: the grain of all below
     head_s: float = 10.0  # from a head's first byte to its last
     body_grace_s: float = 30.0  # a body may fall behind by so much ...
-    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead of it counts for nothing later
+    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read a refusal while it still sends
@@ -90,7 +90,8 @@ class Connection:
     def earned(self, received: int) -> None:
         """So many bytes of the body came: they buy time, up to the grace from now."""
         bought = self.body_deadline + received / self.timings.body_bytes_per_s
-        self.deadline = self.body_deadline = min(bought, self.connections.now + self.timings.body_grace_s)
+        most = self.connections.now + self.timings.body_grace_s
+        self.deadline = self.body_deadline = min(bought, most)
 
     async def drop(self, length: int) -> None:
         """Read and forget so many bytes of a body. Raises OSError, also when the client leaves."""
@@ -229,17 +230,18 @@ class Connections:
         self._held_bytes -= self._held.pop(connection, 0)
 
     def shed(self) -> None:
-        """While clients hold too much of what they were answered, cut the slowest, unless all take a tenth of it a second.
+        """While clients hold too much of what they were answered, cut the slowest.
 
-        There is an end to that, too: at `HELD_FACTOR` times the bound the slowest is cut, however fast it is.
+        Who takes a tenth of it a second is not slow; but at `HELD_FACTOR` times the bound the
+        slowest is cut, however fast it is.
         """
         if self._held_bytes <= self._held_max_bytes:
             return
         now = trio.current_time()
-        slowness = {connection: connection.pace.turnover_s(size, now) for connection, size in self._held.items()}
+        slowness = {one: one.pace.turnover_s(size, now) for one, size in self._held.items()}
         for connection in sorted(slowness, key=slowness.__getitem__, reverse=True):
-            most = self._held_max_bytes * (1 if slowness[connection] > TURNOVER_MAX_S else HELD_FACTOR)
-            if self._held_bytes <= most:
+            factor = 1 if slowness[connection] > TURNOVER_MAX_S else HELD_FACTOR
+            if self._held_bytes <= factor * self._held_max_bytes:
                 return
             self._let_go(connection)
             connection.cut()

@@ -265,7 +265,8 @@ class FastLane:
     async def _known_body(self, shard: int, length: int) -> Body:
         """Straight from the socket to where it stays, except for what came behind the head."""
         connection, lanes = self.connection, self.lanes
-        with BodySink(lanes.backend, shard, inline_bytes=lanes.inline_bytes, max_bytes=length) as sink:
+        sink = BodySink(lanes.backend, shard, inline_bytes=lanes.inline_bytes, max_bytes=length)
+        with sink:
             ready = connection.buffer[connection.pos : connection.pos + length]
             connection.pos += len(ready)
             await sink.write(ready)

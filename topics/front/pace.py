@@ -8,7 +8,7 @@ RATE_HALF_S = 2.0  # a byte counts half as much for the rate after so long
 
 
 class Pace:
-    """Bytes of the last seconds, the older ones for less. A client that has just begun counts as slow."""
+    """Bytes of the last seconds, the older ones for less. Who has just begun counts as slow."""
 
     __slots__ = ("_at", "_recent")
 
