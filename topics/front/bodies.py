@@ -97,7 +97,7 @@ class BodySink:
         await self.put(piece)
 
     async def put(self, piece: bytes | memoryview) -> None:
-        """Take a piece. Raises `PayloadTooLarge`, `Throttled` (no room) or `NotReady` (no shard)."""
+        """Take a piece. Raises `PayloadTooLarge`, `Throttled` or, without a shard, `NotReady`."""
         end = self.length + len(piece)
         if end > len(self._view):
             await self._grow(end)
@@ -128,7 +128,7 @@ class BodySink:
             await self._grow_later(size)
 
     async def _grow_later(self, size: int) -> None:
-        """Others make room or, if there is a block already, may be done soon. Raises `Throttled`."""
+        """Others make room, or are done while a body with a block waits. Raises `Throttled`."""
         while self._backend.make_room(self._shard, self, trio.current_time()):
             await trio.lowlevel.checkpoint()  # who was told to give up does so now
             if await self._has_grown(size):
