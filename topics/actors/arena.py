@@ -85,9 +85,9 @@ class PageAllocator:
     def extend(self, start: int, pages: int) -> int | None:
         """Find ``pages`` in a row for what stands at ``start``: there if they are free.
 
-        Else at the first place. Returns where the longer row begins. It may overlap the old one; then it reaches to the end
-        of that until it is shrunk. Otherwise the old row stays taken. None, and nothing has
-        changed, when there is no such row.
+        Else at the first place. Returns where the longer row begins. It may overlap the old one; then
+        it reaches to the end of that until it is shrunk. Otherwise the old row stays taken. None,
+        and nothing has changed, when there is no such row.
         """
         before = self._taken[start]
         assert pages > before, "an extended row is longer"
