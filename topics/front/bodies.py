@@ -13,7 +13,7 @@ from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.pace import Pace
 
 FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared length goes
-GROW_WAIT_S = 2.0  # a body that has a block waits so long for a longer one: others may be done ...
+GROW_WAIT_S = 5.0  # a body that has a block waits so long for a longer one: others may be done ...
 GROW_LOOK_S = 0.1  # ... and looks so often
 
 STEP_BYTES = 64 * 1024  # inflated at once
@@ -136,6 +136,7 @@ class BodySink:
         patience = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
         while trio.current_time() < patience:
             await trio.sleep(GROW_LOOK_S)
+            self._pace.skip_to(trio.current_time())
             if await self._has_grown(size):
                 return
         raise Throttled("no room for another large body at the moment", retry_after_ms=1000)

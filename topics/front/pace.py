@@ -20,6 +20,10 @@ class Pace:
         """So many bytes came or went."""
         self._recent, self._at = self._recent_at(now) + moved, now
 
+    def skip_to(self, now: float) -> None:
+        """The time until now does not count: the client could do nothing."""
+        self._at = now
+
     def turnover_s(self, held: int, now: float) -> float:
         """How long ``held`` bytes take at the present rate."""
         rate = self._recent_at(now) * math.log(2) / RATE_HALF_S
