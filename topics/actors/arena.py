@@ -31,7 +31,7 @@ MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap m
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
 PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
 # Of a block that moves, copied at once: about a millisecond, most of it for new pages.
-SLICE_BYTES: Final = 2 << 20
+SLICE_BYTES: Final = 1 << 20
 
 _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 
