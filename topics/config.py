@@ -235,12 +235,13 @@ def _largest_message(settings: Settings) -> int:
 def _derived(settings: Settings) -> dict[str, int]:
     """What follows from the machine and from the other values, where nobody says otherwise.
 
-    An arena has room for two of the longest messages, so that one of them never stops the others.
+    An arena has room for four of the longest messages: one of them never stops the others, and one
+    that moves is there twice.
     """
     return {
         "shards": min(64, usable_cores()),
         "inline_bytes": min(INLINE_BYTES, settings.ring_bytes // 4),
-        "arena_bytes": max(ARENA_BYTES, 1 << (2 * _largest_message(settings) - 1).bit_length()),
+        "arena_bytes": max(ARENA_BYTES, 1 << (4 * _largest_message(settings) - 1).bit_length()),
     }
 
 

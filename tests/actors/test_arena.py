@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,7 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from topics.actors.arena import LARGE_PAGES, PAGE_BYTES, ArenaMemory, ArenaReader, ArenaWriter, PageAllocator
+from topics.actors import arena
+from topics.actors.arena import (
+    LARGE_PAGES,
+    PAGE_BYTES,
+    ArenaBlock,
+    ArenaMemory,
+    ArenaReader,
+    ArenaWriter,
+    PageAllocator,
+)
 
 PAGES = 24
 
@@ -49,6 +60,28 @@ class AllocatorAgainstASet(RuleBasedStateMachine):
             self.allocator.shrink(start, pages)
             self.free |= set(range(start + pages, start + self.rows[start]))
             self.rows[start] = pages
+
+    @rule(data=st.data())
+    def extend_one(self, data: st.DataObject) -> None:
+        """Where it stands, if it can; else the first place. What it leaves stays taken for now."""
+        if not (growing := [start for start, pages in self.rows.items() if pages < PAGES]):
+            return
+        start = data.draw(st.sampled_from(sorted(growing)))
+        before = self.rows[start]
+        pages = data.draw(st.integers(before + 1, PAGES))
+        free = self.free | set(range(start, start + before))
+        fits = [at for at in range(PAGES) if free.issuperset(range(at, at + pages))]
+        place = self.allocator.extend(start, pages)
+        assert place == (start if start in fits else min(fits, default=None))
+        if place is None:
+            return
+        if place <= start < place + pages:
+            del self.rows[start]
+            self.rows[place] = max(pages, start + before - place)
+        else:
+            self.rows[place] = pages
+        taken = (*self.rows.items(), (start, before))
+        self.free = free - {page for at, length in taken for page in range(at, at + length)}
 
     @invariant()
     def holes_are_the_free_pages_and_never_touch(self) -> None:
@@ -136,6 +169,128 @@ def test_a_shrunk_block_gives_its_last_pages_back() -> None:
     block.free()
     block.free()
     assert writer.used_bytes == 0
+
+
+def filled(writer: ArenaWriter, pages: int, mark: bytes) -> ArenaBlock:
+    block = writer.reserve(pages * PAGE_BYTES)
+    assert block is not None
+    block.view[:] = mark * block.length
+    return block
+
+
+def grown(block: ArenaBlock, pages: int, keep: int) -> int:
+    """Let it grow; how many slices were copied."""
+    steps = block.grow(pages * PAGE_BYTES, keep)
+    assert steps is not None
+    return sum(1 for _ in steps)
+
+
+def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
+    _, writer, _ = pair(pages=4)
+    block = filled(writer, 1, b"a")
+    offset = block.offset
+    assert grown(block, 4, PAGE_BYTES) == 0
+    assert block.offset == offset
+    assert block.length == writer.used_bytes == 4 * PAGE_BYTES
+    assert bytes(block.view[:PAGE_BYTES]) == b"a" * PAGE_BYTES
+    block.free()
+    assert writer.used_bytes == 0
+
+
+@pytest.mark.parametrize("neighbour_goes", [False, True], ids=["elsewhere", "onto its old place"])
+def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+    neighbour_goes: bool,
+) -> None:
+    monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
+    _, writer, _ = pair(pages=12)
+    before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
+    behind = filled(writer, 1, b"y")
+    block.view[:] = body = random.Random(1).randbytes(block.length)
+    if neighbour_goes:
+        before.free()
+    assert grown(block, 5, len(body) - 7) > 3
+    assert bytes(block.view[: len(body) - 7]) == body[:-7]
+    assert bytes(behind.view) == b"y" * PAGE_BYTES
+    assert writer.used_bytes == (5 + 1 + (0 if neighbour_goes else 2)) * PAGE_BYTES
+    for one in (before, block, behind):
+        one.free()
+    assert writer.used_bytes == 0
+    assert writer.reserve(12 * PAGE_BYTES) is not None, "no page is lost"
+
+
+@pytest.mark.parametrize("first_goes", [False, True])
+def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
+    monkeypatch: pytest.MonkeyPatch,
+    first_goes: bool,
+) -> None:
+    monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
+    _, writer, _ = pair(pages=12)
+    first, block, last = filled(writer, 2, b"a"), filled(writer, 3, b"b"), filled(writer, 1, b"c")
+    if first_goes:
+        first.free()
+    steps = block.grow(5 * PAGE_BYTES, block.length)
+    assert steps is not None
+    next(iter(steps))
+    block.free()
+    first.free()
+    last.free()
+    assert writer.used_bytes == 0
+    assert writer.reserve(12 * PAGE_BYTES) is not None
+
+
+def test_a_lone_block_grows_to_the_whole_arena_wherever_it_began() -> None:
+    _, writer, _ = pair(pages=12)
+    first, block = filled(writer, 2, b"a"), filled(writer, 3, b"b")
+    first.free()
+    grown(block, 12, block.length)
+    assert bytes(block.view[: 3 * PAGE_BYTES]) == b"b" * 3 * PAGE_BYTES
+    assert writer.reserve(1) is None
+
+
+def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
+    _, writer, _ = pair(pages=8)
+    first, block, last = filled(writer, 3, b"a"), filled(writer, 2, b"b"), filled(writer, 3, b"c")
+    assert block.grow(3 * PAGE_BYTES, block.length) is None
+    assert bytes(block.view) == b"b" * block.length
+    assert {bytes(first.view[:1]), bytes(last.view[:1])} == {b"a", b"c"}
+    assert writer.used_bytes == 8 * PAGE_BYTES
+
+
+def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
+    _, writer, _ = pair(pages=8)
+    block = filled(writer, 1, b"a")
+    assert writer.filling == [block]
+    writer.begin(2)
+    assert block.grow(2 * PAGE_BYTES, 1) is None
+    assert writer.filling == []
+    assert writer.busy(3)
+    block.free()
+    assert not writer.busy(3)
+
+
+def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
+    _, writer, reader = pair(pages=4)
+    told: list[str] = []
+    views = []
+    for name in ("slow", "done", "next session"):
+        if name == "next session":
+            writer.begin(2)
+            reader.begin(2)
+        block = writer.reserve(1)
+        assert block is not None
+        writer.take_over(block)
+        view = reader.open(block.offset, block.length)
+        assert view is not None
+        reader.on_lost(view, partial(told.append, name))
+        views.append(view)
+    reader.done(views[1])
+    reader.reclaim(3)
+    reader.reclaim(3)
+    assert told == ["slow"]
+    assert reader.busy(3), "until it has let go"
+    reader.done(views[0])
+    assert not reader.busy(3)
 
 
 def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:

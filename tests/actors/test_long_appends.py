@@ -441,3 +441,22 @@ async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) 
     assert (answers[number]["status"], answers[number]["created"], answers[number]["first_seq"]) == (201, True, 1)
     assert {frame.topic_id for frame in desk.log.frames.values()} == {desk.engine.topics["a"].id}
     assert datas(desk, "a") == PADDING
+
+
+async def test_what_waited_behind_a_long_write_goes_with_its_front(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of those bodies is the next front's; nobody was told that they are stored."""
+    held = Held(monkeypatch)
+    desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    for _ in range(3):
+        desk.append_raw("a", body(PADDING))
+    desk.session.close()
+    desk.session = desk.actor.router.open_session("front-0", desk.wire)
+    number = desk.append("a", "next")
+    held.open()
+    answers = await until(desk, number)
+    assert answers[number]["seqs"] == [61]
+    assert desk.actor.long_appends._waiting == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ import trio.testing
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound, TopicsError
-from topics.front.backend import Body, Listener, Readiness
+from topics.front.backend import Body, Holder, Listener, Readiness
 from topics.front.connections import Timings
 from topics.front.server import Server
 
@@ -35,6 +35,9 @@ class FakeReply:
         self._released = True
         self._owner.replies_out -= 1
 
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        self._owner.let_go.append(let_go)
+
 
 class FakeBlock:
     """Arena memory. The owner counts what is out."""
@@ -44,6 +47,13 @@ class FakeBlock:
         self.freed = False
         self._owner = owner
         owner.blocks_out += 1
+
+    def grow(self, length: int, keep: int) -> Iterator[None] | None:
+        if self._owner.full:
+            return None
+        old, self.view = self.view, memoryview(bytearray(length))
+        self.view[:keep] = old[:keep]
+        return iter([None])
 
     def shrink(self, n: int) -> None:
         self.view = self.view[:n]
@@ -62,6 +72,8 @@ class FakeBackend:
     topics: dict[str, list[Any]] = field(default_factory=dict)
     ready: bool = True
     full: bool = False
+    holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
+    let_go: list[Callable[[], object]] = field(default_factory=list)  # of replies that took long
     replies_out: int = 0
     blocks_out: int = 0
     calls: list[tuple[str, dict[str, Any], bytes]] = field(default_factory=list)
@@ -108,8 +120,14 @@ class FakeBackend:
     def flush(self, shard: int) -> None:
         pass
 
-    def reserve(self, shard: int, length: int) -> FakeBlock | None:
-        return None if self.full else FakeBlock(length, self)
+    def reserve(self, shard: int, length: int, holder: Holder) -> FakeBlock | None:
+        if self.full:
+            return None
+        self.holders.append(holder)
+        return FakeBlock(length, self)
+
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        return False
 
     def readiness(self) -> Readiness:
         return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)

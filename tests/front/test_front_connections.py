@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import socket
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import trio
 
-from tests.front.support import FakeBackend, request, running
+from tests.front.support import FakeBackend, FakeReply, request, running
 from topics.config import Settings
+from topics.errors import NotReady, Throttled
+from topics.front.answers import Answer, compressed
+from topics.front.connections import Connection, Connections, Timings
 
 pytestmark = pytest.mark.slow
 
@@ -132,20 +138,34 @@ async def test_a_client_that_falls_silent_is_closed(said: bytes, patience: float
         await run.until(lambda: len(run.server.connections) == 0)
 
 
-async def test_a_body_buys_time_with_its_bytes() -> None:
+@LANES
+async def test_a_body_that_comes_fast_and_then_stalls_has_the_grace_and_no_more(fast: bool) -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
-    async with running(settings=settings) as run:
+    async with running(fast=fast, settings=settings) as run:
         client = await run.connect()
-        body = b'{"records":[]}' + b" " * (10 * 64 * 1024)
-        wire = request("POST", "/v0/topics/a", body)
-        await client.say(wire[:-1])
+        body = b'{"records":[]}' + b" " * (40 * 64 * 1024)
+        await client.say(request("POST", "/v0/topics/a", body)[:-1])
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
         await run.until(lambda: run.backend.blocks_out == 1)
         await trio.testing.wait_all_tasks_blocked(0.02)
-        [connection] = run.server.connections
-        left = connection.deadline - trio.current_time()
-        assert 35 < left < 42
-        await client.say(wire[-1:])
+        assert 25 < connection.deadline - trio.current_time() < 30.1
+        await client.say(b" ")
         assert (await client.hear()).status == 201
+
+
+def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
+    connections = Connections(Timings(), 0.0)
+    for share, ends_s in ((1.0, math.inf), (0.9, 30 / 0.1)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            connection = Connection(ours, connections)
+            connections.now = 0.0
+            connection.begin_body()
+            while connection.deadline > connections.now and connections.now < 1000:
+                connections.now += 1
+                connection.earned(round(share * 64 * 1024))
+            assert connections.now == pytest.approx(min(ends_s, 1000), abs=2)
 
 
 async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> None:
@@ -200,6 +220,85 @@ async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
         assert len(run.server.connections) == 1
         run.sweep_in(32)
         await run.until(lambda: len(run.server.connections) == 0)
+
+
+@LANES
+async def test_a_body_that_is_told_to_give_up_is_answered(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
+        await run.until(lambda: run.backend.blocks_out == 1)
+        run.backend.holders[0].give_up(Throttled("no room", retry_after_ms=1000))
+        answer = await client.hear()
+        assert (answer.status, answer.code) == (429, "throttled")
+        assert answer.headers["connection"] == "close"
+        assert run.backend.blocks_out == 0
+        assert await client.is_closed()
+
+
+async def test_a_slow_reader_is_cut_when_its_memory_is_needed() -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
+        await run.until(lambda: len(backend.let_go) == 1)
+        backend.let_go[0]()
+        await run.until(lambda: backend.replies_out == 0)
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await client.hear()
+
+
+async def test_an_answer_whose_memory_is_needed_while_it_is_compressed_is_a_503() -> None:
+    class Lost(FakeReply):
+        def on_lost(self, let_go: Callable[[], object]) -> None:
+            let_go()
+
+    backend = FakeBackend()
+    with pytest.raises(NotReady):
+        await compressed(Answer(200, bytes(1_000_000), Lost({}, b"", backend)))
+    assert backend.replies_out == 0
+
+
+async def test_while_answers_fill_the_memory_the_slowest_client_is_cut(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    connections = Connections(Timings(), 0.0, held_max_bytes=1000)
+    with ExitStack() as stack:
+
+        def held(size: int) -> Connection:
+            ours, _ = map(stack.enter_context, socket.socketpair())
+            connection = Connection(ours, connections)
+            stack.enter_context(connections.holding(connection, size))
+            return connection
+
+        fast, slow = held(400), held(400)
+        await trio.sleep(30)
+        fast.pace.count(400, trio.current_time())
+        assert not slow.is_cut
+        third = held(400)
+        assert [connection.is_cut for connection in (fast, slow, third)] == [False, True, False]
+        brisk = [fast, third, held(400), held(400), held(400)]
+        assert not any(connection.is_cut for connection in brisk)
+        brisk.append(held(400))
+        assert sum(connection.is_cut for connection in brisk) == 1, "there is an end to it"
+
+
+@LANES
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 300_000])
+async def test_what_stands_behind_a_body_of_any_length_is_the_next_request(
+    fast: bool,
+    length: int,
+) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        body = b'{"records":[{"data":1}]}'
+        body = b"" if length < len(body) else body + b" " * (length - len(body))
+        put = request("PUT", "/v0/topics/a", body)
+        post = request("POST", "/v0/topics/a", body or RECORD)
+        await client.say(put + APPEND + post + APPEND)
+        assert [(await client.hear()).status for _ in range(4)] == [201, 200, 200, 200]
+        lengths = [len(raw) for _, _, raw in run.backend.calls]
+        assert lengths == [len(body), len(RECORD), len(body or RECORD), len(RECORD)]
 
 
 @LANES

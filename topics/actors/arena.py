@@ -8,7 +8,12 @@ One mapping for each direction, two halves of ``arena_bytes``; session n uses ha
 
 Why two: when one side dies, the other may still read (a slow client is being sent the body) or fill (an upload is under
 way) blocks of the session that is over. The next session must not write there, and must not wait either. Only the second
-next one has to wait until the last of these users is done; ``busy`` says so.
+next one has to wait until the last of these users is done; ``busy`` says so. Users that may take
+long leave a callback, by which they are told to let go.
+
+A block grows while it is filled: where it stands if the pages behind it are free, else it moves, a
+slice at a time. So what a body holds follows what has arrived of it, and a body that is alone finds
+room up to the whole half.
 
 Pages are taken from the system when they are first touched. They go back, a portion with each ``tidy``, when a large block is
 freed and when everything is free; and when the last block of a session that is over has been let go by its reader.
@@ -17,15 +22,28 @@ freed and when everything is free; and when the last block of a session that is 
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left, insort
-from typing import Final, TypeAlias
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol, TypeAlias
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
 PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
+# Of a block that moves, copied at once: about a millisecond, most of it for new pages.
+SLICE_BYTES: Final = 1 << 20
 
 _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
+
+
+class Holder(Protocol):
+    """Who fills a block, for the one who must find room for others."""
+
+    def turnover_s(self, now: float) -> float:
+        """How long it takes to bring as many bytes as it holds, at the rate of the last seconds."""
+
+    def give_up(self, failure: Exception) -> None:
+        """Let go of the block soon, and fail with ``failure``."""
 
 
 class PageAllocator:
@@ -43,17 +61,9 @@ class PageAllocator:
     def allocate(self, pages: int) -> int | None:
         """The first page of ``pages`` free ones in a row; None when there is no such row."""
         assert pages > 0, "an allocation has pages"
-        index = next((index for index, (_, length) in enumerate(self._holes) if length >= pages), None)
-        if index is None:
-            return None
-        start, length = self._holes[index]
-        if length == pages:
-            del self._holes[index]
-        else:
-            self._holes[index] = (start + pages, length - pages)
-        self._taken[start] = pages
-        self.used += pages
-        self.high_water = max(self.high_water, start + pages)
+        start = self._first_fit(pages)
+        if start is not None:
+            self._take(start, pages)
         return start
 
     def pages(self, start: int) -> int:
@@ -71,6 +81,44 @@ class PageAllocator:
         if pages < before:
             self._taken[start] = pages
             self._add_hole(start + pages, before - pages)
+
+    def extend(self, start: int, pages: int) -> int | None:
+        """Find ``pages`` in a row for what stands at ``start``: there if they are free.
+
+        Else at the first place. Returns where the longer row begins. It may overlap the old one; then
+        it reaches to the end of that until it is shrunk. Otherwise the old row stays taken. None,
+        and nothing has changed, when there is no such row.
+        """
+        before = self._taken[start]
+        assert pages > before, "an extended row is longer"
+        self.free(start)
+        place = start if self._is_free(start, pages) else self._first_fit(pages)
+        if place is None or not place <= start < place + pages:
+            self._take(start, before)
+        if place is not None:
+            end = start + before if place <= start < place + pages else 0
+            self._take(place, max(pages, end - place))
+        return place
+
+    def _first_fit(self, pages: int) -> int | None:
+        return next((start for start, length in self._holes if length >= pages), None)
+
+    def _is_free(self, start: int, pages: int) -> bool:
+        hole, length = self._holes[self._hole_around(start)]
+        return start + pages <= hole + length
+
+    def _hole_around(self, page: int) -> int:
+        return bisect_right(self._holes, (page, self.count)) - 1
+
+    def _take(self, start: int, pages: int) -> None:
+        """Take a row out of the hole that it lies in."""
+        index = self._hole_around(start)
+        hole, length = self._holes.pop(index)
+        rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]
+        self._holes[index:index] = [(first, left) for first, left in rest if left]
+        self._taken[start] = pages
+        self.used += pages
+        self.high_water = max(self.high_water, start + pages)
 
     def _add_hole(self, start: int, pages: int) -> None:
         self.used -= pages
@@ -102,7 +150,7 @@ class ArenaMemory:
 class ArenaBlock:
     """Room for one attachment. Fill ``view``, then pass the block to ``send``, which takes it over, or ``free`` it."""
 
-    __slots__ = ("_writer", "length", "offset", "session", "view")
+    __slots__ = ("_writer", "holder", "left", "length", "offset", "session", "view")
 
     def __init__(self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview) -> None:
         self._writer: ArenaWriter | None = writer
@@ -110,15 +158,27 @@ class ArenaBlock:
         self.offset = offset
         self.length = length
         self.view = view
-        """The memory, ``length`` bytes, writable until the block is sent or freed."""
+        """The memory, ``length`` bytes, writable until the block grows, is sent or is freed."""
+        self.holder: Holder | None = None
+        self.left: int | None = None  # the offset that it moves away from, while it does
 
     def shrink(self, length: int) -> None:
         """Keep only the first ``length`` bytes: the body came out shorter than was reserved."""
         assert 0 <= length <= self.length, "a block only shrinks"
-        assert self._writer is not None, "a block that was sent or freed is no longer ours"
-        self._writer.shrink(self, length)
+        assert self.left is None, "a block that moves is not whole yet"
+        self._owner().shrink(self, length)
         self.length = length
         self.view = self.view[:length]
+
+    def grow(self, length: int, keep: int) -> Iterator[None] | None:
+        """Make it longer; the first ``keep`` bytes stay. None when there is no room.
+
+        It has grown when the iterator is exhausted: each step copies a slice, in between others may
+        run. Until then only `free`.
+        """
+        assert length > self.length >= keep, "a block grows and keeps what it has"
+        assert self.left is None, "a block that moves does not move again"
+        return self._owner().grow(self, length, keep)
 
     def free(self) -> None:
         """Give the room back unsent. Nothing happens when the block was sent or freed already."""
@@ -132,6 +192,10 @@ class ArenaBlock:
             raise ValueError("this block was sent or freed before, or is another link's")
         self._writer = None
 
+    def _owner(self) -> ArenaWriter:
+        assert self._writer is not None, "a block that was sent or freed is no longer ours"
+        return self._writer
+
 
 class ArenaWriter:
     """The producer's end: it alone decides which pages are whose.
@@ -140,20 +204,20 @@ class ArenaWriter:
     a large one stays taken after that, until all its pages have been given back to the system.
     """
 
-    __slots__ = ("_allocator", "_leaving", "_memory", "_pages", "_reserved", "_sent", "session")
+    __slots__ = ("_allocator", "_filling", "_leaving", "_memory", "_pages", "_sent", "session")
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._pages = memory.half_bytes // PAGE_BYTES
         self._allocator = PageAllocator(self._pages)
-        self._reserved = [0, 0]  # blocks being filled, by half
+        self._filling: tuple[set[ArenaBlock], set[ArenaBlock]] = (set(), set())  # by half
         self._sent: set[int] = set()  # offsets of this session
         self._leaving: list[int] = []  # rows of freed blocks, by first page, whose pages go back to the system
         self.session = 0
 
     def busy(self, session: int) -> bool:
         """Somebody here still fills a block in the half that ``session`` would use."""
-        return self._reserved[session & 1] > 0
+        return bool(self._filling[session & 1])
 
     def begin(self, session: int) -> None:
         """Empty the arena for ``session``: what was sent before is void. Not while ``busy(session)``."""
@@ -168,18 +232,68 @@ class ArenaWriter:
         """Bytes of pages that are reserved or sent in this session."""
         return (self._allocator.used - sum(map(self._allocator.pages, self._leaving))) * PAGE_BYTES
 
+    @property
+    def filling(self) -> list[ArenaBlock]:
+        """The blocks of this session that are reserved and not sent."""
+        return [block for block in self._filling[self.session & 1] if block.session == self.session]
+
     def reserve(self, length: int) -> ArenaBlock | None:
         """A block of ``length`` bytes; None when there is no room in one piece."""
-        page = self._allocator.allocate(_pages(length))
-        while page is None and self._leaving:
-            self.tidy()
-            page = self._allocator.allocate(_pages(length))
+        page = self._find(lambda: self._allocator.allocate(_pages(length)))
         if page is None:
             return None
-        half = self.session & 1
-        self._reserved[half] += 1
-        offset = half * self._memory.half_bytes + page * PAGE_BYTES
-        return ArenaBlock(self, self.session, offset, length, self._memory.view[offset : offset + length])
+        offset = self._offset(page)
+        view = self._memory.view[offset : offset + length]
+        block = ArenaBlock(self, self.session, offset, length, view)
+        self._filling[self.session & 1].add(block)
+        return block
+
+    def grow(self, block: ArenaBlock, length: int, keep: int) -> Iterator[None] | None:
+        """Part of ``ArenaBlock.grow``."""
+        if block.session != self.session:
+            return None
+        if _pages(length) == _pages(block.length):
+            offset = block.offset
+        else:
+            start, pages = self._page(block.offset), _pages(length)
+            page = self._find(lambda: self._allocator.extend(start, pages))
+            if page is None:
+                return None
+            offset = self._offset(page)
+        old, block.view = block.view, self._memory.view[offset : offset + length]
+        if offset != block.offset:
+            block.left, block.offset = block.offset, offset
+        block.length = length
+        return self._move(block, old[:keep])
+
+    def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
+        if block.left is None:
+            return
+        # Upwards: the new place, where it overlaps the old one, lies below it.
+        for start in range(0, len(old), SLICE_BYTES):
+            piece = old[start : start + SLICE_BYTES]
+            block.view[start : start + len(piece)] = piece
+            yield
+        self._leave(block)
+
+    def _leave(self, block: ArenaBlock) -> None:
+        """The block needs its old place no more."""
+        left, block.left = block.left, None
+        if left is None or block.session != self.session:
+            return
+        page = self._page(block.offset)
+        if block.offset <= left < block.offset + block.length:
+            self._allocator.shrink(page, _pages(block.length))
+        else:
+            self._free(left)
+
+    def _find(self, attempt: Callable[[], int | None]) -> int | None:
+        """A page, if need be among rows whose pages were to go back to the system."""
+        page = attempt()
+        while page is None and self._leaving:
+            self._allocator.free(self._leaving.pop())
+            page = attempt()
+        return page
 
     def shrink(self, block: ArenaBlock, length: int) -> None:
         """Part of ``ArenaBlock.shrink``."""
@@ -188,8 +302,9 @@ class ArenaWriter:
 
     def free(self, block: ArenaBlock) -> None:
         """Part of ``ArenaBlock.free``."""
-        self._reserved[block.session & 1] -= 1
+        self._filling[block.session & 1].remove(block)
         if block.session == self.session:
+            self._leave(block)
             self._free(block.offset)
 
     def take_over(self, block: ArenaBlock) -> None:
@@ -199,7 +314,7 @@ class ArenaWriter:
         """
         assert block.session == self.session, "a block is sent in the session it was reserved in"
         block.detach_from(self)
-        self._reserved[block.session & 1] -= 1
+        self._filling[block.session & 1].remove(block)
         self._sent.add(block.offset)
 
     def release(self, offset: int) -> bool:
@@ -237,8 +352,10 @@ class ArenaWriter:
         return bool(self._leaving) or (not allocator.used and allocator.high_water > LARGE_PAGES)
 
     def _give_back(self, page: int, pages: int) -> None:
-        start = (self.session & 1) * self._memory.half_bytes + page * PAGE_BYTES
-        self._memory.give_back(start, pages * PAGE_BYTES)
+        self._memory.give_back(self._offset(page), pages * PAGE_BYTES)
+
+    def _offset(self, page: int) -> int:
+        return (self.session & 1) * self._memory.half_bytes + page * PAGE_BYTES
 
     def _page(self, offset: int) -> int:
         return (offset - (self.session & 1) * self._memory.half_bytes) // PAGE_BYTES
@@ -247,13 +364,14 @@ class ArenaWriter:
 class ArenaReader:
     """The consumer's end: the views that it still reads from."""
 
-    __slots__ = ("_held", "_memory", "_view", "session")
+    __slots__ = ("_held", "_memory", "_on_lost", "_view", "session")
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._view = memory.view.toreadonly()
         # By half, then by id of the view, which cannot be another's while it is kept here.
         self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
+        self._on_lost: dict[int, Callable[[], object]] = {}  # by id of the view, too
         self.session = 0
 
     def busy(self, session: int) -> bool:
@@ -282,12 +400,24 @@ class ArenaReader:
         self._held[half][id(view)] = (view, offset, length)
         return view
 
+    def on_lost(self, view: memoryview, let_go: Callable[[], object]) -> None:
+        """``let_go`` is called, once, when a session waits for the memory of ``view``."""
+        if any(id(view) in half for half in self._held):
+            self._on_lost[id(view)] = let_go
+
+    def reclaim(self, session: int) -> None:
+        """Tell those who hold up ``session`` and can be told."""
+        for view in [*self._held[session & 1]]:
+            if (let_go := self._on_lost.pop(view, None)) is not None:
+                let_go()
+
     def done(self, view: memoryview) -> tuple[int, int] | None:
         """Nobody here reads from ``view`` any more.
 
         Returns its offset and length for the RELEASE message; None when its session is over, or it was done before.
         """
         half = self.session & 1
+        self._on_lost.pop(id(view), None)
         if (block := self._held[half].pop(id(view), None)) is not None:
             return block[1:]
         left = self._held[1 - half]

@@ -181,6 +181,15 @@ class Link:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
         return self._writer.reserve(length) if self.connected else None
 
+    @property
+    def filling(self) -> list[ArenaBlock]:
+        """The blocks of this session that were reserved and not sent yet."""
+        return self._writer.filling
+
+    def on_lost(self, view: memoryview, let_go: Callable[[], object]) -> None:
+        """``let_go`` is called if a session waits for the memory of the attachment ``view``."""
+        self._reader.on_lost(view, let_go)
+
     def release(self, frame: MessageFrame) -> None:
         """The receiver is done with the frame's attachment. Nothing happens for an inline one, nor the second time.
 
@@ -272,7 +281,11 @@ class Link:
             on_close()
 
     def _adopt(self, session: int) -> None:
-        """Enter ``session``, unless somebody still uses arena blocks that it would overwrite; then the next turn tries again."""
+        """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
+
+        Who reads such a block is told to let go. Who fills one was told when its session closed.
+        """
+        self._reader.reclaim(session)
         if self._reader.busy(session) or self._writer.busy(session):
             return
         self._producer.clear()

@@ -214,7 +214,13 @@ class ShardActor:
         self._give_back(name)
 
     def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
-        """Handle a message that had to wait, as the router would have."""
+        """Handle a message that had to wait, as the router would have.
+
+        One whose front has gone is dropped: that front's successor waits for its memory.
+        """
+        if message.session.closed:
+            message.release()
+            return
         try:
             handler(message)
         except Exception as error:

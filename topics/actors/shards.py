@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import outcome
 import trio
 
 from topics import errors
-from topics.actors.arena import ArenaBlock
+from topics.actors.arena import ArenaBlock, Holder
 from topics.actors.board import Board, ShardState
 from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
 from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
 from topics.actors.replies import CONTRACT_ERROR
-from topics.errors import Internal, NotReady, TopicsError
+from topics.errors import Internal, NotReady, Throttled, TopicsError
 from topics.formats.message import Buffer, MessageFrame, PeerGone
 from topics.formats.names import shard_of
 
@@ -25,6 +26,7 @@ _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
 EVENTS = ("feed.page", "feed.ended")
+TURNOVER_MAX_S = 10.0  # a body that takes longer to bring what it holds may have to make room
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 
@@ -41,10 +43,16 @@ class Readiness:
 class ShardReply:
     """A shard's answer; ``body`` may lie in shared memory until `release`."""
 
-    __slots__ = ("_reply", "body", "result")
+    __slots__ = ("_link", "_reply", "body", "result")
 
-    def __init__(self, reply: RpcReply) -> None:
-        self._reply, self.result, self.body = reply, reply.result, reply.attachment
+    def __init__(self, reply: RpcReply, link: Link) -> None:
+        self._reply, self._link = reply, link
+        self.result, self.body = reply.result, reply.attachment
+
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        """``let_go`` is called if the memory of the body is needed; it leads to `release` soon."""
+        if isinstance(self.body, memoryview):
+            self._link.on_lost(self.body, let_go)
 
     def release(self) -> None:
         """The body is not needed any more."""
@@ -74,8 +82,8 @@ class _Deaf:
 class ShardLink:
     """One link and the session that is open on it, if any."""
 
-    def __init__(self, link: Link, router: MessageRouter) -> None:
-        self.link, self._router = link, router
+    def __init__(self, link: Link, router: MessageRouter, gone: Callable[[], NotReady]) -> None:
+        self.link, self._router, self._gone = link, router, gone
         self.session: Session | None = None
         self.listener: Listener = _Deaf()
 
@@ -98,6 +106,9 @@ class ShardLink:
         if self.session is not None:
             session, self.session = self.session, None
             session.close()
+            for block in self.link.filling:  # nobody will take them
+                if block.holder is not None:
+                    block.holder.give_up(self._gone())
             self.listener.closed(self.link.pair[1])
 
 
@@ -107,10 +118,13 @@ class Shards:
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
         self._router = MessageRouter(RouterConfig())
-        self._links = [ShardLink(link, self._router) for link in links]
+        self._links = [self._shard_link(link) for link in links]
         self._heads = [HeadReader(board.heads(link.pair[1])) for link in links]
         self.shards = len(links)
         self._shard_of_session = {f"shard-{link.pair[1]}": link.pair[1] for link in links}
+
+    def _shard_link(self, link: Link) -> ShardLink:
+        return ShardLink(link, self._router, partial(self._not_ready, link.pair[1]))
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` hears of the shards. Once, before `run`."""
@@ -147,7 +161,7 @@ class Shards:
         try:
             call = session.call_soon(method, params, body)
             link.link.flush()
-            return ShardReply(await call.wait())
+            return ShardReply(await call.wait(), link.link)
         except RemoteError as error:
             raise _as_ours(error) from error
         except PeerGone as error:
@@ -157,6 +171,7 @@ class Shards:
         self, shard: int, method: str, params: dict[str, Any], body: Attachment, then: Callable[[ShardReply | TopicsError], None]
     ) -> None:
         """As `call`, and ``then`` gets the answer or the failure from the loop that takes it out of the ring; `flush` sends it off."""
+        link = self._links[shard].link
         session = self._links[shard].session
         if session is None:
             if isinstance(body, Block):
@@ -169,7 +184,7 @@ class Shards:
                 error = answer.error
                 then(_as_ours(error) if isinstance(error, RemoteError) else self._not_ready(shard))
             else:
-                then(ShardReply(answer.unwrap()))
+                then(ShardReply(answer.unwrap(), link))
 
         try:
             session.call_soon(method, params, body).then(answered)
@@ -187,12 +202,38 @@ class Shards:
         """Send off what was asked and told."""
         self._links[shard].link.flush()
 
-    def reserve(self, shard: int, length: int) -> ArenaBlock | None:
-        """Shared memory for a long body. None when there is no room; raises `NotReady` when the shard is away."""
-        link = self._links[shard]
-        if link.session is None:
+    def reserve(self, shard: int, length: int, holder: Holder) -> ArenaBlock | None:
+        """Shared memory for a long body that ``holder`` fills; None when there is no room.
+
+        Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes,
+        or when others need the room more.
+        """
+        link = self._links[shard].link
+        if not link.connected:
             raise self._not_ready(shard)
-        return link.link.reserve(length)
+        block = link.reserve(length)
+        if block is not None:
+            block.holder = holder
+        return block
+
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        """Tell the slowest body to give up, unless it is ``holder``'s or none is slow.
+
+        Returns whether one will do so when other tasks run. Raises `NotReady` when the shard is
+        away. So, while there is no room, a body keeps its memory as long as it brings a tenth of it
+        a second, and nobody is kept out for less.
+        """
+        link = self._links[shard].link
+        if not link.connected:
+            raise self._not_ready(shard)
+        holders = {block.holder: None for block in link.filling if block.holder is not None}
+        slowest = max(holders, key=lambda one: one.turnover_s(now), default=holder)
+        bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
+        if slowest is holder or slowest.turnover_s(now) < bound:
+            return False
+        reason = "no room for a large body that comes so slowly"
+        slowest.give_up(Throttled(reason, retry_after_ms=1000))
+        return True
 
     def head(self, shard: int, mark: Mark) -> int | None:
         """As `HeadReader.head`."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import trio
 
+from topics.errors import NotReady
 from topics.front.backend import Reply
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -44,6 +45,11 @@ class Answer:
         self.body = body
         self.reply = reply
         self.headers = headers
+
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        """``let_go`` is called if the shared memory is needed before `done`; that leads there."""
+        if self.reply is not None:
+            self.reply.on_lost(let_go)
 
     def done(self) -> None:
         """Give the shared memory back. Safe to call twice."""
@@ -81,18 +87,24 @@ def _weight(text: bytes | None) -> float:
 
 
 async def compressed(answer: Answer) -> Answer:
-    """The same answer under gzip, made in steps that let other connections run. Small ones come back as they are."""
+    """The same answer under gzip; a small one as it is. It is made in steps that let others run.
+
+    Raises `NotReady` when the shard has gone, and its memory is needed by its successor.
+    """
     if len(answer.body) < GZIP_OUT_MIN:
         return answer
     try:
-        packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, WBITS_GZIP)
-        view = memoryview(answer.body)
-        parts = []
-        for start in range(0, len(view), STEP_BYTES):
-            parts.append(packer.compress(view[start : start + STEP_BYTES]))
-            await trio.lowlevel.checkpoint()
-        parts.append(packer.flush())
-        encoded = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-        return Answer(answer.status, b"".join(parts), headers=(*answer.headers, *encoded))
+        with trio.CancelScope() as scope:
+            answer.on_lost(scope.cancel)
+            packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, WBITS_GZIP)
+            view = memoryview(answer.body)
+            parts = []
+            for start in range(0, len(view), STEP_BYTES):
+                parts.append(packer.compress(view[start : start + STEP_BYTES]))
+                await trio.lowlevel.checkpoint()
+            parts.append(packer.flush())
+            encoded = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+            return Answer(answer.status, b"".join(parts), headers=(*answer.headers, *encoded))
+        raise NotReady("the shard of this topic has gone")
     finally:
         answer.done()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from topics.actors.arena import Holder
 from topics.actors.heads import Mark
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
@@ -20,6 +21,8 @@ class Reply(Protocol):
     @property
     def body(self) -> bytes | memoryview: ...
     def release(self) -> None: ...
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        """``let_go`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
 
 
 class BodyBlock(Protocol):
@@ -27,6 +30,13 @@ class BodyBlock(Protocol):
 
     @property
     def view(self) -> memoryview: ...
+    def grow(self, length: int, keep: int) -> Iterator[None] | None:
+        """Make it longer and keep the first bytes; None when there is no room.
+
+        It is done when the iterator is exhausted, of which each step takes a millisecond. The old
+        ``view`` must not be used any more.
+        """
+
     def shrink(self, n: int) -> None:
         """Keep the first ``n`` bytes."""
 
@@ -62,8 +72,15 @@ class Backend(Protocol):
     def listen(self, listener: Listener) -> None:
         """``listener`` hears what the shards say without being asked."""
 
-    def reserve(self, shard: int, length: int) -> BodyBlock | None:
-        """Shared memory for a body above ``settings.inline_bytes``; None when it is full."""
+    def reserve(self, shard: int, length: int, holder: Holder) -> BodyBlock | None:
+        """Shared memory for a body above ``settings.inline_bytes``; None when it is full.
+
+        Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes
+        or others need the room more.
+        """
+
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        """Tell a slower holder to give up; whether there is one, which does so when others run."""
 
     def head(self, shard: int, mark: Mark) -> int | None:
         """Head of the topic of a page that was read ahead; None when the page is not its answer any more."""
@@ -76,4 +93,14 @@ def unready(readiness: Readiness) -> NotReady:
     return NotReady("the log is being replayed", replay_progress=readiness.progress)
 
 
-__all__ = ["Backend", "Body", "BodyBlock", "Listener", "Mark", "Readiness", "Reply", "unready"]
+__all__ = [
+    "Backend",
+    "Body",
+    "BodyBlock",
+    "Holder",
+    "Listener",
+    "Mark",
+    "Readiness",
+    "Reply",
+    "unready",
+]

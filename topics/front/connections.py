@@ -7,14 +7,21 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
+
+from topics.front.pace import Pace
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 NEVER = math.inf
+HELD_MAX_BYTES = 256 << 20  # of answers that wait for their clients, if these are slow
+HELD_FACTOR = 2  # so many times as much, if they are not
+TURNOVER_MAX_S = 10.0  # who takes longer for an answer is slow
+SCRATCH = memoryview(bytearray(RECV_BYTES))  # for what nobody will look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +30,8 @@ class Timings:
 
     tick_s: float = 1.0  # between two sweeps: the grain of all below
     head_s: float = 10.0  # from a head's first byte to its last
-    body_grace_s: float = 30.0  # a body may take this long ...
-    body_bytes_per_s: int = 64 * 1024  # ... and as long again as this rate allows
+    body_grace_s: float = 30.0  # a body may fall behind by so much ...
+    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read a refusal while it still sends
@@ -51,6 +58,7 @@ class Connection:
         self.closing = False
         self.unread_body = False  # the client may still be sending what we will not read
         self.body_deadline = NEVER
+        self.pace = Pace()  # at which the client takes answers
 
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
@@ -78,9 +86,22 @@ class Connection:
         self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
 
     def earned(self, received: int) -> None:
-        """So many bytes of the body came: they buy time."""
-        self.body_deadline += received / self.timings.body_bytes_per_s
-        self.deadline = self.body_deadline
+        """So many bytes of the body came: they buy time, up to the grace from now."""
+        bought = self.body_deadline + received / self.timings.body_bytes_per_s
+        most = self.connections.now + self.timings.body_grace_s
+        self.deadline = self.body_deadline = min(bought, most)
+
+    async def drop(self, length: int) -> None:
+        """Read and forget so many bytes of a body. Raises OSError, also when the client leaves."""
+        ready = min(length, len(self.buffer) - self.pos)
+        self.pos += ready
+        left = length - ready
+        while left:
+            count = await self.receive_into(SCRATCH[:left])
+            if not count:
+                raise ConnectionResetError("the client left within a body")
+            self.earned(count)
+            left -= count
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it. Raises OSError; a client that takes nothing for ``send_s`` is cut off by the sweep."""
@@ -100,7 +121,10 @@ class Connection:
         if sent < len(head):
             await self._send_rest(memoryview(head)[sent:])
             sent = len(head)
-        await self._send_rest(memoryview(body)[sent - len(head) :])
+        rest = memoryview(body)[sent - len(head) :]
+        if rest:
+            with self.connections.holding(self, len(body)):
+                await self._send_rest(rest)
 
     async def _send_rest(self, rest: memoryview) -> None:
         before = self.deadline
@@ -108,9 +132,11 @@ class Connection:
             self.deadline = self.connections.now + self.timings.send_s
             await trio.lowlevel.wait_writable(self.fd)
             try:
-                rest = rest[self.sock.send(rest) :]
+                sent = self.sock.send(rest)
             except BlockingIOError:
                 continue
+            self.pace.count(sent, trio.current_time())
+            rest = rest[sent:]
         self.deadline = before
 
     def cut(self) -> None:
@@ -131,19 +157,21 @@ class Connection:
             return
         self.deadline = NEVER
         self.sock.shutdown(socket.SHUT_WR)
-        scratch = memoryview(bytearray(RECV_BYTES))
         with trio.move_on_after(self.timings.linger_s):
-            while await self.receive_into(scratch):
+            while await self.receive_into(SCRATCH):
                 pass
 
 
 class Connections:
     """All open connections, and the sweep that keeps their deadlines. ``now`` is the time of the last sweep, in seconds."""
 
-    def __init__(self, timings: Timings, now: float) -> None:
+    def __init__(self, timings: Timings, now: float, held_max_bytes: int = HELD_MAX_BYTES) -> None:
         self.timings = timings
         self.now = now
         self.draining = False
+        self._held: dict[Connection, int] = {}  # bytes of answers that wait for their clients
+        self._held_bytes = 0
+        self._held_max_bytes = held_max_bytes
         self._open: set[Connection] = set()
         self._empty = trio.Event()
 
@@ -160,6 +188,38 @@ class Connections:
         self._open.discard(connection)
         if self.draining and not self._open:
             self._empty.set()
+
+    @contextmanager
+    def holding(self, connection: Connection, size: int) -> Iterator[None]:
+        """So many bytes of an answer stay in memory until ``connection`` has taken them."""
+        connection.pace.count(size, trio.current_time())  # a credit of some seconds
+        self._held[connection] = size
+        self._held_bytes += size
+        self.shed()
+        try:
+            yield
+        finally:
+            self._let_go(connection)
+
+    def _let_go(self, connection: Connection) -> None:
+        self._held_bytes -= self._held.pop(connection, 0)
+
+    def shed(self) -> None:
+        """While clients hold too much of what they were answered, cut the slowest.
+
+        Who takes a tenth of it a second is not slow; but at `HELD_FACTOR` times the bound the
+        slowest is cut, however fast it is.
+        """
+        if self._held_bytes <= self._held_max_bytes:
+            return
+        now = trio.current_time()
+        slowness = {one: one.pace.turnover_s(size, now) for one, size in self._held.items()}
+        for connection in sorted(slowness, key=slowness.__getitem__, reverse=True):
+            factor = 1 if slowness[connection] > TURNOVER_MAX_S else HELD_FACTOR
+            if self._held_bytes <= factor * self._held_max_bytes:
+                return
+            self._let_go(connection)
+            connection.cut()
 
     async def run(self, tick: Callable[[float], None]) -> None:
         """Sweep for ever. ``tick`` is told the time first, once a tick."""
@@ -180,6 +240,7 @@ class Connections:
                 waiting[connection.fd] = connection
         for fd in _ready(waiting, select.POLLRDHUP, HANG_UP):
             waiting[fd].cut()
+        self.shed()
 
     def drain(self) -> None:
         """From now on connections end after their current request; those that are idle and have sent nothing, at once."""

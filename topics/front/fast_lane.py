@@ -21,7 +21,7 @@ import trio
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.front.answers import Answer, StreamAnswer
 from topics.front.backend import Backend, Body
-from topics.front.bodies import BodySink, GzipSink, reserve, too_large
+from topics.front.bodies import BodySink, GzipSink, too_large
 from topics.front.cold_bridge import ColdCall, ColdLane, ask_hypercorn
 from topics.front.connections import NEVER, Connection, Connections
 from topics.front.errors import error_answer
@@ -265,47 +265,36 @@ class FastLane:
             assert head.length is not None, "a plain body has a length"
             end = connection.pos + head.length
             if end <= len(connection.buffer):
-                body = connection.buffer[connection.pos : end]
-                connection.pos = end
-                return body
+                start, connection.pos = connection.pos, end
+                return connection.buffer[start:end]
         if head.expects_continue and connection.pos == len(connection.buffer):
             await connection.send(CONTINUE)
         connection.begin_body()
         if head.request.route.body is BodyRule.NONE:
             await self._drop_body(head)
-            body_or_block: Body = b""
+            body: Body = b""
         elif head.length is None or head.request.gzip_in:
-            body_or_block = await self._collected_body(head)
-        elif head.plain:
-            body_or_block = bytearray(head.length)
-            await self._fill(memoryview(body_or_block))
+            body = await self._collected_body(head)
         else:
-            body_or_block = await self._long_body(head.request.shard, head.length)
+            body = await self._known_body(head.request.shard, head.length)
         connection.deadline = NEVER
-        return body_or_block
+        return body
 
-    async def _long_body(self, shard: int, length: int) -> Body:
-        """Straight from the socket into shared memory."""
-        block = reserve(self.lanes.backend, shard, length)
-        try:
-            await self._fill(block.view[:length])
-        except BaseException:
-            block.free()
-            raise
-        return block
-
-    async def _fill(self, view: memoryview) -> None:
-        connection = self.connection
-        ready = connection.buffer[connection.pos : connection.pos + len(view)]
-        connection.pos += len(ready)
-        view[: len(ready)] = ready
-        filled = len(ready)
-        while filled < len(view):
-            count = await connection.receive_into(view[filled : filled + FILL_BYTES])
-            if not count:
-                raise ConnectionResetError("the client left within a body")
-            connection.earned(count)
-            filled += count
+    async def _known_body(self, shard: int, length: int) -> Body:
+        """Straight from the socket to where it stays, except for what came behind the head."""
+        connection, lanes = self.connection, self.lanes
+        sink = BodySink(lanes.backend, shard, inline_bytes=lanes.inline_bytes, max_bytes=length)
+        with sink:
+            ready = connection.buffer[connection.pos : connection.pos + length]
+            connection.pos += len(ready)
+            await sink.write(ready)
+            while sink.length < length:
+                count = await connection.receive_into(await sink.room(FILL_BYTES))
+                if not count:
+                    raise ConnectionResetError("the client left within a body")
+                connection.earned(count)
+                sink.took(count)
+            return sink.finish()
 
     async def _drop_body(self, head: AdmittedHead) -> None:
         """Read past a body that the route has no use for."""
@@ -326,7 +315,7 @@ class FastLane:
                 if pieces and request.wrong_media is not None:
                     raise request.wrong_media
                 for piece in pieces:
-                    await gzip.write(piece) if gzip is not None else sink.write(piece)
+                    await (sink if gzip is None else gzip).write(piece)
             if gzip is not None:
                 gzip.check_end()
             check_length(request.route, sink.length)
@@ -351,7 +340,7 @@ class FastLane:
             connection.unread_body = close = True
         else:
             connection.begin_body()
-            await self._fill(memoryview(bytearray(length)))
+            await connection.drop(length)
             connection.deadline = NEVER
         await self._send(self.lanes.operations.failed(failure), close=close)
         await trio.lowlevel.checkpoint()
@@ -368,6 +357,7 @@ class FastLane:
                 head = responses.render(answer.status, len(body), answer.headers, close=close)
                 await connection.send(head)
             elif len(body) > COPY_MAX_BYTES:
+                answer.on_lost(connection.cut)
                 await connection.send_both(responses.render(answer.status, len(body), answer.headers, close=close), body)
             elif close or answer.headers:
                 await connection.send(responses.render(answer.status, len(body), answer.headers, close=close) + body)

@@ -61,15 +61,15 @@ class Operations:
         """Answer an admitted request; every failure is an answer too. Takes over ``body``."""
         try:
             answer = await self.by_name[request.route.name](request, body, at)
+            return await compressed(answer) if request.gzip_out else answer
         except Internal as failure:
             LOG.error("a bug in a shard while it answered %s: %s", request.route.name, failure.message)  # noqa: TRY400 - not our stack
-            answer = error_answer(Internal("internal error"), at)
+            return error_answer(Internal("internal error"), at)
         except TopicsError as failure:
-            answer = self.failed(failure, at)
+            return self.failed(failure, at)
         except Exception:
             LOG.exception("a bug while answering %s", request.route.name)
-            answer = error_answer(Internal("internal error"), at)
-        return await compressed(answer) if request.gzip_out else answer
+            return error_answer(Internal("internal error"), at)
 
     def failed(self, failure: TopicsError, at: int = 0) -> Answer:
         """The answer to an expected failure; a `NotReady` says how far the replay is (§0.6)."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import trio
@@ -81,6 +82,11 @@ class Sent:
     def __init__(self, ahead: ReadAhead, shard: int, key: Key, pages: int, reply: Reply | None = None) -> None:
         self.result: dict[str, Any] = {}
         self._ahead, self._shard, self._key, self._pages, self._reply = ahead, shard, key, pages, reply
+
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        """As `Reply.on_lost`."""
+        if self._reply is not None:
+            self._reply.on_lost(let_go)
 
     def release(self) -> None:
         """The answer is out."""

@@ -48,7 +48,7 @@ class Server:
     ) -> None:
         timings = timings or Timings()
         self.guard = Guard(settings, access, backend, probe_auth=probe_auth)
-        self.connections = Connections(timings, trio.current_time())
+        self.connections = Connections(timings, trio.current_time(), settings.arena_bytes)
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()

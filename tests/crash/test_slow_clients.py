@@ -1,0 +1,107 @@
+"""Clients that send or read slowly keep nobody out, also while processes die."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.server import Server, kill_one, rss_bytes
+
+pytestmark = pytest.mark.slow
+
+MIB = 2**20
+BACK_S = 2.0
+CLIENTS = 400
+
+
+def body(mib: int) -> bytes:
+    record = b'{"data":"%b"}' % (b"x" * (MIB - 100))
+    return b'{"records":[' + b",".join([record] * mib) + b"]}"
+
+
+def head(path: str, length: int) -> bytes:
+    fields = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode()
+
+
+@contextmanager
+def client(server: Server, said: bytes) -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(server.address)
+        sock.sendall(said)
+        yield sock
+
+
+def post(api: Api, topic: str, raw: bytes) -> int:
+    return api.call("POST", f"/v0/topics/{topic}", raw).status
+
+
+def test_bodies_that_declare_much_and_send_little_keep_nobody_out(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server, Api(server.address) as api:
+        front = server.wait_roles(2)["front 0"]
+        before = rss_bytes(front)
+        said = head("/v0/topics/a", 64 * MIB) + b'{"records":['
+        clients = [client(server, said) for _ in range(CLIENTS)]
+        for each in clients:
+            each.__enter__()
+        assert post(api, "b", body(2)) == 201
+        assert rss_bytes(front) - before < CLIENTS * 128 * 1024 + 8 * MIB
+        assert post(api, "b", body(60)) == 200
+        for each in clients:
+            each.__exit__(None, None, None)
+
+
+def test_bodies_that_stall_make_room_for_one_that_comes(tmp_path: Path) -> None:
+    settings = {"shards": 1, "arena_bytes": 16 * MIB, "max_body_bytes": 8 * MIB}
+    with Server(tmp_path / "data", **settings) as server, Api(server.address) as api:
+        said = head("/v0/topics/a", 8 * MIB) + body(6)[: 5 * MIB]
+        with client(server, said) as first, client(server, said) as second:
+            began = time.monotonic()
+            while post(api, "b", body(6)) == 429:
+                assert time.monotonic() - began < 20
+                time.sleep(0.2)  # it is told to come again
+            answers = {sock.recv(12) for sock in (first, second) if readable(sock)}
+            assert answers == {b"HTTP/1.1 429"}
+
+
+def readable(sock: socket.socket) -> bool:
+    sock.settimeout(0.5)
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("slow", ["reader", "uploader"])
+def test_a_shard_that_dies_twice_is_back_whatever_slow_clients_do(
+    tmp_path: Path,
+    slow: str,
+) -> None:
+    with Server(tmp_path / "data", shards=1) as server, Api(server.address) as api:
+        for _ in range(8):
+            assert post(api, "a", body(3)) in (200, 201)
+        asked = json.dumps({"from_seq": 0, "max_batch_bytes": 8 * MIB, "limit": 100}).encode()
+        said = head("/v0/topics/a", 64 * MIB) + body(1)
+        if slow == "reader":
+            said = head("/v0/topics/a/diff", len(asked)) + asked
+        with client(server, said) as sock:
+            if slow == "reader":
+                assert sock.recv(12) == b"HTTP/1.1 200"
+            for _ in range(2):
+                kill_one(server.wait_roles(2)["shard 0"])
+                began = time.monotonic()
+                while api.get("a").status != 200:
+                    assert time.monotonic() - began < BACK_S
+                    time.sleep(0.01)  # there is no telling from outside
+            if slow == "uploader":
+                assert sock.recv(12) == b"HTTP/1.1 503"
+        assert ok(api.append("a", "after"))["count"] == 1
