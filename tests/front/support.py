@@ -155,7 +155,7 @@ class FakeBackend:
         elif method == "diff":
             answer |= {"records": rows[document.get("from_seq", 0) :], "filler": "x" * self.answer_bytes}
         else:
-            answer |= {"head_seq": len(rows), "touch": params["touch"]}
+            answer |= {"head_seq": len(rows), "touch": params.get("touch")}
         answer["performance"] = {"server_total_ms": 0.01}
         return status, json.dumps(answer).encode(), {}
 

@@ -38,6 +38,7 @@ from topics.formats.websocket import (
 from topics.front.answers import Headers
 from topics.front.backend import Reply
 from topics.front.connections import NEVER, RECV_BYTES, Connection
+from topics.front.fields import list_members
 from topics.front.guard import HeadFields, draining
 from topics.front.live import Live
 from topics.front.pages import Page
@@ -58,8 +59,8 @@ FAILURES = {
 
 def upgrade(fields: HeadFields) -> Headers:
     """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
-    protocols = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
-    options = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
+    protocols = list_members(fields.joined(b"upgrade"))
+    options = list_members(fields.joined(b"connection"))
     if b"websocket" not in protocols or b"upgrade" not in options:
         raise UpgradeRequired("this path speaks WebSocket")
     if fields.values(b"sec-websocket-version") != [VERSION]:
