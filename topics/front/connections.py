@@ -38,16 +38,16 @@ class Connection:
     request has been read. ``waits_since`` is when a call began that must end if the client hangs up.
     """
 
-    def __init__(self, sock: socket.socket, connections: Connections) -> None:
+    def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.connections = connections
         self.timings = connections.timings
         self.scope = trio.CancelScope()
-        self.buffer = b""
+        self.buffer = said
         self.pos = 0
         self.deadline = NEVER
-        self.idle = True
+        self.idle = not said
         self.waits_since = NEVER
         self.closing = False
         self.is_cut = False
