@@ -100,7 +100,7 @@ class Crowd:
         self._address, self._requests = address, requests
         self._sockets: list[socket.socket] = []
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Everybody's connection is reset."""
         for sock in self._sockets:
             sock.close()
@@ -166,18 +166,17 @@ def campaign(kind: str, clients: int, storms: int) -> bool:
             ask = request("GET", "/v0/topics/storm.1", None)
             requests = watch_requests(api, clients) if kind == "watch" else [ask] * clients
         crowd, gusts, during = Crowd(server.address, requests), [], []
-        with writing(server.address) as appends:  # forked before the crowd: its select() takes 1,024 descriptors
+        with contextlib.closing(crowd), writing(server.address) as appends:  # forked first: its select() takes 1,024 descriptors
             for number in range(storms + 1):  # at first they only come
                 time.sleep(CALM_S)
                 start = time.monotonic()
-                crowd.leave()
+                crowd.close()
                 if kind == "killed" and number:
                     os.kill(server.roles()["front 0"], signal.SIGKILL)
                 gusts.append(crowd.come())
                 during.append((start, time.monotonic()))
             time.sleep(CALM_S)
         print(f"{kind}: {clients} clients", flush=True)
-        crowd.leave()
         for gust, (start, end) in zip(gusts, during, strict=True):
             beside = Took([took for sent, took in appends if start <= sent <= end])
             print(

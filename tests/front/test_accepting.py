@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.front.support import request, running
 from tests.server import Server
 from topics.front import accepting
-from topics.front.accepting import ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
+from topics.front.accepting import ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
 from topics.front.http1 import ResponseHeads
 
 GET = request("GET", "/v0/health")
@@ -28,8 +28,8 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-async def turns_of(listener: socket.socket, count: int) -> list[int]:
-    """In which turn of a busy loop each of so many waiting clients is taken."""
+async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
+    """In which turn of a busy loop each of so many waiting clients is taken, beside so many requests a turn."""
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
     turns: list[int] = []
     turn = 0
@@ -39,7 +39,7 @@ async def turns_of(listener: socket.socket, count: int) -> list[int]:
         turns.append(turn)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Door(ResponseHeads(), 1000).run, listener, take)
+        nursery.start_soon(Door(ResponseHeads(), 1000, lambda: turn * others + len(turns)).run, listener, take)
         with trio.fail_after(5):
             while len(turns) < count:
                 turn += 1
@@ -47,16 +47,20 @@ async def turns_of(listener: socket.socket, count: int) -> list[int]:
         nursery.cancel_scope.cancel()
     for sock in clients:
         sock.close()
-    return turns
+    return [turns.count(turn) for turn in sorted(set(turns))]
 
 
-async def test_all_clients_that_wait_are_taken_in_one_turn(listener: socket.socket) -> None:
-    assert len(set(await turns_of(listener, 40))) == 1
+async def test_clients_that_wait_are_taken_together(listener: socket.socket) -> None:
+    assert await turns_of(listener, ACCEPTS_BESIDE_FEW, 0) == [ACCEPTS_BESIDE_FEW]
 
 
 async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
-    turns = await turns_of(listener, 2 * ACCEPTS_PER_TURN + 10)
-    assert [turns.count(turn) for turn in sorted(set(turns))] == [ACCEPTS_PER_TURN, ACCEPTS_PER_TURN, 10]
+    few, many = ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN
+    calm = await turns_of(listener, 10 * few, 1)
+    assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
+    busy = await turns_of(listener, 5 * many, 1000)
+    assert max(busy) <= 2 * many
+    assert len(busy) <= 7
 
 
 async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> None:
@@ -69,7 +73,7 @@ async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> 
             sock.close()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Door(ResponseHeads(), 9).run, listener, take)
+            nursery.start_soon(Door(ResponseHeads(), 9, int).run, listener, take)
             await wait_all_tasks_blocked(0.001)
             nursery.cancel_scope.cancel()
     assert heard == [GET]
@@ -125,7 +129,7 @@ def accepting_is_free(door: Door) -> bool:
 async def test_without_a_descriptor_clients_are_told_so_and_the_log_has_one_line(
     listener: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = Door(ResponseHeads(), 100)
+    door = Door(ResponseHeads(), 100, int)
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(20)]
     taken: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
@@ -161,7 +165,8 @@ def test_a_server_without_descriptors_refuses_at_once_and_goes_on(tmp_path: Path
         for client in clients:
             client.send(GET)
             statuses.append(client.recv(4096)[9:12])
-        assert statuses == [b"200"] * 20 + [b"429"] * 40
+        assert set(statuses) == {b"200", b"429"}, "everybody is answered"
+        assert statuses.count(b"429") >= 30
         for client in clients:
             client.close()
         with socket.create_connection(server.address, timeout=5) as client:

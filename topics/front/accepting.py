@@ -1,10 +1,11 @@
 """Accepting clients: all that wait, a bounded number in a turn, and an answer for those that there is no room for.
 
-    wait_readable --> accept, until nobody waits or ACCEPTS_PER_TURN --> a task for each
+    wait_readable --> accept, until nobody waits or the turn is full --> a task for each
                          |-- connections_max are open ------> 429 throttled, close
                          '-- no descriptor left: the spare -> 429 throttled, close
 
-A client that is neither taken nor refused hangs: the listen queue says nothing.
+A client that is neither taken nor refused hangs: the listen queue says nothing. A turn takes as many as there were requests of
+others in the last one, within bounds: whoever is there already has half of the loop, however many come at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ LOG = logging.getLogger("topics.front")
 
 CONNECTIONS_MAX = 16_384
 FILES_KEPT = 128  # descriptors for what is not a client: rings, arenas, bells, the log, imports
-ACCEPTS_PER_TURN = 64  # 3 ms with their tasks; all others wait for them
+ACCEPTS_PER_TURN = 64  # at most; all others wait for them and for their first requests ...
+ACCEPTS_BESIDE_FEW = 8  # ... so that many when fewer than that are asking
 RETRY_S = 0.1
 LINGERING_MAX = 32  # refused clients that may still read why
 FIRST_READ_BYTES = 64 * 1024
@@ -49,11 +51,12 @@ def connections_max() -> int:
 class Door:
     """One listener's clients. ``take`` gets each socket and what it has said so far; `tick` once a second."""
 
-    def __init__(self, responses: ResponseHeads, most: int) -> None:
+    def __init__(self, responses: ResponseHeads, most: int, heard: Callable[[], int]) -> None:
+        """``heard``: how many requests there have been."""
         self.most = most
         self.open = 0  # taken, and not left yet
         self.refused = 0  # since the start
-        self._responses = responses
+        self._responses, self._heard = responses, heard
         self._told = 0  # of the refused, how many the log knows
         self._why = ""
         self._lingering: deque[socket.socket] = deque()
@@ -65,11 +68,16 @@ class Door:
         listener.setblocking(False)
         self._accepts, self._spare = True, _spare_file()
         try:
+            heard, unheard = self._heard(), 0
             while True:
                 await trio.lowlevel.wait_readable(listener)
-                for _ in range(ACCEPTS_PER_TURN):
+                requests, heard = self._heard() - heard, self._heard()
+                others = max(0, requests - unheard)
+                unheard = max(0, unheard - requests)  # newcomers whose first request is still to come
+                for _ in range(min(ACCEPTS_PER_TURN, max(ACCEPTS_BESIDE_FEW, others))):
                     if not await self._accept(listener, take):
                         break
+                    unheard += 1
         finally:
             self.close()
 

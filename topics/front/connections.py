@@ -170,6 +170,7 @@ class Connections:
         self.timings = timings
         self.now = now
         self.draining = False
+        self.heard = 0  # requests
         self._open: set[Connection] = set()
         self._empty = trio.Event()
 

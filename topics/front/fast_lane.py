@@ -167,6 +167,7 @@ class FastLane:
         answered = 0
         while not connection.closing:
             self._has_answered = False
+            connection.connections.heard += 1
             answered += 1
             if answered % REQUESTS_PER_TURN == 0 and connection.pos < len(connection.buffer):
                 await trio.lowlevel.checkpoint()  # they came together, and their answers may have waited for nothing

@@ -49,7 +49,7 @@ class Server:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self.door = Door(self._responses, connections_max())
+        self.door = Door(self._responses, connections_max(), lambda: self.connections.heard)
         self._context = WorkerContext(None)
         self.live = Live(backend, settings)
         operations = Operations(backend, self.guard, settings, self.live)
