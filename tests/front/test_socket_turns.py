@@ -154,6 +154,16 @@ def test_who_asks_for_more_than_there_is_ends_alone(clock: Clock) -> None:
     assert budget.unfinished == 1000
 
 
+def test_what_is_asked_leaves_half_for_messages_that_come(clock: Clock) -> None:
+    budget = MessageBudget(ROOM)
+    budget.asked = 5 * ROOM
+    first, second = Socket(), Socket()
+    budget.hold(first, ROOM // 2)
+    assert not first.gone
+    budget.hold(second, 1)
+    assert (first.gone, second.gone) == (True, False)
+
+
 async def test_sockets_share_a_bound_and_hear_why_one_must_go() -> None:
     async with running() as run:  # bodies of 1 MiB at most
         sockets = [await open_socket(run) for _ in range(4)]

@@ -1,8 +1,8 @@
 """Memory for WebSocket messages: one bound over all sockets of a front.
 
     what                          bound                 above it
-    messages that are not whole   `most`, with the      the one that stands still longest ends, else the longest one
-                                  asked ones
+    messages that are not whole   `most`, less what is  the one that stands still longest ends, else the longest one
+                                  asked; at least half
     asked and not answered        half of `most`        sockets that have asked read nothing more (web_socket.py)
 
 Nobody waits for room while holding some, so there is no deadlock; and whoever stalls goes before whoever moves, so the rest of
@@ -61,7 +61,7 @@ class MessageBudget:
         held.length = length
         if length - held.marked >= PROGRESS_BYTES:
             held.marked, held.moved_at = length, now
-        while self.unfinished + self.asked > self.most and self._held:
+        while self.unfinished + min(self.asked, self.most // 2) > self.most:
             victim = self._victim(now)
             self.release(victim)
             victim.give_up()

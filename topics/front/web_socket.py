@@ -37,7 +37,8 @@ from topics.formats.websocket import (
     text_frame,
 )
 from topics.front.answers import Headers
-from topics.front.backend import Reply
+from topics.front.backend import Body, Reply
+from topics.front.bodies import reserve
 from topics.front.connections import NEVER, RECV_BYTES, Connection
 from topics.front.fields import list_members
 from topics.front.guard import HeadFields, draining
@@ -311,12 +312,25 @@ class SocketStream(Stream):
         def answered(answer: Reply | TopicsError) -> None:
             self.attempt(self._answered, burst, answer)
 
-        if len(bodies) == 1:  # it may be long
-            backend.ask(shard, "append", params, bodies[0], answered)
+        if len(bodies) == 1:
+            try:
+                body = self._carried(shard, bodies[0])
+            except TopicsError as failure:
+                answered(failure)
+            else:
+                backend.ask(shard, "append", params, body, answered)
         else:
             params["lengths"] = [len(body) for body in bodies]
             backend.ask(shard, "append.many", params, b"".join(bodies), answered)
         burst.bodies = []  # long ones lie in shared memory now
+
+    def _carried(self, shard: int, body: bytes) -> Body:
+        """A long body goes through shared memory: what finds no room there must not wait here. Raises `Throttled`, `NotReady`."""
+        if len(body) <= self._settings.inline_bytes:
+            return body
+        block = reserve(self.live.backend, shard, len(body))
+        block.view[: len(body)] = body
+        return block
 
     def _answered(self, burst: _Burst, answer: Reply | TopicsError) -> None:
         self._asked -= len(burst.request_ids)
