@@ -35,7 +35,7 @@ from topics.config import Settings
 from topics.engine.access import Access
 from topics.listeners import listen, url_of
 from topics.notify import Notifier
-from topics.process import DAMAGED, FAILED, OK, describe_exit, fork
+from topics.process import DAMAGED, FAILED, OK, describe_exit, fork, raise_file_limit
 
 if TYPE_CHECKING:
     from topics.actors.board import Board, FrontWords, ShardWords
@@ -366,6 +366,8 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
     from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
     setproctitle("topics: supervisor")
+    soft_limit, file_limit = raise_file_limit()
+    log.info("file limit", soft_limit=file_limit, was=soft_limit)
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)

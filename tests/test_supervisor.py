@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -141,6 +142,14 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
         family.url = listening["url"]
         family.wait_for("ready")
         assert [shard[0] for shard in family.ask()["shards"]] == ["READY", "READY"]
+
+
+def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path) -> None:
+    with Family(home, through=["prlimit", "--nofile=256:4000"]) as family:
+        family.started()
+        assert family.events("file limit")[0] | {"was": 256, "soft_limit": 4000} == family.events("file limit")[0]
+        for pid in family.pids().values():
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4000, 4000)
 
 
 def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-BACKLOG = 1024  # connections that wait while a front restarts
+BACKLOG = 65_535  # connections that wait while a front restarts; the kernel's net.core.somaxconn bounds it (4096 by default)
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:

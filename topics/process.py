@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from topics import logs
 OK, FAILED, USAGE, DAMAGED = 0, 1, 2, 3  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
 
 KEPT_BYTES = 16 << 20
+FILES_MAX = 1 << 20  # a larger limit costs programs that close every possible descriptor, and helps nobody
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -69,6 +71,19 @@ def keep_memory() -> None:
     with contextlib.suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
         _libc.mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+
+
+def raise_file_limit() -> tuple[int, int]:
+    """Make the soft limit of open files the hard one, for this process and what it forks; before and after.
+
+    Every client takes a descriptor, and the soft limit is often 1,024.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if before == resource.RLIM_INFINITY or before >= wanted:
+        return before, before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return before, wanted
 
 
 def die_with(parent: int) -> None:

@@ -60,6 +60,9 @@ class StubBackend:
     shards = 1
     reply = StubReply()
 
+    def listen(self, listener: Any) -> None:
+        """Nothing is told."""
+
     def shard_of(self, topic: str) -> int:
         return 0
 

@@ -41,6 +41,12 @@ def test_an_unknown_path_is_a_404(api: Api, method: str, path: str) -> None:
     refused(api.call(method, path, b"{}" if method in ("POST", "PUT") else None), 404, "not_found")
 
 
+@pytest.mark.parametrize("query", ["prefix=%C3%A9", "prefix=%F0%9F%98%80", "x=%C3%A9"])
+def test_a_query_need_not_be_ascii(api: Api, query: str) -> None:
+    assert ok(api.call("GET", f"/v0/topics?{query}")).keys() >= {"topics"}
+    refused(api.call("GET", f"/v0/watch/ANY?{query}"), 404, "not_found")
+
+
 METHODS = [
     ("/v0/topics", {"GET"}),
     ("/v0/topics/some-topic", {"GET", "PUT", "POST", "DELETE"}),

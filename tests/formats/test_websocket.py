@@ -306,7 +306,7 @@ def test_any_bytes_give_an_answer(junk: list[bytes], max_bytes: int) -> None:
     for data in junk:
         for event in parser.feed(data):
             assert not isinstance(event, Text | Binary) or len(event.payload) <= max_bytes
-    assert len(parser._rest) < 2 + 8 + 4 + 125
+    assert len(parser._data) < 2 + 8 + 4 + 125
     assert parser._message.tell() <= max_bytes
 
 

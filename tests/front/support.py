@@ -120,10 +120,11 @@ class FakeBackend:
     def flush(self, shard: int) -> None:
         pass
 
-    def reserve(self, shard: int, length: int, holder: Holder) -> FakeBlock | None:
+    def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
         if self.full:
             return None
-        self.holders.append(holder)
+        if holder is not None:
+            self.holders.append(holder)
         return FakeBlock(length, self)
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
@@ -173,7 +174,7 @@ class FakeBackend:
         elif method == "diff":
             answer |= {"records": rows[document.get("from_seq", 0) :], "filler": "x" * self.answer_bytes}
         else:
-            answer |= {"head_seq": len(rows), "touch": params["touch"]}
+            answer |= {"head_seq": len(rows), "touch": params.get("touch")}
         answer["performance"] = {"server_total_ms": 0.01}
         return status, json.dumps(answer).encode(), {}
 

@@ -41,6 +41,7 @@ class Shards:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.flushed: list[int] = []
+        self.is_full = False
 
     def listen(self, listener: Any) -> None:
         """Nothing comes."""
@@ -48,9 +49,12 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic.endswith("1"))
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Callable[[Any], None]) -> None:
+    def ask(self, shard: int, method: str, params: dict[str, Any], body: Any, then: Callable[[Any], None]) -> None:
         assert shard == self.shard_of(params["topic"])
-        self.asked.append(Asked(method, params, body, then))
+        self.asked.append(Asked(method, params, body if isinstance(body, bytes) else bytes(body.view), then))
+
+    def reserve(self, shard: int, length: int) -> Any:
+        return None if self.is_full else SimpleNamespace(view=memoryview(bytearray(length)))
 
     def flush(self, shard: int) -> None:
         self.flushed.append(shard)
@@ -125,6 +129,14 @@ async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
     await desk.say(*said)
     alone = [("append", [said[2]]), ("append.many", said[3:5]), ("append", [said[5]]), ("append", [said[6]])]
     assert desk.sent() == [("append.many", said[:2]), *alone]
+
+
+async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(desk: Desk) -> None:
+    desk.shards.is_full = True
+    await desk.say(publish("1"), publish("2", size=LONG), publish("3"))
+    assert desk.sent() == [("append", [publish("1")]), ("append", [publish("3")])]
+    assert desk.heard() == [("error", "2")]
+    assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
 
 
 async def test_no_burst_is_longer_than_what_goes_inline(desk: Desk) -> None:

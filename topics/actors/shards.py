@@ -202,11 +202,11 @@ class Shards:
         """Send off what was asked and told."""
         self._links[shard].link.flush()
 
-    def reserve(self, shard: int, length: int, holder: Holder) -> ArenaBlock | None:
+    def reserve(self, shard: int, length: int, holder: Holder | None) -> ArenaBlock | None:
         """Shared memory for a long body that ``holder`` fills; None when there is no room.
 
         Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes,
-        or when others need the room more.
+        or when others need the room more. None: the block is filled and sent at once.
         """
         link = self._links[shard].link
         if not link.connected:

@@ -32,6 +32,7 @@ _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 _TWO_AND_KEY: Final = struct.Struct(">HI")  # first and second, or an extended length of 2 bytes; then the key
 _EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}  # and the least length that needs it
+_ALL: Final = 1 << 62
 _EMPTY_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
 
 
@@ -57,6 +58,7 @@ class CloseCode(IntEnum):
     POLICY_VIOLATION = 1008
     TOO_BIG = 1009
     INTERNAL_ERROR = 1011
+    TRY_AGAIN_LATER = 1013  # registered after the document
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -169,16 +171,20 @@ class FrameParser:
         between messages, in a message --CLOSE, Failure--> ended
 
     The events of a stream are the same wherever it is cut. Every byte is copied a bounded number of times. Between two calls at most
-    ``max_message_bytes`` (and an eighth, to grow) and one control frame are held, and only as much as has really come.
+    ``max_message_bytes`` (and an eighth, to grow) and one control frame are held, and only as much as has really come; and while
+    `has_more` also what `feed` was given.
     """
 
-    __slots__ = ("_final", "_key", "_kind", "_left", "_max", "_message", "_rest", "_small_max", "_utf8", "ended")
+    __slots__ = ("_data", "_final", "_key", "_kind", "_left", "_max", "_message", "_pos", "_small_max", "_utf8", "ended", "has_more")
 
     def __init__(self, max_message_bytes: int) -> None:
         """A longer message, whole or in fragments, is Failure 1009 as soon as a header announces it."""
         self._max = max_message_bytes
         self._small_max = min(_XOR_MAX, max_message_bytes)
-        self._rest = b""  # the start of a header, or of a control frame
+        self._data = b""  # not looked at from ``_pos`` on, or the start of a header or a control frame
+        self._pos = 0
+        self.has_more = False
+        """`feed` has stopped because it was told to, not for want of bytes."""
         self._kind = Opcode.CONTINUATION  # of the message that has begun; CONTINUATION between messages
         self._message = io.BytesIO()  # a list of pieces would cost many times their bytes when they are tiny
         self._utf8 = _Utf8()
@@ -191,26 +197,40 @@ class FrameParser:
     @property
     def is_amid(self) -> bool:
         """Something has begun, a message or a frame, and not come whole."""
-        return bool(self._kind or self._rest) and not self.ended
+        return bool(self._kind or self._data) and not self.ended
 
-    def feed(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes, in order. Never raises on any bytes."""
+    @property
+    def held_bytes(self) -> int:
+        """Of the message that has begun."""
+        return self._message.tell()
+
+    def feed(self, data: bytes, most: int = _ALL) -> list[Event]:
+        """The events that ``data`` completes, in order. Never raises on any bytes.
+
+        After about ``most`` frames and pieces it stops; `has_more` then, and the rest comes with the next call, which needs no
+        ``data``. Not to be given more than that rest: it is copied each time.
+        """
         events: list[Event] = []
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        pos, size = 0, len(data)
+        if data:
+            self._data, self._pos = self._data[self._pos :] + data if self._data else data, 0
+        data, pos, size, self.has_more = self._data, self._pos, len(self._data), False
         while pos < size and not self.ended:
+            if most <= 0:
+                self.has_more, self._pos = True, pos
+                return events
+            most -= 1
             if self._left:
                 pos = self._take_payload(data, pos, events)
                 continue
             if not self._kind:
-                pos = _small_texts(data, pos, self._small_max, events)
+                before = len(events)
+                pos = _small_texts(data, pos, self._small_max, most, events)
+                most -= len(events) - before
             begun = self._begin_frame(data, pos, events)
             if begun == pos:
-                if not self.ended:
-                    self._rest = data[pos:]
                 break
             pos = begun
+        self._data, self._pos = b"" if self.ended else data[pos:], 0
         return events
 
     def _begin_frame(self, data: bytes, pos: int, events: list[Event]) -> int:
@@ -333,13 +353,14 @@ _NOT_UTF8: Final = "a text message is not valid UTF-8"
 _Utf8: Final = codecs.getincrementaldecoder("utf-8")
 
 
-def _small_texts(data: bytes, pos: int, small_max: int, events: list[Event]) -> int:
-    """The text messages of one whole small frame each that stand at ``pos``, almost all that a busy client sends.
+def _small_texts(data: bytes, pos: int, small_max: int, most: int, events: list[Event]) -> int:
+    """The text messages of one whole small frame each that stand at ``pos``, almost all that a busy client sends; so many at most.
 
     Stops at the first frame that is anything else, or bad: the general way will look at it again. Returns its position.
     """
     add, unpack, from_bytes, ones, cut, size = events.append, _TWO_AND_KEY.unpack_from, int.from_bytes, _ONES, _CUT, len(data)
-    while size - pos >= 8:
+    most += len(events)
+    while size - pos >= 8 and len(events) < most:
         head, key = unpack(data, pos)
         length = head - _EMPTY_TEXT
         start = pos + 6

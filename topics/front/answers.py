@@ -13,6 +13,7 @@ import trio
 
 from topics.errors import NotReady
 from topics.front.backend import Reply
+from topics.front.fields import list_members
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -21,7 +22,8 @@ GZIP_LEVEL = 1  # a large answer must not hold the loop
 STEP_BYTES = 64 * 1024
 WBITS_GZIP = 31
 
-CODING = re.compile(rb"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:;[ \t]*[qQ]=([0-9.]{1,5}))?[ \t]*")
+# Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
+CODING = re.compile(rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+")
 
 
 class StreamAnswer(NamedTuple):
@@ -72,10 +74,10 @@ def elapsed_ms(at: int) -> float:
 def wants_gzip(accept_encoding: bytes) -> bool:
     """Whether an Accept-Encoding value allows gzip (RFC 9110 §12.5.3). A value that cannot be read allows nothing."""
     weights: dict[bytes, float] = {}
-    for part in accept_encoding.split(b","):
+    for part in list_members(accept_encoding):
         coding = CODING.fullmatch(part)
         if coding is not None:
-            weights[coding[1].lower()] = _weight(coding[2])
+            weights[coding[1]] = _weight(coding[2])
     return weights.get(b"gzip", weights.get(b"*", 0.0)) > 0
 
 

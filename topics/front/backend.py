@@ -72,11 +72,11 @@ class Backend(Protocol):
     def listen(self, listener: Listener) -> None:
         """``listener`` hears what the shards say without being asked."""
 
-    def reserve(self, shard: int, length: int, holder: Holder) -> BodyBlock | None:
+    def reserve(self, shard: int, length: int, holder: Holder | None) -> BodyBlock | None:
         """Shared memory for a body above ``settings.inline_bytes``; None when it is full.
 
         Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes
-        or others need the room more.
+        or others need the room more. None: the block is filled and sent at once.
         """
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:

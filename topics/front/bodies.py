@@ -26,6 +26,11 @@ def too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
 
 
+def no_room() -> Throttled:
+    """The shared memory for long bodies is full."""
+    return Throttled("no room for another large body at the moment", retry_after_ms=1000)
+
+
 class BodySink:
     """Collects a body as it arrives; what it holds is at most twice that, and `FIRST_BYTES`.
 
@@ -137,7 +142,7 @@ class BodySink:
             self._pace.skip_to(trio.current_time())
             if await self._has_grown(size):
                 return
-        raise Throttled("no room for another large body at the moment", retry_after_ms=1000)
+        raise no_room()
 
     async def _has_grown(self, size: int) -> bool:
         block = self._block

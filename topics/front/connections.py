@@ -44,16 +44,16 @@ class Connection:
     request has been read. ``waits_since`` is when a call began that must end if the client hangs up.
     """
 
-    def __init__(self, sock: socket.socket, connections: Connections) -> None:
+    def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.connections = connections
         self.timings = connections.timings
         self.scope = trio.CancelScope()
-        self.buffer = b""
+        self.buffer = said
         self.pos = 0
         self.deadline = NEVER
-        self.idle = True
+        self.idle = not said
         self.waits_since = NEVER
         self.closing = False
         self.unread_body = False  # the client may still be sending what we will not read
@@ -172,6 +172,7 @@ class Connections:
         self._held: dict[Connection, int] = {}  # bytes of answers that wait for their clients
         self._held_bytes = 0
         self._held_max_bytes = held_max_bytes
+        self.heard = 0  # requests
         self._open: set[Connection] = set()
         self._empty = trio.Event()
 

@@ -31,8 +31,9 @@ from topics.front.http1 import (
     HEAD_END,
     Framing,
     Head,
+    PartialHead,
     ResponseHeads,
-    check_partial_head,
+    end_of_empty_lines,
     framing,
     parse_head,
 )
@@ -44,6 +45,7 @@ LOG = logging.getLogger("topics.front")
 HEADS_MAX = 4096  # remembered heads; the oldest goes first
 COPY_MAX_BYTES = 32 * 1024  # an answer up to this is copied behind its head, a larger one is sent from where it is
 FILL_BYTES = 256 * 1024  # read at once into a long body: well under a millisecond
+REQUESTS_PER_TURN = 8  # of those that came together; one takes 0.1 ms
 SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body; a longer one costs the connection
 
 
@@ -160,8 +162,13 @@ class FastLane:
 
     async def _serve(self) -> None:
         connection = self.connection
+        answered = 0
         while not connection.closing:
             self._has_answered = self._is_head = False
+            connection.connections.heard += 1
+            answered += 1
+            if answered % REQUESTS_PER_TURN == 0 and connection.pos < len(connection.buffer):
+                await trio.lowlevel.checkpoint()  # they came together, and their answers may have waited for nothing
             try:
                 head = await self._next_head()
             except InvalidRequest as failure:
@@ -181,11 +188,11 @@ class FastLane:
     async def _next_head(self) -> AnyHead | None:
         """The next head, or None when the client has left or the server drains. Raises `InvalidRequest`, OSError."""
         connection = self.connection
-        started = False
+        # Empty lines before a request mean nothing (RFC 9112 §2.2): they do not make the wait for it longer either.
+        idle_until = connection.connections.now + connection.timings.idle_s
         while True:
             if connection.buffer.startswith(b"\r\n", connection.pos):
-                connection.pos += 2  # an empty line before a request means nothing (RFC 9112 §2.2)
-                continue
+                connection.pos = end_of_empty_lines(connection.buffer, connection.pos)
             end = connection.buffer.find(HEAD_END, connection.pos)
             if end >= 0:
                 connection.idle = False
@@ -194,18 +201,34 @@ class FastLane:
                 connection.pos = end + 4
                 return self.lanes.read_head(raw)
             if connection.pos < len(connection.buffer):
-                check_partial_head(connection.buffer[connection.pos :])
-                if not started:
-                    started = True
-                    connection.idle = False
-                    connection.deadline = connection.connections.now + connection.timings.head_s
-            elif connection.connections.draining:
+                raw = await self._rest_of_head()
+                connection.deadline = NEVER
+                if not raw.startswith(b"\r\n"):
+                    return self.lanes.read_head(raw) if raw else None
+                # Its first byte ended an empty line: what follows that is looked at again.
+                connection.buffer = raw + connection.buffer[connection.pos :]
+                connection.pos = 0
+                continue
+            if connection.connections.draining:
                 return None
-            else:
-                connection.idle = True
-                connection.deadline = connection.connections.now + connection.timings.idle_s
+            connection.idle = True
+            connection.deadline = idle_until
             if not await connection.receive():
                 return None
+
+    async def _rest_of_head(self) -> bytes:
+        """The head that has begun, whole; empty when the client leaves. Raises `InvalidRequest`, OSError."""
+        connection, part = self.connection, PartialHead()
+        connection.idle = False
+        connection.deadline = connection.connections.now + connection.timings.head_s
+        while True:
+            used = part.feed(connection.buffer[connection.pos :])
+            if used is not None:
+                connection.pos += used
+                return part.whole()
+            connection.pos = len(connection.buffer)
+            if not await connection.receive():
+                return b""
 
     async def _answer(self, head: AdmittedHead) -> None:
         connection, lanes, request = self.connection, self.lanes, head.request

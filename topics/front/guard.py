@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
 import trio
 
@@ -42,8 +41,9 @@ from topics.formats.names import valid_topic_name
 from topics.front.answers import wants_gzip
 from topics.front.backend import Backend
 from topics.front.bodies import too_large
+from topics.front.fields import list_members
 from topics.front.hosts import AUTHORITY, HostRule, host_of
-from topics.front.queries import Query, parse_query
+from topics.front.queries import Query, find_token, parse_query
 from topics.front.routes import BodyRule, Match, Route, authority_of, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
@@ -205,8 +205,8 @@ class Guard:
         media = head.values(b"content-type")
         if len(media) != 1 or JSON_MEDIA.fullmatch(media[0]) is None:
             wrong = UnsupportedMediaType("Content-Type must be application/json (utf-8)")
-        codings = [coding.strip().lower() for coding in head.joined(b"content-encoding").split(b",")]
-        codings = [coding for coding in codings if coding not in (b"", b"identity")]
+        named = list_members(head.joined(b"content-encoding"))
+        codings = [coding for coding in named if coding not in (b"", b"identity")]
         if codings not in ([], [b"gzip"], [b"x-gzip"]):
             wrong = wrong or UnsupportedMediaType("Content-Encoding must be gzip or absent")
         if wrong is not None and content_length is not None:
@@ -232,7 +232,7 @@ def _token(matched: Match) -> bytes | None:
     """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams only (§7.1)."""
     if matched.wid is None:
         return None
-    return next((value for name, value in parse_qsl(matched.query, keep_blank_values=True) if name == b"token"), None)
+    return find_token(matched.query)
 
 
 def check_length(route: Route, length: int) -> None:

@@ -21,9 +21,11 @@ from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled, TopicsError
 from topics.formats.watch import View
 from topics.front.backend import Backend, Reply
+from topics.front.message_budget import MessageBudget
 from topics.front.pages import Feed, KeptPages, Page
 from topics.front.streams import Reader, Stream
 
+MESSAGES_MAX = 2  # of the longest that WebSockets may be sending or waiting for at a time, all together
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
 RETRY_S = 0.25  # after a shard has refused
 
@@ -46,6 +48,7 @@ class Live:
         self._kept = KeptPages()
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
         self._reads: dict[tuple[Any, ...], _Shared] = {}
+        self.messages = MessageBudget(MESSAGES_MAX * settings.max_body_bytes)
         self._due: list[tuple[Stream, Callable[[], None]]] = []
         self._due_now = trio.Event()
         backend.listen(self)

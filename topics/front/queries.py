@@ -1,16 +1,22 @@
-"""Query strings: the parameters of each route, typed. Unknown ones are ignored; of a repeated one the last counts."""
+"""Query strings: the parameters of each route, typed. Unknown ones are ignored; of a repeated one the last counts.
+
+A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is looked for in longer ones, too, because
+whoever has no key is told that first.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
 from topics.errors import InvalidRequest
 
+QUERY_MAX_BYTES = 8 * 1024  # several times the longest prefix, cursor and key together
+PARAMETERS_MAX = 64
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
 
@@ -29,6 +35,7 @@ class Query:
 
 
 NOTHING_ASKED = Query()
+WITH_PARAMETERS = frozenset(("append", "topic.get", "topic.delete", "topic.list", "watch"))
 
 
 class Cursor(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +48,10 @@ def parse_query(route: str, raw: bytes) -> Query:
     """The query of the route by that name. Raises `InvalidRequest`."""
     if not raw:
         return Query(touch=False) if route == "topic.list" else NOTHING_ASKED
+    if len(raw) > QUERY_MAX_BYTES or raw.count(b"&") >= PARAMETERS_MAX:
+        raise InvalidRequest(f"the query string has more than {QUERY_MAX_BYTES} bytes or {PARAMETERS_MAX} parameters")
+    if route not in WITH_PARAMETERS:
+        return NOTHING_ASKED
     values = _values(raw)
     if route == "append":
         return Query(return_seqs=_boolean(values, "return_seqs", default=True))
@@ -62,10 +73,16 @@ def parse_query(route: str, raw: bytes) -> Query:
 
 def _values(raw: bytes) -> dict[str, str]:
     try:
-        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
         raise InvalidRequest("the query string cannot be read") from None
     return dict(pairs)
+
+
+def find_token(raw: bytes) -> bytes | None:
+    """The first ``token`` of a query, found without parsing the rest; None when there is none."""
+    _, found, rest = (b"&" + raw).partition(b"&token=")
+    return unquote_to_bytes(rest.partition(b"&")[0].replace(b"+", b" ")) if found else None
 
 
 def _boolean(values: dict[str, str], name: str, *, default: bool) -> bool:

@@ -75,6 +75,7 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split("/")[1:])
 
 
+PATH_MAX_BYTES = 1024  # the longest path that leads anywhere has 255 percent-encoded characters in a name
 PATTERNS = {_segments(route.pattern) for route in ROUTES}
 BY_PATTERN = {pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods} for pattern in PATTERNS}
 NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in pattern]
@@ -93,6 +94,8 @@ class Match:
 def match(method: str, target: bytes) -> Match:
     """Find the row. Raises `NotFound`, or `MethodNotAllowed` with ``detail.allow``."""
     path, _, query = _origin_form(target).partition(b"?")
+    if len(path) > PATH_MAX_BYTES:
+        raise NotFound("no such path")
     text = unquote_to_bytes(path).decode("utf-8", "replace") if b"%" in path else path.decode("latin-1")
     pattern, name = _find(tuple(text.split("/")[1:])) if text.startswith("/") else (None, None)
     if pattern is None:

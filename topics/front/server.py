@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 from email.utils import formatdate
@@ -14,6 +13,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from topics.config import Settings
 from topics.engine.access import Access
+from topics.front.accepting import Door, connections_max
 from topics.front.backend import Backend
 from topics.front.cold_bridge import ColdLane
 from topics.front.cold_lane import hypercorn_config, make_app
@@ -26,9 +26,6 @@ from topics.front.operations import Operations
 
 LOG = logging.getLogger("topics.front")
 
-MAX_CONNECTIONS = 16_384  # further clients wait in the listen queue
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-RETRY_ACCEPT_S = 0.1
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
 POLL_GRACE_S = 0.5  # a read that is still there after so long is a long poll, and is ended
 
@@ -52,7 +49,7 @@ class Server:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self._slots = trio.Semaphore(MAX_CONNECTIONS)
+        self.door = Door(self._responses, connections_max(), lambda: self.connections.heard)
         self.live = Live(backend, settings)
         operations = Operations(backend, self.guard, settings, self.live)
         self._app = ASGIWrapper(make_app(self.guard, operations))  # type: ignore[arg-type]
@@ -88,6 +85,7 @@ class Server:
 
     def _tick(self, _now: float) -> None:
         self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
+        self.door.tick()
 
     async def _accept_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
         with listener:
@@ -97,20 +95,19 @@ class Server:
                 accepting.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        listener.setblocking(False)
-        while True:
-            await self._slots.acquire()
-            sock = await _accepted(listener)
-            connection = Connection(sock, self.connections)
+        def take(sock: socket.socket, said: bytes) -> None:
+            connection = Connection(sock, self.connections, said)
             self.connections.add(connection)
             nursery.start_soon(self._serve, connection)
+
+        await self.door.run(listener, take)
 
     async def _serve(self, connection: Connection) -> None:
         try:
             await FastLane(connection, self.lanes).run()
         finally:
             self.connections.remove(connection)
-            self._slots.release()
+            self.door.left()
 
     async def _drain(self) -> None:
         """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is left at the end is cut off."""
@@ -125,27 +122,6 @@ class Server:
         if len(self.connections):
             LOG.warning("cutting %d connections that did not end within the drain time", len(self.connections))
             self.connections.cut_all()
-
-
-async def _accepted(listener: socket.socket) -> socket.socket:
-    """The next client. Running out of descriptors is waited out; what fails for one client only is passed over."""
-    while True:
-        await trio.lowlevel.wait_readable(listener)
-        try:
-            sock, _ = listener.accept()
-        except BlockingIOError:
-            continue
-        except OSError as failure:
-            if failure.errno in OUT_OF_FILES:
-                LOG.warning("cannot accept a connection: %s", failure)
-                await trio.sleep(RETRY_ACCEPT_S)
-            elif listener.fileno() < 0 or failure.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
-                raise
-            continue
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
 
 
 async def serve(

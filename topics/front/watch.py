@@ -18,6 +18,7 @@ from topics.formats.requests import json_bytes
 from topics.formats.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
 from topics.front.connections import Connection
 from topics.front.errors import status_of
+from topics.front.fields import list_members
 from topics.front.live import Live
 from topics.front.pages import Page
 from topics.front.streams import Reader, Stream
@@ -33,6 +34,7 @@ HEADERS = (
 )
 RETRY = b"retry: 2000\n\n"
 HEARTBEAT = b": hb\n\n"
+PARAMETERS_MAX = 16  # of one range of an Accept field
 _NEW_LINE = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 
@@ -316,7 +318,7 @@ async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, tuple[int, in
 def _accepts_events(accept: bytes) -> bool:
     """Whether an Accept value allows an event stream; an absent one allows everything. The most specific range counts."""
     weights = {}
-    for part in accept.split(b","):
-        media, *parameters = [piece.strip().lower() for piece in part.split(b";")]
+    for part in list_members(accept):
+        media, *parameters = [piece.strip() for piece in part.split(b";", PARAMETERS_MAX)]
         weights[media] = next((piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True)
     return not accept.strip() or next((weights[media] for media in _EVENT_STREAM if media in weights), False)

@@ -1,8 +1,9 @@
 """``/v0/ws`` (§7): publish and subscribe as JSON messages on one connection. The shards do what they do for HTTP, with the same bytes.
 
 Publishes are asked one after the other without waiting; their answers come in the order of each topic. Those to one topic that came
-together go to its shard as one message, a burst, and so do their answers. What has been asked and not been answered is bounded: above
-it nothing more is read.
+together go to its shard as one message, a burst, and so do their answers. What has been asked and not been answered is bounded, for a
+socket and for all of them: above it nothing more is read. So are messages that are not whole (message_budget.py). In one turn a
+socket is heard for `FRAMES_PER_TURN`, however many have come, and answered in one write.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from topics.formats.websocket import (
     text_frame,
 )
 from topics.front.answers import Headers
-from topics.front.backend import Reply
+from topics.front.backend import Body, Reply
+from topics.front.bodies import no_room
 from topics.front.connections import NEVER, RECV_BYTES, Connection
+from topics.front.fields import list_members
 from topics.front.guard import HeadFields, draining
 from topics.front.live import Live
 from topics.front.pages import Page
@@ -48,9 +51,11 @@ LOG = logging.getLogger("topics.front")
 ASKED_MAX = 1024  # publishes that wait for their answer ...
 FLUSH_EVERY = 32  # messages: the shard is at work on the first of many while the front reads the rest
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
+FRAMES_PER_TURN = 64  # 1 ms of publishes or refusals; then everybody else has a turn
 VERSION = b"13"
 FAILURES = {
     408: (Throttled.code, CloseCode.POLICY_VIOLATION),
+    429: (Throttled.code, CloseCode.TRY_AGAIN_LATER),
     500: (Internal.code, CloseCode.INTERNAL_ERROR),
     503: (ShuttingDown.code, CloseCode.GOING_AWAY),
 }
@@ -58,8 +63,8 @@ FAILURES = {
 
 def upgrade(fields: HeadFields) -> Headers:
     """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
-    protocols = [token.strip().lower() for token in fields.joined(b"upgrade").split(b",")]
-    options = [token.strip().lower() for token in fields.joined(b"connection").split(b",")]
+    protocols = list_members(fields.joined(b"upgrade"))
+    options = list_members(fields.joined(b"connection"))
     if b"websocket" not in protocols or b"upgrade" not in options:
         raise UpgradeRequired("this path speaks WebSocket")
     if fields.values(b"sec-websocket-version") != [VERSION]:
@@ -96,12 +101,14 @@ class SocketStream(Stream):
         self._connection, self._settings, self._limits = connection, settings, limits
         self._asked = self._asked_bytes = 0
         self._answers: list[bytes] = []
+        self._replies: list[bytes] = []  # of this turn; empty whenever this task waits
         self._room = trio.Event()
         self._burst_bytes = min(settings.inline_bytes, RECV_BYTES)
         self._bursts: dict[str, _Burst] = {}  # not sent, by topic; empty whenever this task waits
         self._touched: set[int] = set()  # shards that were asked and not flushed
         self._draining = False
         self._patience_s = connection.timings.body_grace_s  # for the rest of the message that has begun
+        self._holds = 0  # bytes of a message that is not whole
         self._message_due = NEVER  # when that is over; only waiting for the client counts
 
     # What it shows
@@ -154,11 +161,16 @@ class SocketStream(Stream):
             with self.scope:
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
-                while await self._take(events := parser.feed(data)):
+                while await self._take(events := parser.feed(data, FRAMES_PER_TURN)):
                     if not parser.is_amid or any(isinstance(event, Text | Binary) for event in events):
                         self._patience_s = connection.timings.body_grace_s
-                    data = await self._receive(amid=parser.is_amid)
-                    if not data:
+                    if parser.held_bytes or self._holds:
+                        self._hold(parser.held_bytes)
+                    data = b""
+                    if parser.has_more:
+                        await self._wait_for_room()
+                        await trio.lowlevel.checkpoint()
+                    elif not (data := await self._receive(amid=parser.is_amid)):
                         break
             if self.ended:  # by us: what the client is still saying must not keep it from hearing why
                 connection.unread_body = True
@@ -168,9 +180,7 @@ class SocketStream(Stream):
     async def _receive(self, *, amid: bool) -> bytes:
         """What the client says next. A message has the time that a body of HTTP has: its memory is not for clients that never end one."""
         while True:
-            while self._asked >= ASKED_MAX or self._asked_bytes >= ASKED_BYTES_MAX or self.is_stalled:
-                self._room = trio.Event()
-                await self._room.wait()
+            await self._wait_for_room()
             if amid:
                 self._message_due = time.monotonic() + self._patience_s
             await trio.lowlevel.wait_readable(self.sock)
@@ -182,6 +192,31 @@ class SocketStream(Stream):
                 self._patience_s = self._message_due - time.monotonic() + len(data) / self._connection.timings.body_bytes_per_s
                 self._message_due = NEVER
             return data
+
+    async def _wait_for_room(self) -> None:
+        """Until enough of what was asked is answered, and the client takes the answers."""
+        while self._asked >= ASKED_MAX or self._asked_bytes >= self._asked_bytes_max or self.is_stalled:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    @property
+    def _asked_bytes_max(self) -> int:
+        """All sockets together have a bound, too; within it everybody may have one message asked."""
+        return 1 if self.live.messages.is_asked_full else ASKED_BYTES_MAX
+
+    def _hold(self, length: int) -> None:
+        """So much of a message has come that is not whole."""
+        self._holds = length
+        self.live.messages.hold(self, length)
+
+    def give_up(self) -> None:
+        """As `Holder.give_up`."""
+        self.fail(429, "there is no room for the rest of this message; try again later")
+
+    def end(self) -> None:
+        """As any stream, and hold nothing."""
+        self.live.messages.release(self)
+        super().end()
 
     def tick(self, now: float) -> None:
         """As any stream, and give up on a message that does not come to its end."""
@@ -199,18 +234,19 @@ class SocketStream(Stream):
                     if number % FLUSH_EVERY == 0:
                         self._flush()
                 elif isinstance(event, Ping):
-                    self.write(pong_frame(event.payload))
+                    self._replies.append(pong_frame(event.payload))
                 elif isinstance(event, Binary):
                     self._refuse(b"null", InvalidRequest("messages are JSON text"))
                 elif isinstance(event, Close):
-                    self.write(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
+                    self._replies.append(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
                     return False
                 elif isinstance(event, Failure):
-                    self.write(close_frame(event.code, event.reason))
+                    self._replies.append(close_frame(event.code, event.reason))
                     self._connection.unread_body = True
                     return False
         finally:
             self._flush()
+            self._send_replies()
         return True
 
     def _flush(self) -> None:
@@ -221,6 +257,11 @@ class SocketStream(Stream):
         for shard in self._touched:
             self.live.backend.flush(shard)
         self._touched.clear()
+
+    def _send_replies(self) -> None:
+        if self._replies:
+            replies, self._replies = self._replies, []
+            self.write(b"".join(replies))
 
     async def _command(self, message: bytes) -> None:
         try:
@@ -234,11 +275,12 @@ class SocketStream(Stream):
                 self._publish(head, request_id, message)
             elif head.op == "subscribe":
                 self._flush()
+                self._send_replies()
                 await self._subscribe(request_id, message)
             elif head.op == "unsubscribe":
                 self._unsubscribe(head, request_id)
             elif head.op == "ping":
-                self.write(text_frame(b'{"op":"pong","request_id":%b}' % request_id))
+                self._replies.append(text_frame(b'{"op":"pong","request_id":%b}' % request_id))
             else:
                 raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:
@@ -257,6 +299,7 @@ class SocketStream(Stream):
         burst.add(request_id, message)
         self._asked += 1
         self._asked_bytes += len(message)
+        self.live.messages.asked += len(message)
 
     def _ask(self, burst: _Burst) -> None:
         backend, bodies = self.live.backend, burst.bodies
@@ -269,15 +312,32 @@ class SocketStream(Stream):
         def answered(answer: Reply | TopicsError) -> None:
             self.attempt(self._answered, burst, answer)
 
-        if len(bodies) == 1:  # it may be long
-            backend.ask(shard, "append", params, bodies[0], answered)
+        if len(bodies) == 1:
+            try:
+                body = self._carried(shard, bodies[0])
+            except TopicsError as failure:
+                answered(failure)
+            else:
+                backend.ask(shard, "append", params, body, answered)
         else:
             params["lengths"] = [len(body) for body in bodies]
             backend.ask(shard, "append.many", params, b"".join(bodies), answered)
+        burst.bodies = []  # long ones lie in shared memory now
+
+    def _carried(self, shard: int, body: bytes) -> Body:
+        """A long body goes through shared memory: what finds no room there must not wait here. Raises `Throttled`, `NotReady`."""
+        if len(body) <= self._settings.inline_bytes:
+            return body
+        block = self.live.backend.reserve(shard, len(body), None)
+        if block is None:
+            raise no_room()
+        block.view[: len(body)] = body
+        return block
 
     def _answered(self, burst: _Burst, answer: Reply | TopicsError) -> None:
-        self._asked -= len(burst.bodies)
+        self._asked -= len(burst.request_ids)
         self._asked_bytes -= burst.length
+        self.live.messages.asked -= burst.length
         if not self._answers:
             self.live.soon(self, self._send_answers)
         if isinstance(answer, TopicsError):
@@ -333,7 +393,7 @@ class SocketStream(Stream):
     def _unsubscribe(self, head: CommandHead, request_id: bytes) -> None:
         topic = self._topic(head, Scope.READ)
         self.remove(topic)
-        self.write(text_frame(b'{"op":"unsubscribed","request_id":%b,"topic":%b}' % (request_id, json_bytes(topic))))
+        self._replies.append(text_frame(b'{"op":"unsubscribed","request_id":%b,"topic":%b}' % (request_id, json_bytes(topic))))
 
     def _topic(self, head: CommandHead, scope: Scope) -> str:
         if head.topic is None:
@@ -350,7 +410,7 @@ class SocketStream(Stream):
             raise Forbidden("the name is outside the key's prefixes")
 
     def _refuse(self, request_id: bytes, failure: TopicsError) -> None:
-        self.write(_refusal(request_id, failure))
+        self._replies.append(_refusal(request_id, failure))
 
 
 def _frame(document: dict[str, Any]) -> bytes:

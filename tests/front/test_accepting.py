@@ -1,0 +1,177 @@
+"""How clients are let in: how many in a turn, and what those hear that there is no room for."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.front.support import request, running
+from tests.server import Server
+from topics.front import accepting
+from topics.front.accepting import ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
+from topics.front.http1 import ResponseHeads
+
+GET = request("GET", "/v0/health")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as listener:
+        yield listener
+
+
+async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
+    """In which turn of a busy loop each of so many waiting clients is taken, beside so many requests a turn."""
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
+    turns: list[int] = []
+    turn = 0
+
+    def take(sock: socket.socket, said: bytes) -> None:
+        clients.append(sock)
+        turns.append(turn)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Door(ResponseHeads(), 1000, lambda: turn * others + len(turns)).run, listener, take)
+        with trio.fail_after(5):
+            while len(turns) < count:
+                turn += 1
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    for sock in clients:
+        sock.close()
+    return [turns.count(turn) for turn in sorted(set(turns))]
+
+
+async def test_clients_that_wait_are_taken_together(listener: socket.socket) -> None:
+    assert await turns_of(listener, ACCEPTS_BESIDE_FEW, 0) == [ACCEPTS_BESIDE_FEW]
+
+
+async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
+    few, many = ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN
+    calm = await turns_of(listener, 10 * few, 1)
+    assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
+    busy = await turns_of(listener, 5 * many, 1000)
+    assert max(busy) <= 2 * many
+    assert len(busy) <= 7
+
+
+async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> None:
+    heard = []
+    with socket.create_connection(listener.getsockname()) as client:
+        client.send(GET)
+
+        def take(sock: socket.socket, said: bytes) -> None:
+            heard.append(said)
+            sock.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Door(ResponseHeads(), 9, int).run, listener, take)
+            await wait_all_tasks_blocked(0.001)
+            nursery.cancel_scope.cancel()
+    assert heard == [GET]
+
+
+async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as run:
+        run.server.door.most = 2
+        first, second, third = [await run.connect() for _ in range(3)]
+        for client in (first, second):
+            await client.say(GET)
+            assert (await client.hear()).status == 200
+        answer = await third.hear()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (429, "throttled", "close")
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["detail"]["limit"] == "max_connections"
+        assert await third.is_closed()
+        await first.stream.aclose()
+        await run.until(lambda: run.server.door.open == 1)
+        fourth = await run.connect()
+        await fourth.say(GET)
+        assert (await fourth.hear()).status == 200
+    assert run.server.door.open == 0
+
+
+class Poor:
+    """A listener in a process that has as many descriptors left as it is told."""
+
+    def __init__(self, listener: socket.socket, door: Door) -> None:
+        self._listener, self._door = listener, door
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._door._spare >= 0 and not accepting_is_free(self._door):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        self._listener.setblocking(flag)
+
+
+def accepting_is_free(door: Door) -> bool:
+    """Whether the spare descriptor has been given up."""
+    try:
+        socket.socket(fileno=door._spare).detach()
+    except OSError as failure:
+        return failure.errno == errno.EBADF
+    return False
+
+
+async def test_without_a_descriptor_clients_are_told_so_and_the_log_has_one_line(
+    listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(ResponseHeads(), 100, int)
+    clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(20)]
+    taken: list[socket.socket] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(door.run, Poor(listener, door), lambda sock, said: taken.append(sock))
+        await wait_all_tasks_blocked(0.001)
+        with caplog.at_level(logging.WARNING):
+            door.tick()
+            door.tick()
+        nursery.cancel_scope.cancel()
+    for client in clients:
+        with client:
+            assert client.recv(4096).startswith(b"HTTP/1.1 429 ")
+    assert not taken
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients refused: no file descriptor left (20 since the last line, 0 open)"
+    ]
+
+
+def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 1024 - FILES_KEPT), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
+        monkeypatch.setattr(accepting.resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert connections_max() == most
+
+
+@pytest.mark.slow
+def test_a_server_without_descriptors_refuses_at_once_and_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        front = server.roles()["front 0"]
+        used = len(list(Path(f"/proc/{front}/fd").iterdir()))
+        resource.prlimit(front, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+        clients = [socket.create_connection(server.address, timeout=5) for _ in range(60)]
+        statuses = []
+        for client in clients:
+            client.send(GET)
+            statuses.append(client.recv(4096)[9:12])
+        assert set(statuses) == {b"200", b"429"}, "everybody is answered"
+        assert statuses.count(b"429") >= 30
+        for client in clients:
+            client.close()
+        with socket.create_connection(server.address, timeout=5) as client:
+            client.send(GET)
+            assert client.recv(4096)[9:12] == b"200"
+        assert server.log is not None
+        lines = [event for event in server.log.events() if "refused" in event["event"]]
+        assert len(lines) <= 2
