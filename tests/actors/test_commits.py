@@ -466,6 +466,24 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     assert desk.actor.reads._polls == {}
 
 
+async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    desk.cancel(poll)
+    await wait_all_tasks_blocked()
+    assert [number for number, _ in desk.answers()] == [poll]
+    assert desk.actor.reads._polls == {}
+
+
+async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    desk.diff("a", wait_ms=30_000)
+    desk.actor.reads.abandon(desk.session)
+    desk.session.close()
+    await wait_all_tasks_blocked()
+    assert desk.actor.reads._polls == {}
+
+
 # What is held, and for how long
 
 
