@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -120,5 +121,6 @@ def make_workers(
 if __name__ == "__main__":
     supervisor.SILENCE_MAX_S = float(os.environ.get("SILENCE_MAX_S", "10"))
     start = boot.read(os.environ)
-    logs.configure("supervisor", start.settings.log_level)
-    sys.exit(supervisor.serve(start.settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers))
+    settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))  # the supervisor could do with more than one
+    logs.configure("supervisor", settings.log_level)
+    sys.exit(supervisor.serve(settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers))

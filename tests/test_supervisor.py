@@ -144,7 +144,7 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
 
 
 def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
-    with Family(home, TOPICS_FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
+    with Family(home, FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
         family.started()
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
@@ -185,10 +185,10 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
 
 @pytest.mark.parametrize("fronts", ["1", "2"])
 def test_a_taken_port_is_refused_also_when_ports_could_be_shared(home: Path, fronts: str) -> None:
-    with Family(home, TOPICS_FRONTS=fronts) as first:
+    with Family(home, FRONTS=fronts) as first:
         first.started()
         (home / "b").mkdir()
-        with Family(home / "b", TOPICS_FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
+        with Family(home / "b", FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
             assert second.end() == 1
             assert "Address already in use" in second.events("cannot start")[0]["reason"]
 
@@ -215,7 +215,7 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
 
 
 def test_a_killed_shard_is_back_within_two_seconds_and_the_others_notice_nothing(home: Path) -> None:
-    with Family(home, TOPICS_FRONTS="1") as family:
+    with Family(home, FRONTS="1") as family:
         family.started()
         before = family.ask()
         assert before["sessions"] == [[1, 1]]
@@ -305,7 +305,7 @@ def test_no_child_outlives_a_killed_supervisor(home: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, number: int) -> None:
-    with Family(home, TOPICS_FRONTS="2") as family:
+    with Family(home, FRONTS="2") as family:
         family.started().signal(number)
         assert family.end() == 0
         order = [line["child"] for line in family.events("process ended")]
