@@ -234,14 +234,14 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend_timeout(self._settings.drain_ms + STOP_EXTENSION_MS)
         self._notifier.status("draining")
+        for listener in self._listeners:  # no front starts any more: when the last one has gone, connections are refused
+            listener.close()
         self._send(signal.SIGTERM, self._fronts)
 
     def _advance(self) -> None:
         """Go on to the next phase of a stop when this one is done, or its time is up."""
         if self._phase is Phase.FRONTS and (not any(front.pid for front in self._fronts) or self._waited(FRONTS_SHARE)):
             self._phase = Phase.SHARDS
-            for listener in self._listeners:  # nobody answers there any more: refuse new connections
-                listener.close()
             self._send(signal.SIGTERM, self._shards)
         if self._phase is Phase.SHARDS and self._waited(1.0):
             self._phase = Phase.KILL

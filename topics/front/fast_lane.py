@@ -200,11 +200,12 @@ class FastLane:
                     started = True
                     connection.idle = False
                     connection.deadline = connection.connections.now + connection.timings.head_s
-            elif connection.connections.draining:
+            elif connection.connections.draining and not connection.is_late:
                 return None
             else:
                 connection.idle = True
-                connection.deadline = connection.connections.now + connection.timings.idle_s
+                patience_s = connection.timings.late_s if connection.is_late else connection.timings.idle_s
+                connection.deadline = connection.connections.now + patience_s
             if not await connection.receive():
                 return None
 

@@ -15,6 +15,7 @@ between two equal heads (draining, the key's requests in flight) is checked by `
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,7 @@ AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 RETRY_MS = 1000
+LATE_READ_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Guard:
         self._backend = backend
         self._probe_auth = probe_auth
         self._waiting: set[trio.CancelScope] = set()
+        self._may_wait = True
         self._inflight: Counter[bytes] = Counter()
         self._inflight_max = settings.max_inflight_per_key if access.enabled else 0
 
@@ -160,7 +163,8 @@ class Guard:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a call that may wait for records. Raises `ShuttingDown` when the server drains."""
-        with trio.CancelScope() as scope:
+        # When the others have been told already, as is one whose body has come late, there is time for a page but not for a wait.
+        with trio.CancelScope(deadline=math.inf if self._may_wait else trio.current_time() + LATE_READ_S) as scope:
             self._waiting.add(scope)
             try:
                 yield
@@ -170,7 +174,8 @@ class Guard:
             raise draining()
 
     def stop_waiting(self) -> None:
-        """End all waiting calls with `ShuttingDown`."""
+        """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
+        self._may_wait = False
         for scope in self._waiting:
             scope.cancel()
 
