@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 from setproctitle import setproctitle
 
+from topics import logs
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.listeners import listen, url_of
@@ -276,6 +277,7 @@ class Supervisor:
         now = time.monotonic()
         if now < self._tick_at or self._phase is not Phase.RUNNING:
             return
+        logs.tell_dropped()
         for child in self._children():
             child.watch(now)
         lively = all(now - max(child.moved_at, child.spawned_at) < SILENCE_MAX_S for child in self._children())

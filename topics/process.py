@@ -32,8 +32,9 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
     exception. ``OSError`` when the system has no room for another process.
     """
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):  # or the child would write what is left in them once more
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     pid = os.fork()
     if pid == 0:
         _be_child(name, main, parent, log_level)
@@ -46,7 +47,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         die_with(parent)
         logs.configure(name, log_level)
         setproctitle(f"topics: {name}")
-        faulthandler.enable()
+        faulthandler.enable(file=logs.crash_descriptor())
         keep_memory()
         _reset_signals()
         main()

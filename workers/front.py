@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import trio
 
+from topics import logs
 from topics.actors.board import Board, FrontState
 from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shards import Shards
@@ -47,6 +48,7 @@ async def _serve(
 async def _beat(board: Board, index: int) -> None:
     while True:
         board.front(index).heartbeat_ms = time.monotonic_ns() // 1_000_000
+        logs.tell_dropped()
         await trio.sleep(HEARTBEAT_S)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVarTuple
 
 import trio
 
+from topics import logs
 from topics.actors.board import Board, ShardState
 from topics.actors.burst import Asker, Burst, Part
 from topics.actors.commits import Commits
@@ -150,6 +151,7 @@ class ShardActor:
         while True:
             self.words.heartbeat_ms = time.monotonic_ns() // 1_000_000
             self.words.topics = len(self.engine.topics)
+            logs.tell_dropped()
             await trio.sleep(HEARTBEAT_S)
 
     # Writes
