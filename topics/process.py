@@ -8,7 +8,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import structlog
@@ -22,6 +22,7 @@ KEPT_BYTES = 16 << 20
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_SIGSET_BYTES = 128
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -91,6 +92,31 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal.Signals | None:
+    """Take one of these signals, which are blocked; None when none comes in time.
+
+    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) that outlasts its time it returns a signal that never came.
+    """
+    wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
+    _libc.sigemptyset(wanted)
+    for number in numbers:
+        _libc.sigaddset(wanted, int(number))
+    whole = int(seconds)
+    found = _libc.sigtimedwait(wanted, None, (ctypes.c_long * 2)(whole, int((seconds - whole) * 1e9)))
+    return signal.Signals(found) if found > 0 else None
+
+
+def note_sigterm() -> Callable[[], bool]:
+    """From now on SIGTERM does not end this process; the result says whether one has come meanwhile.
+
+    Before, it ends the process at once, so there is no moment at which it is lost. A receiver that is opened later takes over, and
+    when it is closed, further signals do nothing again: another must not cut the stop short.
+    """
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    return lambda: bool(came)
 
 
 def describe_exit(wait_status: int) -> dict[str, int | str]:

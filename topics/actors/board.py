@@ -48,6 +48,7 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
+    DAMAGED = 7  # down for good: its data cannot be trusted
 
 
 class FrontState(IntEnum):
