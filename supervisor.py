@@ -36,7 +36,7 @@ import structlog
 from setproctitle import setproctitle
 
 from topics import logs
-from topics.actors.pulse import STALLED_S, Pulse
+from topics.actors import pulse
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.listeners import listen, url_of
@@ -52,6 +52,7 @@ HEALTHY_S = 30.0  # a child that has served so long starts again with a clean re
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 FRONTS_SHARE = 0.8  # of drain_ms; the rest belongs to the shards
+STALLED_S = pulse.STALLED_S
 KILL_AFTER_S = 30.0  # without a sign of life; also while it recovers, where every step gives one
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
@@ -92,7 +93,7 @@ class Child:
         self.failures = 0  # deaths in a row
         self.spawned_at = 0.0
         self.up_at = math.inf  # when it was first seen to serve
-        self.pulse = Pulse()
+        self.pulse = pulse.Pulse()
         self.is_stalled = False  # and that has been told
         self.is_condemned = False  # it was killed for it and is still there
         self.is_damaged = False  # it found data that cannot be trusted, and is not started again

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from topics.actors.heads import Mark
-from topics.actors.shards import Listener, Readiness
+from topics.actors.shards import DAMAGED, STALLED, Listener, Readiness
 from topics.errors import NotReady, TopicsError
 
+TROUBLES = {DAMAGED: "has damaged data", STALLED: "does not answer"}
 Buffer = bytes | bytearray | memoryview
 
 
@@ -72,8 +73,12 @@ class Backend(Protocol):
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of a data route while the log is replayed (§8.2)."""
-    return NotReady("the log is being replayed", replay_progress=readiness.progress)
+    """The failure of §8.2: the log is replayed, or a shard has a trouble that no replay ends. ``shards`` names all that do not serve."""
+    shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
+    for shard, state in readiness.unwell:
+        if state in TROUBLES:
+            return NotReady(f"shard {shard} {TROUBLES[state]}", reason=state, replay_progress=readiness.progress, shards=shards)
+    return NotReady("the log is being replayed", replay_progress=readiness.progress, shards=shards)
 
 
 __all__ = ["Backend", "Body", "BodyBlock", "Listener", "Mark", "Readiness", "Reply", "unready"]
