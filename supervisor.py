@@ -365,8 +365,9 @@ def _clear(words: FrontWords | ShardWords) -> None:
     """Say that nobody is there; a dead process's words are ours until the next one is forked."""
     words.pid = 0
     words.state = type(words.state)(0)  # DOWN, of either kind
-    if hasattr(words, "progress_ppm"):
-        words.progress_ppm = 0
+    for name in ("progress_ppm", "disk_silent_ms"):  # of shards
+        if hasattr(words, name):
+            setattr(words, name, 0)
 
 
 def _is_up(child: Child) -> bool:

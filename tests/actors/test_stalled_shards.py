@@ -149,6 +149,19 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(desk: Desk, aut
     assert desk.shards.readiness().unwell == ((0, "down"),)
 
 
+async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+    read, hanging = desk.ask("diff"), desk.ask("append")
+    await trio.sleep(1)
+    desk.shard.words.disk_silent_ms = 10_500
+    await trio.sleep(1)
+    assert (read, hanging) == ([], ["disk_stalled"])
+    assert desk.shards.readiness().unwell == ((0, "disk_stalled"),)
+    desk.shard.words.disk_silent_ms = 0
+    await desk.shard.answer()
+    assert (read, hanging) == ([200], ["disk_stalled"])
+    assert desk.shards.readiness().ready
+
+
 async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
     desk.shard.words.state = ShardState.DAMAGED
     shards = Shards([Link(desk.memory, desk.board, Side.FRONT, SETTINGS)], desk.board)  # one that has no session yet

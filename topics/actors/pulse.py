@@ -10,11 +10,13 @@ from collections.abc import Hashable
 from typing import Final
 
 STALLED_S: Final = 3.0  # heartbeats come twice a second; who shows none for so long is stalled
+STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"  # reasons that a client is told
+DISK_STALLED_S: Final = 10.0  # a busy disk may take seconds for a sync
 LOOK_MAX_S: Final = 1.5  # what one look counts for at most
 
 
 class Pulse:
-    """Of one process. ``silent_s``: how long it has shown no sign of life."""
+    """Of one process, or of what it waits for. ``silent_s``: how long it has shown no sign of life."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0

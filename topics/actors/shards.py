@@ -13,11 +13,11 @@ import trio
 
 from topics import errors
 from topics.actors.arena import ArenaBlock
-from topics.actors.board import Board, ShardState
+from topics.actors.board import Board, ShardState, ShardWords
 from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
 from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
-from topics.actors.pulse import STALLED_S, Pulse
+from topics.actors.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
 from topics.actors.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.message import Buffer, MessageFrame, PeerGone
@@ -27,7 +27,7 @@ _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
 log: Final = structlog.get_logger()
-STALLED, DAMAGED = "stalled", "damaged"  # reasons that a client is told
+WRITES = ("append", "append.many", "topic.put", "topic.delete", "topic.delete_records")
 LOOK_S = 0.5  # between two looks at the heartbeats
 EVENTS = ("feed.page", "feed.ended")
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
@@ -125,12 +125,14 @@ class ShardLink:
     def is_stalled(self) -> bool:
         return self.answering is not self.session
 
-    def look(self, heartbeat_ms: int, now: float) -> None:
+    def look(self, words: ShardWords, now: float) -> None:
         """See the shard's heartbeat, twice a second."""
         session, shard = self.session, self.link.pair[1]
         if session is None:
             return
-        stalled = self._pulse.look(heartbeat_ms, now) >= STALLED_S
+        if words.disk_silent_ms >= DISK_STALLED_S * 1000:  # the shard refuses new ones itself
+            session.fail_calls(lambda call: call.method in WRITES)
+        stalled = self._pulse.look(words.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=shard)
             self.answering = None
@@ -177,7 +179,7 @@ class Shards:
     def look(self, now: float) -> None:
         """Whether the shards show signs of life."""
         for link in self._links:
-            link.look(self._board.shard(link.link.pair[1]).heartbeat_ms, now)
+            link.look(self._board.shard(link.link.pair[1]), now)
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
@@ -262,8 +264,13 @@ class Shards:
         if link.is_stalled:
             return STALLED
         if state in SERVING:
-            return "" if link.session is not None else "connecting"
+            if link.session is None:
+                return "connecting"
+            return DISK_STALLED if self._waits_for_disk(shard) else ""
         return state.name.lower()
+
+    def _waits_for_disk(self, shard: int) -> bool:
+        return self._board.shard(shard).disk_silent_ms >= DISK_STALLED_S * 1000
 
     def _progress(self, shard: int) -> float:
         serves = self._links[shard].session is not None and self._board.shard(shard).state in SERVING
@@ -275,6 +282,8 @@ class Shards:
             return NotReady("the shard of this topic does not answer", reason=STALLED, replay_progress=progress)
         if self._board.shard(shard).state is ShardState.DAMAGED:
             return NotReady("the data of this topic's shard is damaged", reason=DAMAGED, replay_progress=progress)
+        if self._links[shard].session is not None and self._waits_for_disk(shard):
+            return NotReady("the disk of this topic's shard does not answer", reason=DISK_STALLED, replay_progress=progress)
         return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from topics.actors.heads import Mark
-from topics.actors.shards import DAMAGED, STALLED, Listener, Readiness
+from topics.actors.pulse import DAMAGED, DISK_STALLED, STALLED
+from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
 
-TROUBLES = {DAMAGED: "has damaged data", STALLED: "does not answer"}
+TROUBLES = {DAMAGED: "has damaged data", STALLED: "does not answer", DISK_STALLED: "waits for its disk"}
 Buffer = bytes | bytearray | memoryview
 
 
