@@ -31,7 +31,7 @@ def test_no_two_words_are_the_same_word() -> None:
                     expected.append((words, name, value))
         for number in range(COUNTERS):
             board.shard(index).counters[number] = 1000 * (index + 1) + number
-    assert len(expected) == 2 * (3 + 5)
+    assert len(expected) == 2 * (3 + 6)
     assert all(getattr(words, name) == stored for words, name, stored in expected)
     assert [list(board.shard(index).counters) for index in range(2)] == [
         [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
