@@ -15,9 +15,10 @@ It is plain and synchronous: no event loop and no thread, so that it can fork at
                                                                      ▼
                                                                   KILL    SIGKILL to what is left ─▶ end
 
-A shard that finds its data damaged (exit status 3) stays down, DAMAGED on the board, while the others serve; the status of the whole
-server is 3 in the end. A child without a sign of life is told of after STALLED_S and killed after KILL_AFTER_S: the supervisor is the
-watchdog of its children, and systemd the supervisor's (decisions/0017).
+A shard that finds its data damaged (exit status 3) stays down, DAMAGED on the board, while the
+others serve; the status of the whole server is 3 in the end. A child without a sign of life is told
+of after STALLED_S and killed after KILL_AFTER_S: the supervisor is the watchdog of its children,
+and systemd the supervisor's (decisions/0017).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Child:
         self.is_damaged = False  # it found data that cannot be trusted, and is not started again
 
     def watch(self, now: float) -> float:
-        """Look for a sign of life, a heartbeat or progress of the replay; for how many seconds there has been none."""
+        """Look for a heartbeat or progress of the replay; for how many seconds there was none."""
         words = self.words
         if _is_up(self):
             self.up_at = min(self.up_at, now)
@@ -256,7 +257,8 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend_timeout(self._settings.drain_ms + STOP_EXTENSION_MS)
         self._notifier.status("draining")
-        for listener in self._listeners:  # no front starts any more: when the last one has gone, connections are refused
+        # No front starts any more: when the last one has gone, connections are refused.
+        for listener in self._listeners:
             listener.close()
         self._send(signal.SIGTERM, self._fronts)
 
@@ -317,7 +319,10 @@ class Supervisor:
         self._tick_at = now + self._tick_s()
 
     def _check_pulse(self, child: Child, silent_s: float) -> None:
-        """Tell of a child that shows no sign of life, and kill it in the end. What the kernel holds cannot be killed: that is told once."""
+        """Tell of a child that shows no sign of life, and kill it in the end.
+
+        One that waits in the kernel cannot be killed; that is told once.
+        """
         if silent_s >= KILL_AFTER_S and not child.is_condemned:
             child.is_condemned = True
             log.error(

@@ -1,6 +1,7 @@
-"""One child of the supervisor that gets a SIGTERM in a certain gap of its life; run by tests/test_sigterm.py as a program.
+"""One child of the supervisor that gets a SIGTERM in a certain gap of its life.
 
-``python tests/sigterm.py KIND GAP DATA_DIR`` prints how the child ended: its exit code, or the negative number of a signal.
+``python -m tests.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or the
+negative number of a signal. Run by tests/test_sigterm.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole family of processes: a shard that stands still, a shard with damaged data, and clients who come during the drain."""
+"""The whole family: a shard that stands still, damaged data, clients who come during the drain."""
 
 from __future__ import annotations
 

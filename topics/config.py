@@ -86,7 +86,7 @@ class Settings:
     port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
     data_dir: Path = Path("topics-data")
     shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
-    fronts: Annotated[int, Bound(1, 64)] = 1  # more than one is refused as long as watch sessions are not shared
+    fronts: Annotated[int, Bound(1, 64)] = 1  # watch sessions are not shared: more are refused
 
     # Who (§0.2); the keys themselves never stand here
     api_keys_file: Path | None = None

@@ -1,15 +1,15 @@
-"""The end of the log: whole lines to stderr, from a process that must neither wait for its reader nor fail with it.
+"""The end of the log: whole lines to stderr, without waiting for its reader or failing with it.
 
 stderr may be shared with other programs, so its own description is never switched to non-blocking:
 
     pipe, terminal      opened once more through /proc, non-blocking
     pipe of another     user, which cannot be opened: a look at the room before each write
     socket (journal)    sent with MSG_DONTWAIT
-    anything else       written: a file does not wait for a reader (but another user's terminal waits after Ctrl-S)
+    anything else       written: a file waits for no reader (another user's terminal does, at Ctrl-S)
     closed              /dev/null from now on, so that no data file ever gets the number 2
 
-A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted; nothing is kept for later. A line that is cut short
-counts too, and the next one begins on a line of its own.
+A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted; nothing is kept
+for later. A line that is cut short counts too, and the next one begins on a line of its own.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class LineStream(io.TextIOBase):
 
 
 def open_missing_descriptors() -> None:
-    """Put /dev/null where stdin, stdout or stderr is closed: what is opened next would get their numbers."""
+    """Put /dev/null where stdin, stdout or stderr is closed: the next file would get the number."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -143,7 +143,7 @@ def open_missing_descriptors() -> None:
 
 
 def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
-    """The descriptor to use for ``fd``, how to send bytes there (how many went, or OSError), and how to give it back."""
+    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close it."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         own = socket.socket(fileno=os.dup(fd))
@@ -167,7 +167,7 @@ def _write_what_fits(pipe: int, data: bytes) -> int:
 
 
 def _has_room(pipe: int) -> bool:
-    """Room for PIPE_BUF bytes, also when each of the other processes that share the pipe has just looked, too."""
+    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just looked, too."""
     poll = select.poll()
     poll.register(pipe, select.POLLOUT)
     if not poll.poll(0):

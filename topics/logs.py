@@ -1,9 +1,10 @@
 """Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is honoured).
 
 ``configure`` once per process, after the fork. Log with ``structlog.get_logger()``; what libraries send to ``logging``
-and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out. Tokens and query strings never leave here,
-whoever logged them. Logging neither raises nor waits: a line that cannot be written is dropped, and the number of such lines is
-logged once there is room again (`topics/log_sink.py`).
+and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out. Tokens and query
+strings never leave here, whoever logged them. Logging neither raises nor waits: a line that cannot
+be written is dropped, and the number of such lines is logged once there is room again
+(`topics/log_sink.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
 
 
 def tell_dropped() -> None:
-    """Log how many lines were dropped, if any were and there is room again. For whoever looks around regularly."""
+    """Log how many lines were dropped, if any were. To be called now and then."""
     sink = _sink
     if sink is not None and sink.dropped:
         count, sink.dropped = sink.dropped, 0
@@ -130,7 +131,7 @@ def _rendering(sink: Sink) -> list[Processor]:
 
 
 class _Rendering:
-    """From an event to its line. What cannot be shown costs the line its fields, and nobody an exception."""
+    """From an event to its line. What cannot be shown costs the line its fields, nothing else."""
 
     def __init__(self, processors: list[Processor]) -> None:
         self._processors = processors

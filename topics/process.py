@@ -33,7 +33,7 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
     exception. ``OSError`` when the system has no room for another process.
     """
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):  # or the child would write what is left in them once more
+    for stream in (sys.stdout, sys.stderr):  # or the child would write what is in them once more
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     pid = os.fork()
@@ -97,7 +97,8 @@ def _reset_signals() -> None:
 def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal.Signals | None:
     """Take one of these signals, which are blocked; None when none comes in time.
 
-    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) that outlasts its time it returns a signal that never came.
+    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) that outlasts its time it returns a signal that
+    never came.
     """
     wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
     _libc.sigemptyset(wanted)
@@ -109,10 +110,11 @@ def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal
 
 
 def note_sigterm() -> Callable[[], bool]:
-    """From now on SIGTERM does not end this process; the result says whether one has come meanwhile.
+    """From now on SIGTERM does not end this process; the result says whether one has come.
 
-    Before, it ends the process at once, so there is no moment at which it is lost. A receiver that is opened later takes over, and
-    when it is closed, further signals do nothing again: another must not cut the stop short.
+    Before, it ends the process at once, so there is no moment at which it is lost. A receiver that
+    is opened later takes over, and when that is closed, further signals do nothing again: another
+    one must not cut the stop short.
     """
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))

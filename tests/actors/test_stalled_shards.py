@@ -128,7 +128,7 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(desk:
     await desk.stall()
     assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
     desk.shard.awake = True
-    await trio.sleep(1)
+    await trio.sleep(1.6)  # a beat, then a look
     assert desk.shards.readiness().ready
     await desk.shard.answer()
     assert (poll, read, hanging) == ([200], ["stalled"], ["stalled"])
@@ -153,7 +153,7 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(desk
     read, hanging = desk.ask("diff"), desk.ask("append")
     await trio.sleep(1)
     desk.shard.words.disk_silent_ms = 10_500
-    await trio.sleep(1)
+    await trio.sleep(0.6)
     assert (read, hanging) == ([], ["disk_stalled"])
     assert desk.shards.readiness().unwell == ((0, "disk_stalled"),)
     desk.shard.words.disk_silent_ms = 0

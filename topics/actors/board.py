@@ -17,7 +17,7 @@ Lines of 64 bytes, in this order:
                         3     spawns [supervisor]
                         4     progress_ppm: of the replay, in parts per million [the shard]
                         5     topics: how many it holds [the shard]
-                        6     disk_silent_ms: how long the log has waited for its disk without any progress [the shard]
+                        6     disk_silent_ms: how long the log has waited for its disk [the shard]
                         8-39  counters for the metrics [the shard]
     heads of shard i    two words for each slot, see `topics.actors.heads` [the shard]
     (16 lines)

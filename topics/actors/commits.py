@@ -66,7 +66,7 @@ class Commits:
 
     @property
     def oldest(self) -> tuple[int, ...]:
-        """What waits longest for its write and for its sync: as long as it is the same, the log has not moved."""
+        """What waits longest for its write and its sync: while it is the same, the log stands."""
         return tuple(queue[0].serial for queue in (self._until_written, self._until_synced) if queue)
 
     @property

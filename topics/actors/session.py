@@ -126,7 +126,7 @@ class Session:
                 log.debug("cancel_not_sent", peer_id=self.peer_id, cid=cid)
 
     def fail_calls(self, which: Callable[[Call], bool]) -> None:
-        """These get PeerGone, as if the session had closed. It goes on, and answers that come after all are dropped."""
+        """These get PeerGone, as if the session had closed. It goes on; late answers are dropped."""
         for call in [call for call in self._calls.values() if which(call)]:
             if self._calls.pop(call.cid, None) is not None:  # a listener of one before may have given it up
                 call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))

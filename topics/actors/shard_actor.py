@@ -160,7 +160,7 @@ class ShardActor:
             await trio.sleep(HEARTBEAT_S)
 
     def watch_disk(self, now: float) -> None:
-        """The loop may live while the log's threads hang in the kernel: say so, and take nothing that would wait for them."""
+        """Tell how long the log's threads have hung in the kernel, while this loop lives."""
         waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.broken is None
         silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
         self.words.disk_silent_ms = int(silent_s * 1000)

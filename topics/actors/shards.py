@@ -35,9 +35,10 @@ SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How far the shards are. ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old.
+    """How far the shards are.
 
-    ``unwell``: shards that do not serve, or not all that they should, each with what it does instead.
+    ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old.
+    ``unwell``: shards that do not serve as they should, each with its trouble in a word.
     """
 
     ready: bool
@@ -89,7 +90,8 @@ class ShardLink:
           '---------------------'---------------------------- closed -----------'
                                              a sign of life
 
-    A stalled shard is asked nothing; what it was asked ends, but for calls that wait by their nature, and its streams go on when it does.
+    A stalled shard is asked nothing; what it was asked ends, but for calls that wait by their
+    nature, and its streams go on when it does.
     """
 
     def __init__(self, link: Link, router: MessageRouter) -> None:
@@ -188,7 +190,8 @@ class Shards:
     async def call(self, shard: int, method: str, params: dict[str, Any], body: Attachment = b"") -> ShardReply:
         """Ask one shard and wait.
 
-        Raises the shard's `TopicsError`; `NotReady` when it is down, recovering or stalled, or becomes so meanwhile.
+        Raises the shard's `TopicsError`; `NotReady` when it is down, recovering or stalled, or
+        becomes so meanwhile.
         """
         link = self._links[shard]
         session = link.answering

@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of §8.2: the log is replayed, or a shard has a trouble that no replay ends. ``shards`` names all that do not serve."""
+    """The failure of §8.2, with all ``shards`` that do not serve; the worst trouble is the reason."""
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
     for shard, state in readiness.unwell:
         if state in TROUBLES:

@@ -173,7 +173,7 @@ class Connections:
         self.now = now
         self.draining = False
         self._open: set[Connection] = set()
-        self._leaving: set[Connection] = set()  # those of `_open` that were there when the drain began
+        self._leaving: set[Connection] = set()  # those of `_open` that the drain waits for
         self._empty = trio.Event()
 
     def __len__(self) -> int:
@@ -218,7 +218,7 @@ class Connections:
             waiting[fd].cut()
 
     def drain(self) -> None:
-        """From now on connections end after their current request; those that are idle and have sent nothing, at once.
+        """From now on connections end after their request; those that have sent nothing, at once.
 
         Who comes later has a moment for one request, which is not waited for until this is called again.
         """

@@ -163,7 +163,7 @@ class Guard:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a call that may wait for records. Raises `ShuttingDown` when the server drains."""
-        # When the others have been told already, as is one whose body has come late, there is time for a page but not for a wait.
+        # Whose body comes when the others have been told has time for a page, but not for a wait.
         with trio.CancelScope(deadline=math.inf if self._may_wait else trio.current_time() + LATE_READ_S) as scope:
             self._waiting.add(scope)
             try:
