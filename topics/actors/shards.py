@@ -28,6 +28,7 @@ _BY_CODE: dict[str, type[TopicsError]] = {
 }
 log: Final = structlog.get_logger()
 WRITES = ("append", "append.many", "topic.put", "topic.delete", "topic.delete_records")
+IN_MEMORY = (bytes, bytearray)
 LOOK_S = 0.5  # between two looks at the heartbeats
 EVENTS = ("feed.page", "feed.ended")
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
@@ -201,7 +202,7 @@ class Shards:
             raise self._not_ready(shard)
         try:
             call = session.call_soon(method, params, body)
-            call.patient = method == "diff" and isinstance(body, bytes | bytearray) and b"wait_ms" in body
+            call.patient = method == "diff" and isinstance(body, IN_MEMORY) and b"wait_ms" in body
             link.link.flush()
             return ShardReply(await call.wait())
         except RemoteError as error:
