@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Answer, Api, Wire, ok, request
+from tests.contract.sse import Stream, session
 from tests.server import STOP_S, Server
 from topics.formats.names import shard_of
 from topics.formats.wal import FILE_HEADER_BYTES
@@ -45,10 +47,13 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_when_it_is_continued(server: Server) -> None:
-    with Api(server.address) as api, Api(server.address) as other, Api(server.address, timeout_s=40) as waiting:
+    with Api(server.address) as api, Api(server.address) as other, contextlib.ExitStack() as streams:
+        waiting = streams.enter_context(Api(server.address, timeout_s=40))
         for topic in TOPICS.values():
             ok(api.append(topic, 1), 201)
         thread, poll = in_background(lambda: waiting.diff(TOPICS[0], from_seq=1, wait_ms=25_000))
+        stream = streams.enter_context(Stream(server.address, session(api, TOPICS.values())["stream_url"]))
+        assert sorted(stream.told(TOPICS.values()).data()) == [1, 1]
         stopped = server.roles()["shard 0"]
         os.kill(stopped, signal.SIGSTOP)
         began = time.monotonic()
@@ -57,6 +62,7 @@ def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_
         began = time.monotonic()
         unready(api.append(TOPICS[0], 3), "stalled")
         ok(api.append(TOPICS[1], 4))
+        assert [record["data"] for record in stream.records(1)] == [4]
         detail = unready(other.call("GET", "/v0/ready"), "stalled")
         assert detail["shards"] == [{"shard": 0, "state": "stalled"}]
         assert time.monotonic() - began < 1
@@ -64,6 +70,7 @@ def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_
         server.wait_ready()
         ok(api.append(TOPICS[0], 5))
         thread.join()
+        assert [record["data"] for record in stream.records(2)] == [2, 5], "the stream has not ended"
         assert server.roles()["shard 0"] == stopped
         records = [record["data"] for record in api.read(TOPICS[0])]
         assert records == [1, 2, 5], "what ended was decided when the shard went on; what was refused was not"
