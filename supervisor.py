@@ -4,7 +4,7 @@
 It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it waits for is a signal.
 
                     death: DOWN, new session,                       SIGTERM, SIGINT, SIGHUP,
-                    back-off, fork again                            or data that cannot be trusted
+                    back-off, fork again                            or no shard is left whose data can be trusted
                        ┌──────┐                                              │
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ──────────────────────────────▶  FRONTS  draining is set, SIGTERM to the fronts
@@ -14,6 +14,11 @@ It is plain and synchronous: no event loop and no thread, so that it can fork at
                                                                      │    all gone ─▶ end; drain_ms have passed:
                                                                      ▼
                                                                   KILL    SIGKILL to what is left ─▶ end
+
+A shard that finds its data damaged (exit status 3) stays down, DAMAGED on the board, while the
+others serve; the status of the whole server is 3 in the end. A child without a sign of life is told
+of after STALLED_S and killed after KILL_AFTER_S: the supervisor is the watchdog of its children,
+and systemd the supervisor's (decisions/0017).
 """
 
 from __future__ import annotations
@@ -31,22 +36,25 @@ from typing import TYPE_CHECKING
 import structlog
 from setproctitle import setproctitle
 
+from topics import logs
+from topics.actors import pulse
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.listeners import listen, url_of
 from topics.notify import Notifier
-from topics.process import DAMAGED, FAILED, OK, describe_exit, fork, raise_file_limit
+from topics.process import DAMAGED, FAILED, OK, describe_exit, fork, raise_file_limit, wait_for_signal
 
 if TYPE_CHECKING:
     from topics.actors.board import Board, FrontWords, ShardWords
     from topics.actors.link import LinkMemory
 
 KILLED = 130  # exit status after a second Ctrl-C
-HEALTHY_S = 1.0  # a child that has lived so long starts again with a clean record: an end once a second costs little, an outage much
+HEALTHY_S = 30.0  # a child that has served so long starts again with a clean record
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 FRONTS_SHARE = 0.8  # of drain_ms; the rest belongs to the shards
-SILENCE_MAX_S = 10.0  # a child whose words on the board stand still for so long is stuck
+STALLED_S = pulse.STALLED_S
+KILL_AFTER_S = 30.0  # without a sign of life; also while it recovers, where every step gives one
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
 REPLAY_EXTENSION_MS = 30_000
@@ -85,19 +93,22 @@ class Child:
         self.due = 0.0  # when to fork it, if it is not there
         self.failures = 0  # deaths in a row
         self.spawned_at = 0.0
-        self.moved_at = 0.0  # when its words on the board last changed
-        self._seen: tuple[int, ...] = ()
+        self.up_at = math.inf  # when it was first seen to serve
+        self.pulse = pulse.Pulse()
+        self.is_stalled = False  # and that has been told
+        self.is_condemned = False  # it was killed for it and is still there
+        self.is_damaged = False  # it found data that cannot be trusted, and is not started again
 
-    def watch(self, now: float) -> None:
-        """Note a sign of life: a heartbeat, or progress of the replay."""
+    def watch(self, now: float) -> float:
+        """Look for a heartbeat or progress of the replay; for how many seconds there was none."""
         words = self.words
-        seen = (words.spawns, words.heartbeat_ms, words.state, getattr(words, "progress_ppm", 0))
-        if seen != self._seen:
-            self._seen, self.moved_at = seen, now
+        if _is_up(self):
+            self.up_at = min(self.up_at, now)
+        return self.pulse.look((words.spawns, words.heartbeat_ms, words.state, getattr(words, "progress_ppm", 0)), now)
 
     def schedule(self, now: float) -> float:
         """Plan the restart after a death; the delay in seconds. At once the first time, then 0.1 s, doubling up to 5 s."""
-        if now - self.spawned_at >= HEALTHY_S:
+        if now - self.up_at >= HEALTHY_S:
             self.failures = 0
         delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (self.failures - 1)) if self.failures else 0.0
         self.failures = min(self.failures + 1, 16)
@@ -142,9 +153,9 @@ class Supervisor:
             while not self._finished():
                 self._spawn_due()
                 self._tick()
-                received = signal.sigtimedwait(self._signals, self._patience())
+                received = wait_for_signal(self._signals, self._patience())
                 if received is not None:
-                    self._on_signal(signal.Signals(received.si_signo))
+                    self._on_signal(received)
                 self._reap()
                 self._advance()
             return self._status
@@ -160,7 +171,8 @@ class Supervisor:
                 self._spawn(child, now)
 
     def _spawn(self, child: Child, now: float) -> None:
-        child.spawned_at = now
+        child.spawned_at, child.up_at = now, math.inf
+        child.is_stalled = child.is_condemned = False
         child.words.spawns += 1
         try:
             child.pid = fork(child.name, lambda: self._in_child(child), log_level=self._settings.log_level)
@@ -190,19 +202,30 @@ class Supervisor:
     def _on_death(self, child: Child, wait_status: int) -> None:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": child.pid, **describe_exit(wait_status)}
-        child.pid = 0
+        child.pid, child.is_stalled = 0, False
         _clear(child.words)
         for front, shard in self._pairs(child):
             self._board.bump_session(front, shard)
             self._links[front][shard].ring_doorbells()
-        if os.waitstatus_to_exitcode(wait_status) == DAMAGED:
-            log.critical("data cannot be trusted; stopping, because a restart would not help", **details)
-            self._stop(DAMAGED)
+        if os.waitstatus_to_exitcode(wait_status) == DAMAGED and child.kind == "shard":
+            self._give_up(child, details)
         elif self._phase is not Phase.RUNNING:
             log.info("process ended", **details)
         else:
             lived_s = round(now - child.spawned_at, 3)
             log.error("process died", **details, lived_s=lived_s, again_in_s=child.schedule(now))
+
+    def _give_up(self, shard: Child, details: dict[str, int | str]) -> None:
+        """Its own last words name the file and the offset."""
+        from topics.actors.board import ShardWords
+
+        assert isinstance(shard.words, ShardWords), "only shards have data"
+        shard.is_damaged, shard.due = True, math.inf
+        shard.words.state = type(shard.words.state).DAMAGED
+        self._status = max(self._status, DAMAGED)
+        log.critical("data cannot be trusted; the shard stays down, because a restart would not help", **details)
+        if all(other.is_damaged for other in self._shards):
+            self._stop(DAMAGED)
 
     def _pairs(self, child: Child) -> Iterator[tuple[int, int]]:
         """The (front, shard) pairs whose session ends with this child."""
@@ -234,14 +257,15 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend_timeout(self._settings.drain_ms + STOP_EXTENSION_MS)
         self._notifier.status("draining")
+        # No front starts any more: when the last one has gone, connections are refused.
+        for listener in self._listeners:
+            listener.close()
         self._send(signal.SIGTERM, self._fronts)
 
     def _advance(self) -> None:
         """Go on to the next phase of a stop when this one is done, or its time is up."""
         if self._phase is Phase.FRONTS and (not any(front.pid for front in self._fronts) or self._waited(FRONTS_SHARE)):
             self._phase = Phase.SHARDS
-            for listener in self._listeners:  # nobody answers there any more: refuse new connections
-                listener.close()
             self._send(signal.SIGTERM, self._shards)
         if self._phase is Phase.SHARDS and self._waited(1.0):
             self._phase = Phase.KILL
@@ -276,28 +300,52 @@ class Supervisor:
         now = time.monotonic()
         if now < self._tick_at or self._phase is not Phase.RUNNING:
             return
+        logs.tell_dropped()
         for child in self._children():
-            child.watch(now)
-        lively = all(now - max(child.moved_at, child.spawned_at) < SILENCE_MAX_S for child in self._children())
-        waiting = [shard for shard in self._shards if not _is_up(shard)]
+            if child.pid:
+                self._check_pulse(child, child.watch(now))
+        waiting = [shard for shard in self._shards if not (_is_up(shard) or shard.is_damaged)]
         if not self._announced and not waiting and any(_is_up(front) for front in self._fronts):
             self._announced = True
             self._notifier.ready()
-            log.info("ready", topics=sum(self._board.shard(shard.index).topics for shard in self._shards))
-        if lively and self._announced and self._notifier.watchdog_ms:
+            damaged = [shard.index for shard in self._shards if shard.is_damaged]
+            log.info("ready", topics=sum(self._board.shard(shard.index).topics for shard in self._shards), damaged=damaged)
+        if self._announced and self._notifier.watchdog_ms:
             self._notifier.watchdog()
-        if lively and waiting and not self._announced and now >= self._extend_at:
+        if waiting and not self._announced and now >= self._extend_at and not any(child.is_stalled for child in self._children()):
             self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
             self._extend_at = now + TICK_S
         self._notifier.status(self._status_line(waiting))
         self._tick_at = now + self._tick_s()
 
+    def _check_pulse(self, child: Child, silent_s: float) -> None:
+        """Tell of a child that shows no sign of life, and kill it in the end.
+
+        One that waits in the kernel cannot be killed; that is told once.
+        """
+        if silent_s >= KILL_AFTER_S and not child.is_condemned:
+            child.is_condemned = True
+            log.error(
+                "process killed, because it shows no sign of life", child=child.name, child_pid=child.pid, silent_s=round(silent_s, 1)
+            )
+            self._send(signal.SIGKILL, [child])
+        elif child.is_stalled != (silent_s >= STALLED_S):
+            child.is_stalled = not child.is_stalled
+            if child.is_stalled:
+                log.error("process shows no sign of life", child=child.name, child_pid=child.pid, killed_after_s=KILL_AFTER_S)
+            else:
+                log.info("process shows signs of life again", child=child.name, child_pid=child.pid)
+
     def _status_line(self, waiting: Sequence[Child]) -> str:
+        total, damaged = len(self._shards), [shard for shard in self._shards if shard.is_damaged]
+        troubles = "".join(f"; {shard.name} is damaged, see the log" for shard in damaged)
+        troubles += "".join(f"; {child.name} shows no sign of life" for child in self._children() if child.is_stalled)
         if not waiting:
-            return f"serving, {len(self._shards)} shards" if self._announced else "starting"
-        total = len(self._shards)
+            serving = f"{total - len(damaged)} of {total} shards" if damaged else f"{total} shards"
+            return (f"serving, {serving}" if self._announced else "starting") + troubles
         done = sum(self._board.shard(shard.index).progress_ppm if shard in waiting else 1_000_000 for shard in self._shards)
-        return f"replaying, {done // (10_000 * total)} %, {total - len(waiting)} of {total} shards ready"
+        ready = total - len(waiting) - len(damaged)
+        return f"replaying, {done // (10_000 * total)} %, {ready} of {total} shards ready{troubles}"
 
     def _tick_s(self) -> float:
         if not self._announced:
@@ -322,8 +370,9 @@ def _clear(words: FrontWords | ShardWords) -> None:
     """Say that nobody is there; a dead process's words are ours until the next one is forked."""
     words.pid = 0
     words.state = type(words.state)(0)  # DOWN, of either kind
-    if hasattr(words, "progress_ppm"):
-        words.progress_ppm = 0
+    for name in ("progress_ppm", "disk_silent_ms"):  # of shards
+        if hasattr(words, name):
+            setattr(words, name, 0)
 
 
 def _is_up(child: Child) -> bool:

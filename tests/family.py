@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -29,6 +30,7 @@ from topics.actors.link import LinkMemory
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.notify import Notifier
+from topics.process import wait_for_signal
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02
@@ -60,8 +62,7 @@ def now_ms() -> int:
 
 def told_to_stop(name: str) -> bool:
     """Wait one beat; has SIGTERM come, and is it obeyed?"""
-    received = signal.sigtimedwait({signal.SIGTERM}, BEAT_S)
-    return received is not None and order(name) != "stubborn"
+    return wait_for_signal({signal.SIGTERM}, BEAT_S) is not None and order(name) != "stubborn"
 
 
 def make_workers(
@@ -118,7 +119,9 @@ def make_workers(
 
 
 if __name__ == "__main__":
-    supervisor.SILENCE_MAX_S = float(os.environ.get("SILENCE_MAX_S", "10"))
+    supervisor.STALLED_S = float(os.environ.get("STALLED_S", "3"))
+    supervisor.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     start = boot.read(os.environ)
-    logs.configure("supervisor", start.settings.log_level)
-    sys.exit(supervisor.serve(start.settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers))
+    settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))  # the supervisor could do with more than one
+    logs.configure("supervisor", settings.log_level)
+    sys.exit(supervisor.serve(settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers))

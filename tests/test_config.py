@@ -62,7 +62,7 @@ def other_value(field: dataclasses.Field[object]) -> tuple[str, object]:
 @pytest.mark.parametrize("field", dataclasses.fields(Settings), ids=lambda field: field.name)
 def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object]) -> None:
     hosts = ("Topics.example, .lan,[FD00:0::1]", ("topics.example", ".lan", "[fd00::1]"))
-    special = {"host": ("::1", "::1"), "allowed_hosts": hosts, "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("3", 3)}
+    special = {"host": ("::1", "::1"), "allowed_hosts": hosts, "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("1", 1)}
     text, value = special.get(field.name) or other_value(field)
     assert getattr(Settings.from_environment({variable_of(field.name): text}), field.name) == value
 
@@ -96,6 +96,11 @@ def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
 )
 def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
     assert f"TOPICS_{variable}" in mistakes({f"TOPICS_{variable}": "0"})
+
+
+def test_more_than_one_front_is_refused_with_the_reason() -> None:
+    (problem,) = mistakes({"TOPICS_FRONTS": "2"}).values()
+    assert problem == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not shared between fronts"
 
 
 @pytest.mark.parametrize(

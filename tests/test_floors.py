@@ -16,7 +16,7 @@ FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.formats"],
     ["topics.client"],
     ["topics.engine"],
-    ["topics.logs"],
+    ["topics.logs", "topics.log_sink"],
     ["topics.storage"],
     ["topics.actors"],
     ["topics.front"],

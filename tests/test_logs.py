@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -24,10 +26,12 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
+    handlers, level = root.handlers[:], root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     yield
     logging.captureWarnings(False)
-    root.handlers[:], sys.excepthook = handlers, hook
+    root.handlers[:] = handlers
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
     root.setLevel(level)
     structlog.reset_defaults()
 
@@ -133,6 +137,64 @@ def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(monkeypatch:
     assert "listening" in terminal.getvalue()
     assert "s3cret" not in terminal.getvalue()
     assert ("\x1b[" in terminal.getvalue()) == (not no_color)
+
+
+class Unshowable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(out: io.StringIO) -> None:
+    structlog.get_logger().info("odd", value=Unshowable())
+    logs._Forward().emit(logging.LogRecord("library", logging.INFO, "", 1, "%d of %d", (1,), None))
+    assert [line["event"] for line in lines(out)] == ["odd", "%d of %d"]
+
+
+def test_an_exception_that_nobody_can_catch_is_a_line_like_any_other(out: io.StringIO) -> None:
+    class Leaving:
+        def __del__(self) -> None:
+            raise RuntimeError("on the way out")
+
+    Leaving()
+    thread = threading.Thread(target=lambda: int("gone"), name="helper")
+    thread.start()
+    thread.join()
+    assert [line["level"] for line in lines(out)] == ["error", "critical"]
+    assert "on the way out" in str(lines(out)[0]["exception"])
+    assert (lines(out)[1]["thread"], "ValueError" in str(lines(out)[1]["exception"])) == ("helper", True)
+
+
+class FullDisk(io.StringIO):
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later() -> None:
+    disk = FullDisk()
+    logs.configure("supervisor", "error", disk)
+    for _ in range(3):
+        structlog.get_logger().error("lost")
+    logs.tell_dropped()
+    disk.full = False
+    structlog.get_logger().error("back")
+    structlog.get_logger().error("going on")
+    assert [(line["event"], line.get("count")) for line in lines(disk)] == [("back", None), ("log lines dropped", 3), ("going on", None)]
+
+
+def test_the_number_of_dropped_lines_is_told_without_another_line() -> None:
+    disk = FullDisk()
+    logs.configure("supervisor", "info", disk)
+    structlog.get_logger().info("lost")
+    disk.full = False
+    logs.tell_dropped()
+    logs.tell_dropped()
+    assert [(line["event"], line["count"]) for line in lines(disk)] == [("log lines dropped", 1)]
 
 
 def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
@@ -18,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 import supervisor
-from topics.actors.board import Board
+from topics.actors.board import Board, ShardState, ShardWords
 from topics.storage.data_dir import encode_meta
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +154,7 @@ def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path)
 
 
 def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
-    with Family(home, TOPICS_FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
+    with Family(home, FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
         family.started()
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
@@ -194,10 +195,10 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
 
 @pytest.mark.parametrize("fronts", ["1", "2"])
 def test_a_taken_port_is_refused_also_when_ports_could_be_shared(home: Path, fronts: str) -> None:
-    with Family(home, TOPICS_FRONTS=fronts) as first:
+    with Family(home, FRONTS=fronts) as first:
         first.started()
         (home / "b").mkdir()
-        with Family(home / "b", TOPICS_FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
+        with Family(home / "b", FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
             assert second.end() == 1
             assert "Address already in use" in second.events("cannot start")[0]["reason"]
 
@@ -224,7 +225,7 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
 
 
 def test_a_killed_shard_is_back_within_two_seconds_and_the_others_notice_nothing(home: Path) -> None:
-    with Family(home, TOPICS_FRONTS="1") as family:
+    with Family(home, FRONTS="1") as family:
         family.started()
         before = family.ask()
         assert before["sessions"] == [[1, 1]]
@@ -264,17 +265,37 @@ def test_what_dies_again_and_again_is_restarted_with_growing_delays(home: Path) 
         family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
 
 
-def test_delays_double_up_to_five_seconds_and_a_healthy_second_forgives() -> None:
-    child = supervisor.Child("shard", 0, Board.create(1, 1).shard(0), lambda _index: None)
-    delays = []
-    now = 100.0
+@pytest.mark.parametrize("lived_s", [0.0, 1.5, 29.0])
+def test_delays_double_up_to_five_seconds_however_long_each_life_was(lived_s: float) -> None:
+    child = a_child()
+    delays, now = [], 100.0
     for _ in range(10):
-        child.spawned_at = now
-        delays.append(child.schedule(now + 0.9))
-        assert child.due == now + 0.9 + delays[-1]
+        now = live(child, now, lived_s)
+        delays.append(child.schedule(now))
+        assert child.due == now + delays[-1]
     assert delays == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
-    assert child.schedule(now + 1.0) == 0.0
-    assert child.schedule(now + 0.5) == 0.1
+
+
+def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_not() -> None:
+    child = a_child()
+    delays, now = [], 100.0
+    for lived_s, state in [(0.0, "READY"), (0.0, "READY"), (60.0, "RECOVERING"), (30.0, "READY"), (0.0, "READY")]:
+        now = live(child, now, lived_s, ShardState[state])
+        delays.append(child.schedule(now))
+    assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
+
+
+def a_child() -> supervisor.Child:
+    return supervisor.Child("shard", 0, Board.create(1, 1).shard(0), lambda _index: None)
+
+
+def live(child: supervisor.Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
+    """One life of a child; when it dies."""
+    child.spawned_at, child.up_at = now, math.inf
+    assert isinstance(child.words, ShardWords)
+    child.words.state = state
+    child.watch(now)
+    return now + lived_s
 
 
 def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens(home: Path) -> None:
@@ -288,15 +309,34 @@ def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens
         assert family.wait_for("process died", child="shard 1")["exit_code"] == 1
 
 
-def test_a_child_that_finds_damaged_data_stops_the_whole_server_with_status_3(home: Path) -> None:
-    with Family(home) as family:
-        family.started()
-        family.order("shard-0", "exit 3")
+def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(home: Path, tmp_path: Path) -> None:
+    systemd = Systemd(str(tmp_path / "notify"))
+    with Family(home, NOTIFY_SOCKET=systemd.name) as family, systemd.socket:
+        family.order("shard-1", "exit 3")
+        family.url = family.wait_for("listening")["url"]
+        given_up = family.wait_for("data cannot be trusted; the shard stays down, because a restart would not help")
+        assert (given_up["child"], given_up["level"]) == ("shard 1", "critical")
+        assert family.wait_for("ready")["damaged"] == [1]
+        seen = systemd.until("STATUS=serving, 1 of 2 shards; shard 1 is damaged, see the log")
+        assert "READY=1" in seen
         os.kill(family.pids()["shard 0"], signal.SIGKILL)
+        shards = family.ask_until(lambda seen: seen["shards"][0][2] == 2 and seen["shards"][0][0] == "READY")["shards"]
+        assert shards[1] == ["DAMAGED", 0, 1], "it is not started again"
+        family.signal(signal.SIGTERM)
         assert family.end() == 3
         ended = {line["child"]: line["exit_code"] for line in family.events("process ended")}
-        assert ended == {"front 0": 0, "shard 1": 0}, "the others are drained, not killed"
-        assert len(family.events("data cannot be trusted; stopping, because a restart would not help")) == 1
+        assert ended == {"front 0": 0, "shard 0": 0}, "the others are drained, not killed"
+
+
+def test_a_server_without_a_shard_whose_data_can_be_trusted_stops_with_status_3(home: Path) -> None:
+    with Family(home) as family:
+        family.started()
+        for index in range(2):
+            family.order(f"shard-{index}", "exit 3")
+            os.kill(family.pids()[f"shard {index}"], signal.SIGKILL)
+        assert family.end() == 3
+        ended = {line["child"]: line["exit_code"] for line in family.events("process ended")}
+        assert ended == {"front 0": 0}
 
 
 def test_no_child_outlives_a_killed_supervisor(home: Path) -> None:
@@ -314,7 +354,7 @@ def test_no_child_outlives_a_killed_supervisor(home: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, number: int) -> None:
-    with Family(home, TOPICS_FRONTS="2") as family:
+    with Family(home, FRONTS="2") as family:
         family.started().signal(number)
         assert family.end() == 0
         order = [line["child"] for line in family.events("process ended")]
@@ -414,17 +454,49 @@ def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: S
         assert family.end() == 0
 
 
-def test_the_watchdog_hears_nothing_while_a_child_is_stuck(home: Path, tmp_path: Path) -> None:
+def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_systemd_hears_on(home: Path, tmp_path: Path) -> None:
     systemd = Systemd(str(tmp_path / "notify"))
-    with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000", SILENCE_MAX_S="1.0") as family, systemd.socket:
+    with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000", STALLED_S="0.5", KILL_AFTER_S="1.0") as family, systemd.socket:
         family.started()
+        for kind in ("shard", "front"):
+            stopped = family.pids()[f"{kind} 0"]
+            os.kill(stopped, signal.SIGSTOP)
+            systemd.until(f"STATUS=serving, 2 shards; {kind} 0 shows no sign of life")
+            assert family.wait_for("process shows no sign of life")["child_pid"] == stopped
+            family.wait_for("process killed, because it shows no sign of life")
+            assert family.wait_for("process died")["child_pid"] == stopped
+            assert family.wait_for("process started")["child"] == f"{kind} 0"
         systemd.until("WATCHDOG=1")
-        family.order("shard-1", "stuck")
-        os.kill(family.pids()["shard 1"], signal.SIGKILL)
-        systemd.socket.settimeout(1.0)  # ten times the distance of two watchdog messages
-        with pytest.raises(TimeoutError):
-            systemd.until("what never comes")
-        assert family.process.poll() is None
+        family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
+
+
+def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:
+    with Family(home, STALLED_S="0.5") as family:
+        family.started()
+        stopped = family.pids()["shard 1"]
+        os.kill(stopped, signal.SIGSTOP)
+        family.wait_for("process shows no sign of life")
+        os.kill(stopped, signal.SIGCONT)
+        family.wait_for("process shows signs of life again")
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert not family.events("process died")
+
+
+def test_a_machine_that_was_suspended_kills_nobody(home: Path) -> None:
+    with Family(home, STALLED_S="3", KILL_AFTER_S="3") as family:
+        family.started()
+        everyone = [family.process.pid, *family.pids().values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)  # longer than any of them may be silent
+        for pid in everyone:  # the supervisor first, when all heartbeats are old
+            os.kill(pid, signal.SIGCONT)
+        family.ask()
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert not family.events("process shows no sign of life")
+        assert not family.events("process died")
 
 
 def test_a_lost_systemd_is_told_once_and_serving_goes_on(home: Path) -> None:

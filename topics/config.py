@@ -110,7 +110,7 @@ class Settings:
     port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
     data_dir: Path = Path("topics-data")
     shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
-    fronts: Annotated[int, Bound(1, 64)] = 1
+    fronts: Annotated[int, Bound(1, 64)] = 1  # watch sessions are not shared: more are refused
 
     # Who (§0.2); the keys themselves never stand here
     api_keys_file: Path | None = None
@@ -248,6 +248,9 @@ def _derived(settings: Settings) -> dict[str, int]:
 def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
     """Values that are fine alone and wrong together; silent about a variable that is a problem anyway."""
     found = []
+    if settings.fronts > 1:
+        rule = "must be 1: watch sessions and the caps of connections are not shared between fronts"
+        found.append(Problem("TOPICS_FRONTS", str(settings.fronts), rule))
     if settings.inline_bytes > settings.ring_bytes // 4:
         rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"
         found.append(Problem("TOPICS_INLINE_BYTES", str(settings.inline_bytes), rule))

@@ -35,17 +35,16 @@ class Notifier:
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; sent only when it changes."""
-        if text != self._last_status:
+        """One line for ``systemctl status``; sent when it changes, again if systemd could not take it."""
+        if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
-            self._send(f"STATUS={text}")
 
     def extend_timeout(self, ms: int) -> None:
         """Start-up or stop is still making progress and may take this much longer from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
 
     def watchdog(self) -> None:
-        """Everything lives."""
+        """The supervisor lives."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
@@ -58,12 +57,15 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _send(self, line: str) -> None:
+    def _send(self, line: str) -> bool:
+        """False when systemd did not get it."""
         if self._socket is None:
-            return
+            return True
         try:
             self._socket.sendto(line.encode(), socket.MSG_DONTWAIT, self._address)
         except OSError as error:  # serving goes on without systemd's ear; the loss is told once
             if not self._complained:
                 self._complained = True
                 log.warning("systemd cannot be notified", reason=error.strerror, lost=line)
+            return False
+        return True

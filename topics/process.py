@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import structlog
@@ -24,6 +24,7 @@ FILES_MAX = 1 << 20  # a larger limit costs programs that close every possible d
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_SIGSET_BYTES = 128
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,8 +35,9 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
     exception. ``OSError`` when the system has no room for another process.
     """
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):  # or the child would write what is in them once more
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     pid = os.fork()
     if pid == 0:
         _be_child(name, main, parent, log_level)
@@ -48,7 +50,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         die_with(parent)
         logs.configure(name, log_level)
         setproctitle(f"topics: {name}")
-        faulthandler.enable()
+        faulthandler.enable(file=logs.crash_descriptor())
         keep_memory()
         _reset_signals()
         main()
@@ -105,6 +107,33 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal.Signals | None:
+    """Take one of these signals, which are blocked; None when none comes in time.
+
+    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) that outlasts its time it returns a signal that
+    never came.
+    """
+    wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
+    _libc.sigemptyset(wanted)
+    for number in numbers:
+        _libc.sigaddset(wanted, int(number))
+    whole = int(seconds)
+    found = _libc.sigtimedwait(wanted, None, (ctypes.c_long * 2)(whole, int((seconds - whole) * 1e9)))
+    return signal.Signals(found) if found > 0 else None
+
+
+def note_sigterm() -> Callable[[], bool]:
+    """From now on SIGTERM does not end this process; the result says whether one has come.
+
+    Before, it ends the process at once, so there is no moment at which it is lost. A receiver that
+    is opened later takes over, and when that is closed, further signals do nothing again: another
+    one must not cut the stop short.
+    """
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    return lambda: bool(came)
 
 
 def describe_exit(wait_status: int) -> dict[str, int | str]:

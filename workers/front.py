@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import trio
 
+from topics import logs
 from topics.actors.board import Board, FrontState
 from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.front.server import serve
+from topics.process import note_sigterm
 
 HEARTBEAT_S = 0.5
 
@@ -33,13 +35,15 @@ async def _serve(
     shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
     stop = trio.Event()
     words = board.front(index)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
+    told_early = note_sigterm()
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        words.state = FrontState.SERVING
+        if told_early():
+            _stop(stop, board, index)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)
             nursery.start_soon(_beat, board, index)
             nursery.start_soon(_stop_on, signals, stop, board, index)
-            words.state = FrontState.SERVING
             await serve(settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth)
             nursery.cancel_scope.cancel()
 
@@ -47,10 +51,15 @@ async def _serve(
 async def _beat(board: Board, index: int) -> None:
     while True:
         board.front(index).heartbeat_ms = time.monotonic_ns() // 1_000_000
+        logs.tell_dropped()
         await trio.sleep(HEARTBEAT_S)
 
 
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event, board: Board, index: int) -> None:
     async for _ in signals:
-        board.front(index).state = FrontState.DRAINING
-        stop.set()
+        _stop(stop, board, index)
+
+
+def _stop(stop: trio.Event, board: Board, index: int) -> None:
+    board.front(index).state = FrontState.DRAINING
+    stop.set()

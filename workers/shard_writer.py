@@ -16,10 +16,10 @@ from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shard_actor import ShardActor, clock
 from topics.config import Settings
 from topics.formats.requests import limits_of
+from topics.process import DAMAGED, note_sigterm
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
-EXIT_DAMAGED = 3  # the supervisor does not try again
 SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
         )  # fmt: skip
     except Damaged as error:
         log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
-        sys.exit(EXIT_DAMAGED)
+        sys.exit(DAMAGED)
     log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
     gc.freeze()  # what recovery built stays: the collector need not look at it again
     trio.run(_serve, settings, board, links, index, shard)
@@ -53,8 +53,10 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
 async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard) -> None:
     actor = ShardActor(shard, index, board, limits_of(settings))
     stop = trio.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what holds again after the first: another must not cut the stop short
+    told_early = note_sigterm()
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        if told_early():
+            stop.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on, signals, stop)
             await actor.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)

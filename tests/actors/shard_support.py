@@ -39,7 +39,7 @@ class Log:
         self.groups: list[tuple[int, bool]] = []  # end, sync
         self.position = self.written = self.synced = 0
         self.failed: OSError | None = None
-        self.at_once = False
+        self.at_once = self.is_syncing = False
         self._start = 0
         self._done: list[Progress] = []
 
@@ -110,7 +110,7 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0)
+        words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)

@@ -24,14 +24,14 @@ def test_no_two_words_are_the_same_word() -> None:
     for index in range(2):
         both: tuple[FrontWords | ShardWords, ...] = (board.front(index), board.shard(index))
         for words in both:
-            for name in ("pid", "spawns", "heartbeat_ms", "progress_ppm", "topics"):
+            for name in ("pid", "spawns", "heartbeat_ms", "progress_ppm", "topics", "disk_silent_ms"):
                 if hasattr(words, name):
                     value += 1
                     setattr(words, name, value)
                     expected.append((words, name, value))
         for number in range(COUNTERS):
             board.shard(index).counters[number] = 1000 * (index + 1) + number
-    assert len(expected) == 2 * (3 + 5)
+    assert len(expected) == 2 * (3 + 6)
     assert all(getattr(words, name) == stored for words, name, stored in expected)
     assert [list(board.shard(index).counters) for index in range(2)] == [
         [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
@@ -64,7 +64,8 @@ def test_a_pair_that_is_not_on_the_board_is_a_bug(front: int, shard: int) -> Non
 
 
 def test_states_keep_their_numbers() -> None:
-    assert [state.name for state in sorted(ShardState)] == ["DOWN", "STARTING", "RECOVERING", "READY", "READ_ONLY", "STOPPED"]
+    named = {"DOWN": 0, "STARTING": 1, "RECOVERING": 2, "READY": 3, "READ_ONLY": 4, "STOPPED": 5, "DAMAGED": 7}
+    assert {state.name: int(state) for state in ShardState} == named
     assert [state.name for state in sorted(FrontState)] == ["DOWN", "STARTING", "SERVING", "DRAINING"]
 
 

@@ -466,6 +466,66 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     assert desk.actor.reads._polls == {}
 
 
+async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    desk.cancel(poll)
+    await wait_all_tasks_blocked()
+    assert [number for number, _ in desk.answers()] == [poll]
+    assert desk.actor.reads._polls == {}
+
+
+async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    desk.diff("a", wait_ms=30_000)
+    desk.actor.reads.abandon(desk.session)
+    desk.session.close()
+    await wait_all_tasks_blocked()
+    assert desk.actor.reads._polls == {}
+
+
+# A disk that hangs
+
+
+async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_not(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    waiting = desk.append("a", 1)
+    desk.flush()
+    for now in range(12):
+        desk.actor.watch_disk(now)
+    assert desk.actor.words.disk_silent_ms == 11_000
+    refused, read = desk.append("a", 2), desk.diff("a")
+    assert sorted(desk.answers()) == [(refused, "not_ready"), (read, 200)]
+    desk.synced()
+    desk.actor.watch_disk(12)
+    again = desk.append("a", 3)
+    desk.synced()
+    assert desk.actor.words.disk_silent_ms == 0
+    assert desk.answers() == [(waiting, 200), (again, 200)]
+
+
+async def test_a_disk_that_is_busy_but_moves_is_not_stalled(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    for now in range(30):
+        desk.append("a", now)
+        desk.flush()
+        desk.actor.watch_disk(now)
+        if now % 5 == 4:
+            desk.synced()
+    assert desk.actor.words.disk_silent_ms < 10_000
+    assert {code for _, code in desk.answers()} == {200}
+
+
+async def test_a_sync_that_nobody_waits_for_may_hang_as_well(desk: Desk) -> None:
+    desk.log.is_syncing = True
+    for now in range(12):
+        desk.actor.watch_disk(now)
+    assert desk.actor.words.disk_silent_ms == 11_000
+    desk.log.is_syncing = False
+    desk.actor.watch_disk(12)
+    assert desk.actor.words.disk_silent_ms == 0
+
+
 # What is held, and for how long
 
 

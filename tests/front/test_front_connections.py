@@ -327,8 +327,6 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
         assert (answer.status, answer.code) == (503, "shutting_down")
         assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
         assert await halfway.is_closed()
-        with pytest.raises(OSError):
-            await trio.open_tcp_stream(*run.address)
         assert backend.gate is not None
         backend.gate.set()
         answer = await busy.hear()
@@ -336,6 +334,46 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
         assert await busy.is_closed()
         with trio.fail_after(5):
             await run.stopped.wait()
+
+
+@LANES
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v0/topics/a"), ("PUT", "/v0/topics/a"), ("GET", "/v0/ready")])
+async def test_who_connects_during_the_drain_is_told_so(fast: bool, method: str, path: str) -> None:
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, backend=backend) as run:
+        busy = await run.connect()
+        await busy.say(request("POST", "/v0/topics/slow", RECORD))
+        await run.until(lambda: backend.waiting == 1)
+        run.stop.set()
+        await run.until(lambda: run.server.guard.draining)
+        late, silent = await run.connect(), await run.connect()
+        answer = await late.ask(method, path, b"" if method == "GET" else RECORD)
+        assert (answer.status, answer.code) == (503, "shutting_down")
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        assert await late.is_closed()
+        assert backend.gate is not None
+        backend.gate.set()
+        assert (await busy.hear()).status == 200
+        with trio.fail_after(1):
+            await run.stopped.wait()
+        assert await silent.is_closed()
+        with pytest.raises(OSError):
+            await trio.open_tcp_stream(*run.address)
+
+
+async def test_who_connects_during_the_drain_and_says_nothing_is_not_waited_for(autojump_clock: trio.abc.Clock) -> None:
+    connections = Connections(Timings(), trio.current_time())
+    connections.drain()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        late = Connection(ours, connections)
+        connections.add(late)
+        assert late.is_late
+        with trio.fail_after(1):
+            await connections.wait_empty()
+        connections.drain()
+        assert connections.leaving == 1
+        assert late.closing
 
 
 @LANES
@@ -376,6 +414,21 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
         answer = await client.hear()
         assert (answer.status, answer.code, answer.headers["connection"]) == (503, "shutting_down", "close")
         assert backend.cancelled == 1
+
+
+async def test_a_long_poll_whose_body_comes_when_the_others_were_told_is_told_so_too() -> None:
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(backend=backend, settings=Settings(drain_ms=20_000)) as run:
+        client = await run.connect()
+        poll = request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}')
+        await client.say(poll[:-2])
+        await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
+        run.stop.set()
+        await run.until(lambda: run.server.guard.draining)
+        run.server.guard.stop_waiting()
+        await client.say(poll[-2:])
+        with trio.fail_after(5):
+            assert (await client.hear()).code == "shutting_down"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ Lines of 64 bytes, in this order:
                         3     spawns [supervisor]
                         4     progress_ppm: of the replay, in parts per million [the shard]
                         5     topics: how many it holds [the shard]
+                        6     disk_silent_ms: how long the log has waited for its disk [the shard]
                         8-39  counters for the metrics [the shard]
     heads of shard i    two words for each slot, see `topics.actors.heads` [the shard]
     (16 lines)
@@ -48,6 +49,7 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
+    DAMAGED = 7  # down for good: its data cannot be trusted
 
 
 class FrontState(IntEnum):
@@ -141,6 +143,15 @@ class ShardWords(ProcessWords):
     @topics.setter
     def topics(self, value: int) -> None:
         self._words[5] = value
+
+    @property
+    def disk_silent_ms(self) -> int:
+        """How long the log has waited for a write or a sync without any progress."""
+        return int(self._words[6])
+
+    @disk_silent_ms.setter
+    def disk_silent_ms(self, value: int) -> None:
+        self._words[6] = value
 
     @property
     def counters(self) -> memoryview:

@@ -54,10 +54,11 @@ class RpcReply:
 class Call:
     """A request that is under way. One task waits for it; waking it costs no event, no scope and no closure."""
 
-    __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid")
+    __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid", "method", "patient")
 
-    def __init__(self, cid: int, session: Session) -> None:
-        self.cid = cid
+    def __init__(self, cid: int, method: str, session: Session) -> None:
+        self.cid, self.method = cid, method
+        self.patient = False  # it may wait long by its nature; the caller says so
         self._session = session
         self._task: Task | None = None  # the one that is parked in wait(), or was
         self._answer: outcome.Outcome[RpcReply] | None = None  # came before anybody waited

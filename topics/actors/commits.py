@@ -65,6 +65,11 @@ class Commits:
         return len(self._until_written) + len(self._until_synced)
 
     @property
+    def oldest(self) -> tuple[int, ...]:
+        """What waits longest for its write and its sync: while it is the same, the log stands."""
+        return tuple(queue[0].serial for queue in (self._until_written, self._until_synced) if queue)
+
+    @property
     def reached(self) -> int:
         """Every change with a frame before this position of the log is committed."""
         return min((queue[0].start for queue in (self._until_written, self._until_synced) if queue), default=self.wal.position)

@@ -83,7 +83,9 @@ class Reads:
         elif page.unfinished or (asked.wait_ms and not page.worth_answering):
             # From here on, not from when the task begins: what is committed in between must wake it.
             changed = self._changed.setdefault(topic.id, trio.Event())
-            self._host.start(self._long_poll, message, rpc, params, topic, asked, page, changed)
+            # So is its end: the cancel, or the end of the session, may come in the same batch of messages.
+            scope = self._polls[message.session, rpc.cid] = trio.CancelScope()
+            self._host.start(self._long_poll, scope, message, rpc, params, topic, asked, page, changed)
         else:
             _reply_page(rpc, params, topic, page)
 
@@ -110,11 +112,18 @@ class Reads:
         rpc.reply(result, b"".join(bodies[: len(pages)]))
 
     async def _long_poll(
-        self, message: InboundMessage, rpc: RpcContext, params: dict[str, Any], topic: Topic, asked: Diff, page: Page, changed: trio.Event
+        self,
+        scope: trio.CancelScope,
+        message: InboundMessage,
+        rpc: RpcContext,
+        params: dict[str, Any],
+        topic: Topic,
+        asked: Diff,
+        page: Page,
+        changed: trio.Event,
     ) -> None:
         scanned, failure = page.scanned, None
-        with trio.CancelScope() as scope:
-            self._polls[message.session, rpc.cid] = scope
+        with scope:
             with trio.move_on_after(asked.wait_ms / 1000):
                 while not page.worth_answering and not topic.deleted and (page.unfinished or asked.wait_ms):
                     if page.unfinished:

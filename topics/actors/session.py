@@ -86,7 +86,7 @@ class Session:
             discard(attachment)
             raise
         self.send("rpc/" + method, payload, attachment, frame_id=cid)
-        call = self._calls[cid] = Call(cid, self)
+        call = self._calls[cid] = Call(cid, method, self)
         return call
 
     async def call(self, method: str, params: Any, attachment: Attachment = b"", *, timeout_ms: float | None = None) -> RpcReply:
@@ -124,6 +124,12 @@ class Session:
                 self.notify("call.cancelled", {"cid": cid})
             except PeerGone:
                 log.debug("cancel_not_sent", peer_id=self.peer_id, cid=cid)
+
+    def fail_calls(self, which: Callable[[Call], bool]) -> None:
+        """These get PeerGone, as if the session had closed. It goes on; late answers are dropped."""
+        for call in [call for call in self._calls.values() if which(call)]:
+            if self._calls.pop(call.cid, None) is not None:  # a listener of one before may have given it up
+                call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))
 
     # --- what the router hands in ------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVarTuple
 
+import structlog
 import trio
 
+from topics import logs
 from topics.actors.board import Board, ShardState
 from topics.actors.burst import Asker, Burst, Part
 from topics.actors.commits import Commits
@@ -21,6 +23,7 @@ from topics.actors.heads import HeadWriter
 from topics.actors.link import Link
 from topics.actors.long_appends import LONG_BYTES, Done, LongAppends
 from topics.actors.message_router import InboundMessage, MessageRouter, RouterConfig, Session
+from topics.actors.pulse import DISK_STALLED, DISK_STALLED_S, Pulse
 from topics.actors.reads import Reads
 from topics.actors.replies import CONTRACT_ERROR, map_error, reply, request_of, total_ms
 from topics.actors.sealing import Sealing
@@ -37,6 +40,7 @@ from topics.storage.wal_writer import Progress
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
 RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
+log = structlog.get_logger()
 Args = TypeVarTuple("Args")
 
 
@@ -57,6 +61,7 @@ class ShardActor:
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
         self.broken: OSError | None = None
+        self._disk, self._disk_is_stalled = Pulse(), False
         self._now = clock()
         self._links: Sequence[Link] = ()
         self._nursery: trio.Nursery
@@ -150,7 +155,21 @@ class ShardActor:
         while True:
             self.words.heartbeat_ms = time.monotonic_ns() // 1_000_000
             self.words.topics = len(self.engine.topics)
+            self.watch_disk(trio.current_time())
+            logs.tell_dropped()
             await trio.sleep(HEARTBEAT_S)
+
+    def watch_disk(self, now: float) -> None:
+        """Tell how long the log's threads have hung in the kernel, while this loop lives."""
+        waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.broken is None
+        silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
+        self.words.disk_silent_ms = int(silent_s * 1000)
+        if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
+            self._disk_is_stalled = not self._disk_is_stalled
+            if self._disk_is_stalled:
+                log.error("disk does not answer", silent_s=round(silent_s, 1))
+            else:
+                log.info("disk answers again")
 
     # Writes
 
@@ -336,6 +355,8 @@ class ShardActor:
     def _writable(self) -> None:
         if self.broken is not None:
             raise _unwritable(self.broken)
+        if self._disk_is_stalled:
+            raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
 
     def _committed(self, change: Change) -> None:
         self.reads.committed(change)

@@ -6,17 +6,19 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import outcome
+import structlog
 import trio
 
 from topics import errors
 from topics.actors.arena import ArenaBlock, Holder
-from topics.actors.board import Board, ShardState
+from topics.actors.board import Board, ShardState, ShardWords
 from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
 from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
+from topics.actors.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
 from topics.actors.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, Throttled, TopicsError
 from topics.formats.message import Buffer, MessageFrame, PeerGone
@@ -25,6 +27,10 @@ from topics.formats.names import shard_of
 _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
+log: Final = structlog.get_logger()
+WRITES = ("append", "append.many", "topic.put", "topic.delete", "topic.delete_records")
+IN_MEMORY = (bytes, bytearray)
+LOOK_S = 0.5  # between two looks at the heartbeats
 EVENTS = ("feed.page", "feed.ended")
 TURNOVER_MAX_S = 10.0  # a body that takes longer to bring what it holds may have to make room
 SERVING = (ShardState.READY, ShardState.READ_ONLY)
@@ -32,12 +38,17 @@ SERVING = (ShardState.READY, ShardState.READ_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How far the shards are. ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old."""
+    """How far the shards are.
+
+    ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old.
+    ``unwell``: shards that do not serve as they should, each with its trouble in a word.
+    """
 
     ready: bool
     progress: float
     topics: int
     draining: bool
+    unwell: tuple[tuple[int, str], ...] = ()
 
 
 class ShardReply:
@@ -80,19 +91,32 @@ class _Deaf:
 
 
 class ShardLink:
-    """One link and the session that is open on it, if any."""
+    """One link and the session that is open on it, if any.
+
+                  opened                     no sign of life for STALLED_S
+        AWAY -------------> ANSWERING --------------------------------------> STALLED
+          ^    closed           |    <--------------------------------------     |
+          '---------------------'---------------------------- closed -----------'
+                                             a sign of life
+
+    A stalled shard is asked nothing; what it was asked ends, but for calls that wait by their
+    nature, and its streams go on when it does.
+    """
 
     def __init__(self, link: Link, router: MessageRouter, gone: Callable[[], NotReady]) -> None:
         self.link, self._router, self._gone = link, router, gone
         self.session: Session | None = None
+        self.answering: Session | None = None  # the session, unless the shard is stalled
         self.listener: Listener = _Deaf()
+        self._pulse = Pulse()
 
     async def run(self) -> None:
         """Carry messages until cancelled."""
         await self.link.run(self._opened, self._arrived, self._closed)
 
     def _opened(self) -> None:
-        self.session = self._router.open_session(f"shard-{self.link.pair[1]}", self.link)
+        self.session = self.answering = self._router.open_session(f"shard-{self.link.pair[1]}", self.link)
+        self._pulse = Pulse()
         self.listener.opened(self.link.pair[1])
 
     def _arrived(self, frames: list[MessageFrame]) -> None:
@@ -104,12 +128,32 @@ class ShardLink:
 
     def _closed(self) -> None:
         if self.session is not None:
-            session, self.session = self.session, None
+            session, self.session, self.answering = self.session, None, None
             session.close()
             for block in self.link.filling:  # nobody will take them
                 if block.holder is not None:
                     block.holder.give_up(self._gone())
             self.listener.closed(self.link.pair[1])
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.answering is not self.session
+
+    def look(self, words: ShardWords, now: float) -> None:
+        """See the shard's heartbeat, twice a second."""
+        session, shard = self.session, self.link.pair[1]
+        if session is None:
+            return
+        if words.disk_silent_ms >= DISK_STALLED_S * 1000:  # the shard refuses new ones itself
+            session.fail_calls(lambda call: call.method in WRITES)
+        stalled = self._pulse.look(words.heartbeat_ms, now) >= STALLED_S
+        if stalled and not self.is_stalled:
+            log.warning("shard stalled", shard=shard)
+            self.answering = None
+            session.fail_calls(lambda call: not call.patient)
+        elif not stalled and self.is_stalled:
+            log.info("shard answers again", shard=shard)
+            self.answering = session
 
 
 class Shards:
@@ -145,21 +189,34 @@ class Shards:
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 nursery.start_soon(link.run)
+            while True:
+                await trio.sleep(LOOK_S)
+                self.look(trio.current_time())
+
+    def look(self, now: float) -> None:
+        """Whether the shards show signs of life."""
+        for link in self._links:
+            link.look(self._board.shard(link.link.pair[1]), now)
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
         return shard_of(topic, self.shards)
 
     async def call(self, shard: int, method: str, params: dict[str, Any], body: Attachment = b"") -> ShardReply:
-        """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` when it is down, recovering, or dies meanwhile."""
+        """Ask one shard and wait.
+
+        Raises the shard's `TopicsError`; `NotReady` when it is down, recovering or stalled, or
+        becomes so meanwhile.
+        """
         link = self._links[shard]
-        session = link.session
+        session = link.answering
         if session is None:
             if isinstance(body, Block):
                 body.free()
             raise self._not_ready(shard)
         try:
             call = session.call_soon(method, params, body)
+            call.patient = method == "diff" and isinstance(body, IN_MEMORY) and b"wait_ms" in body
             link.link.flush()
             return ShardReply(await call.wait(), link.link)
         except RemoteError as error:
@@ -172,7 +229,7 @@ class Shards:
     ) -> None:
         """As `call`, and ``then`` gets the answer or the failure from the loop that takes it out of the ring; `flush` sends it off."""
         link = self._links[shard].link
-        session = self._links[shard].session
+        session = self._links[shard].answering
         if session is None:
             if isinstance(body, Block):
                 body.free()
@@ -209,7 +266,7 @@ class Shards:
         or when others need the room more. None: the block is filled and sent at once.
         """
         link = self._links[shard].link
-        if not link.connected:
+        if not link.connected or self._links[shard].answering is None:
             raise self._not_ready(shard)
         block = link.reserve(length)
         if block is not None:
@@ -241,19 +298,38 @@ class Shards:
 
     def readiness(self) -> Readiness:
         """Of all shards together."""
-        ready = all(self._serves(shard) for shard in range(self.shards))
+        unwell = tuple((shard, trouble) for shard in range(self.shards) if (trouble := self._trouble(shard)))
         progress = sum(map(self._progress, range(self.shards))) / self.shards
         topics = sum(self._board.shard(shard).topics for shard in range(self.shards))
-        return Readiness(ready, progress, topics, self._board.draining)
+        return Readiness(not unwell, progress, topics, self._board.draining, unwell)
 
-    def _serves(self, shard: int) -> bool:
-        return self._links[shard].session is not None and self._board.shard(shard).state in SERVING
+    def _trouble(self, shard: int) -> str:
+        """Why it does not serve, in a word; none when it does."""
+        link, state = self._links[shard], self._board.shard(shard).state
+        if link.is_stalled:
+            return STALLED
+        if state in SERVING:
+            if link.session is None:
+                return "connecting"
+            return DISK_STALLED if self._waits_for_disk(shard) else ""
+        return state.name.lower()
+
+    def _waits_for_disk(self, shard: int) -> bool:
+        return self._board.shard(shard).disk_silent_ms >= DISK_STALLED_S * 1000
 
     def _progress(self, shard: int) -> float:
-        return 1.0 if self._serves(shard) else self._board.shard(shard).progress_ppm / 1e6
+        serves = self._links[shard].session is not None and self._board.shard(shard).state in SERVING
+        return 1.0 if serves else self._board.shard(shard).progress_ppm / 1e6
 
     def _not_ready(self, shard: int) -> NotReady:
-        return NotReady("the shard of this topic is not ready", replay_progress=self._progress(shard))
+        progress = self._progress(shard)
+        if self._links[shard].is_stalled:
+            return NotReady("the shard of this topic does not answer", reason=STALLED, replay_progress=progress)
+        if self._board.shard(shard).state is ShardState.DAMAGED:
+            return NotReady("the data of this topic's shard is damaged", reason=DAMAGED, replay_progress=progress)
+        if self._links[shard].session is not None and self._waits_for_disk(shard):
+            return NotReady("the disk of this topic's shard does not answer", reason=DISK_STALLED, replay_progress=progress)
+        return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
 def _as_ours(error: RemoteError) -> TopicsError:

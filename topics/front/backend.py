@@ -7,9 +7,11 @@ from typing import Any, Protocol
 
 from topics.actors.arena import Holder
 from topics.actors.heads import Mark
+from topics.actors.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
 
+TROUBLES = {DAMAGED: "has damaged data", STALLED: "does not answer", DISK_STALLED: "waits for its disk"}
 Buffer = bytes | bytearray | memoryview
 
 
@@ -89,8 +91,12 @@ class Backend(Protocol):
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of a data route while the log is replayed (§8.2)."""
-    return NotReady("the log is being replayed", replay_progress=readiness.progress)
+    """The failure of §8.2, with all ``shards`` that do not serve; the worst trouble is the reason."""
+    shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
+    for shard, state in readiness.unwell:
+        if state in TROUBLES:
+            return NotReady(f"shard {shard} {TROUBLES[state]}", reason=state, replay_progress=readiness.progress, shards=shards)
+    return NotReady("the log is being replayed", replay_progress=readiness.progress, shards=shards)
 
 
 __all__ = [

@@ -33,6 +33,7 @@ class Timings:
     body_grace_s: float = 30.0  # a body may fall behind by so much ...
     body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
+    late_s: float = 1.0  # to the first byte from a client who comes during the drain
     send_s: float = 30.0  # without the client taking a single byte
     linger_s: float = 2.0  # for the client to read a refusal while it still sends
 
@@ -54,6 +55,7 @@ class Connection:
         self.pos = 0
         self.deadline = NEVER
         self.idle = not said
+        self.is_late = False  # it came during the drain
         self.waits_since = NEVER
         self.closing = False
         self.unread_body = False  # the client may still be sending what we will not read
@@ -174,6 +176,7 @@ class Connections:
         self._held_max_bytes = held_max_bytes
         self.heard = 0  # requests
         self._open: set[Connection] = set()
+        self._leaving: set[Connection] = set()  # those of `_open` that the drain waits for
         self._empty = trio.Event()
 
     def __len__(self) -> int:
@@ -182,12 +185,19 @@ class Connections:
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._open)
 
+    @property
+    def leaving(self) -> int:
+        """How many the drain waits for."""
+        return len(self._leaving)
+
     def add(self, connection: Connection) -> None:
+        connection.is_late = self.draining
         self._open.add(connection)
 
     def remove(self, connection: Connection) -> None:
         self._open.discard(connection)
-        if self.draining and not self._open:
+        self._leaving.discard(connection)
+        if self.draining and not self._leaving:
             self._empty.set()
 
     @contextmanager
@@ -244,18 +254,22 @@ class Connections:
         self.shed()
 
     def drain(self) -> None:
-        """From now on connections end after their current request; those that are idle and have sent nothing, at once."""
+        """From now on connections end after their request; those that have sent nothing, at once.
+
+        Who comes later has a moment for one request, which is not waited for until this is called again.
+        """
         self.draining = True
+        self._leaving, self._empty = set(self._open), trio.Event()
         idle = {connection.fd: connection for connection in self._open if connection.idle}
         busy = _ready(idle, select.POLLIN, select.POLLIN)
         for fd, connection in idle.items():
             if fd not in busy:
                 connection.end_idle()
-        if not self._open:
+        if not self._leaving:
             self._empty.set()
 
     async def wait_empty(self) -> None:
-        """After `drain`: until the last connection has closed."""
+        """After `drain`: until the last connection that was there then has closed."""
         await self._empty.wait()
 
     def cut_all(self) -> None:

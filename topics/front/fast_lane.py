@@ -189,7 +189,8 @@ class FastLane:
         """The next head, or None when the client has left or the server drains. Raises `InvalidRequest`, OSError."""
         connection = self.connection
         # Empty lines before a request mean nothing (RFC 9112 §2.2): they do not make the wait for it longer either.
-        idle_until = connection.connections.now + connection.timings.idle_s
+        patience_s = connection.timings.late_s if connection.is_late else connection.timings.idle_s
+        idle_until = connection.connections.now + patience_s
         while True:
             if connection.buffer.startswith(b"\r\n", connection.pos):
                 connection.pos = end_of_empty_lines(connection.buffer, connection.pos)
@@ -209,7 +210,7 @@ class FastLane:
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue
-            if connection.connections.draining:
+            if connection.connections.draining and not connection.is_late:
                 return None
             connection.idle = True
             connection.deadline = idle_until

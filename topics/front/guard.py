@@ -16,6 +16,7 @@ between two equal heads (draining, the key's requests in flight) is checked by `
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 RETRY_MS = 1000
+LATE_READ_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Guard:
         self._probe_auth = probe_auth
         self._hosts = HostRule(settings, has_keys=access.enabled)
         self._waiting: set[trio.CancelScope] = set()
+        self._may_wait = True
         self._inflight: Counter[bytes] = Counter()
         self._inflight_max = settings.max_inflight_per_key if access.enabled else 0
 
@@ -165,7 +168,8 @@ class Guard:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a call that may wait for records. Raises `ShuttingDown` when the server drains."""
-        with trio.CancelScope() as scope:
+        # Whose body comes when the others have been told has time for a page, but not for a wait.
+        with trio.CancelScope(deadline=math.inf if self._may_wait else trio.current_time() + LATE_READ_S) as scope:
             self._waiting.add(scope)
             try:
                 yield
@@ -175,7 +179,8 @@ class Guard:
             raise draining()
 
     def stop_waiting(self) -> None:
-        """End all waiting calls with `ShuttingDown`."""
+        """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
+        self._may_wait = False
         for scope in self._waiting:
             scope.cancel()
 

@@ -27,6 +27,7 @@ from topics.front.operations import Operations
 LOG = logging.getLogger("topics.front")
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
+LATE_SHARE = 0.05  # of that time again, for answers to those who came during the drain
 POLL_GRACE_S = 0.5  # a read that is still there after so long is a long poll, and is ended
 
 
@@ -77,8 +78,7 @@ class Server:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.connections.run, self._tick)
                 nursery.start_soon(self.live.run)
-                await self._accept_until(listener, stop, nursery)
-                await self._drain()
+                await self._serve_until(listener, stop, nursery)
                 nursery.cancel_scope.cancel()
             await lifespan.wait_for_shutdown()
             app_nursery.cancel_scope.cancel()
@@ -87,12 +87,15 @@ class Server:
         self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
         self.door.tick()
 
-    async def _accept_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
+    async def _serve_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
+        """Accept also while draining: who comes then is told so and does not hang in the listen queue."""
         with listener:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(self._accept, listener, nursery)
                 await stop.wait()
+                await self._drain()
                 accepting.cancel_scope.cancel()
+        await self._end_late()
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         def take(sock: socket.socket, said: bytes) -> None:
@@ -119,9 +122,16 @@ class Server:
         self.guard.stop_waiting()
         with trio.move_on_after(self._drain_s - self._poll_grace_s):
             await self.connections.wait_empty()
-        if len(self.connections):
-            LOG.warning("cutting %d connections that did not end within the drain time", len(self.connections))
+        if self.connections.leaving:
+            LOG.warning("cutting %d connections that did not end within the drain time", self.connections.leaving)
             self.connections.cut_all()
+
+    async def _end_late(self) -> None:
+        """Nobody else can come: a moment for the answers to those who came during the drain."""
+        self.connections.drain()
+        with trio.move_on_after(LATE_SHARE * self._drain_s):
+            await self.connections.wait_empty()
+        self.connections.cut_all()
 
 
 async def serve(

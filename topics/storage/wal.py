@@ -64,6 +64,11 @@ class Wal:
         """For the metrics."""
         return self.writer.counters
 
+    @property
+    def is_syncing(self) -> bool:
+        """A sync is under way."""
+        return self.writer.is_syncing
+
     def hold_together(self, length: int) -> None:
         """The next frames, so many bytes in all, go into one file: what makes no sense without the rest is not torn by `NoRoom`."""
         if self._tail is not None and not self._tail.holds(self.position, length):

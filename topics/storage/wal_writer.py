@@ -116,6 +116,11 @@ class WalWriter:
 
     # The loop's side
 
+    @property
+    def is_syncing(self) -> bool:
+        """A sync is under way."""
+        return self._sync_lock.locked()
+
     def hand_over(self, group: Group) -> Progress | None:
         """Have the group written; the progress if that is done already, else `take` brings it."""
         if (

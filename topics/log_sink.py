@@ -1,0 +1,177 @@
+"""The end of the log: whole lines to stderr, without waiting for its reader or failing with it.
+
+stderr may be shared with other programs, so its own description is never switched to non-blocking:
+
+    pipe, terminal      opened once more through /proc, non-blocking
+    pipe of another     user, which cannot be opened: a look at the room before each write
+    socket (journal)    sent with MSG_DONTWAIT
+    anything else       written: a file waits for no reader (another user's terminal does, at Ctrl-S)
+    closed              /dev/null from now on, so that no data file ever gets the number 2
+
+A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted; nothing is kept
+for later. A line that is cut short counts too, and the next one begins on a line of its own.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import select
+import socket
+import stat
+import sys
+import termios
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TextIO
+
+PIPE_BUF = select.PIPE_BUF
+Send = Callable[[bytes], int]
+_NON_BLOCKING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Sink(Protocol):
+    """Where lines go."""
+
+    dropped: int  # lines since somebody last said so
+
+    def write(self, line: str) -> bool:
+        """Write a line, without its end. False when it was dropped. Never waits, never raises."""
+
+    def isatty(self) -> bool: ...
+
+
+class StreamSink:
+    """A text stream of the caller's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.dropped = 0
+        self._stream = stream
+
+    def write(self, line: str) -> bool:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.dropped += 1
+            return False
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+class DescriptorSink:
+    """A descriptor, as the table above says."""
+
+    def __init__(self, fd: int) -> None:
+        self.dropped = 0
+        self.fd, self._send, self._close = _open(fd)
+        self._is_torn = False
+
+    def write(self, line: str) -> bool:
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        if self._is_torn:
+            data = b"\n" + data
+        try:
+            sent = self._send(data)
+        except OSError:
+            sent = 0
+        if sent:
+            self._is_torn = sent < len(data)
+        if sent < len(data):
+            self.dropped += 1
+        return sent == len(data)
+
+    def isatty(self) -> bool:
+        return os.isatty(self.fd)
+
+    def close(self) -> None:
+        """Give back what was opened here; ``fd`` itself stays as it is."""
+        self._close()
+
+
+class LineStream(io.TextIOBase):
+    """What stands in for ``sys.stderr``: whoever prints there waits no more than the log does."""
+
+    encoding = "utf-8"
+
+    def __init__(self, sink: DescriptorSink) -> None:
+        self._sink = sink
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._sink.write(line)
+        if len(self._begun) > PIPE_BUF:  # whoever prints without end must not fill the memory
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._begun:
+            self._sink.write(self._begun)
+            self._begun = ""
+
+    def fileno(self) -> int:
+        return self._sink.fd
+
+    def isatty(self) -> bool:
+        return self._sink.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+
+def open_missing_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed: the next file would get the number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            found = os.open(os.devnull, os.O_RDWR)
+            assert found == fd, "the lowest free descriptor is taken"
+            os.set_inheritable(fd, True)
+    if sys.stdout is None:  # so it is when descriptor 1 was closed at the start
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+
+
+def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
+    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close it."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        own = socket.socket(fileno=os.dup(fd))
+        return own.fileno(), lambda data: own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), own.close
+    if stat.S_ISFIFO(mode) or os.isatty(fd):
+        with contextlib.suppress(OSError):  # made by another user, or a FIFO that nobody reads any more
+            own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
+            return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
+    return fd, partial(_write_what_fits if stat.S_ISFIFO(mode) else os.write, fd), _nothing
+
+
+def _nothing() -> None: ...
+
+
+def _write_what_fits(pipe: int, data: bytes) -> int:
+    """Write to a blocking pipe as long as that does not block."""
+    sent = 0
+    while sent < len(data) and _has_room(pipe):
+        sent += os.write(pipe, data[sent : sent + PIPE_BUF])
+    return sent
+
+
+def _has_room(pipe: int) -> bool:
+    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just looked, too."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLOUT)
+    if not poll.poll(0):
+        return False
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] < fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // 4
