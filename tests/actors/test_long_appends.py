@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.actors.shard_support import Desk
 from topics.actors import long_appends, shard_actor
 from topics.actors.long_appends import LONG_BYTES
+from topics.engine.shard import Now
 from topics.formats import sliced
 from topics.formats.records import RecordFlags
-from topics.formats.wal import Frame
+from topics.formats.wal import Frame, FrameKind
 from topics.storage import blobs
 from topics.storage.wal_file import NoRoom
 
@@ -38,15 +39,17 @@ def desk(tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch)
 
 
 class Held:
-    """Holds every write to a blob until opened; the writes wait in threads."""
+    """Holds every write to a blob, or to memory, until opened; the writes wait in threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = 0
         self.after: dict[int, OSError] = {}  # what to raise at the n-th write
         self._opened = False
-        real = blobs.write_all
+        for where, name in ((blobs, "write_all"), (long_appends.MemorySink, "write")):
+            monkeypatch.setattr(where, name, self._holding(getattr(where, name)))
 
-        def write_all(*args: Any) -> None:
+    def _holding(self, real: Callable[..., None]) -> Callable[..., None]:
+        def write(*args: Any) -> None:
             self.reached += 1
             if self.reached in self.after:
                 raise self.after[self.reached]
@@ -54,7 +57,7 @@ class Held:
                 trio.from_thread.run(trio.lowlevel.checkpoint)
             real(*args)
 
-        monkeypatch.setattr(blobs, "write_all", write_all)
+        return write
 
     def open(self) -> None:
         self._opened = True
@@ -394,6 +397,54 @@ async def test_without_room_for_its_frame_its_blob_goes_too(desk: Desk) -> None:
     desk.written()
     assert desk.answers() == [(small, 200)]
     assert datas(desk, "a") == [1]
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
+async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """A read lets go of what is too old while the records are on their way; the frame that tells of it meets a full disk."""
+    held = Held(monkeypatch)
+    desk.make("a", ttl_ms=1000)
+    old = desk.append("a", "old")
+    await until(desk, old)
+    desk.make("a", durability=durability)
+    number = desk.append_raw("a", body(PADDING), key="k")
+    await held_up(desk, held)
+    now = desk.actor._now
+    desk.actor._now = Now(now.ts + 5000, now.ms + 5000)
+    assert desk.seqs("a") == []
+    topic = desk.engine.topics["a"]
+    desk.failed(FULL)
+    assert (topic.next_seq, topic.pending, topic.floor_due) == (62, 1, True)
+    assert topic.pending_keys.keys() == {"k"}
+    small = desk.append("a", "small")
+    held.open()
+    answers = await until(desk, number, small)
+    assert (answers[number]["first_seq"], answers[number]["count"], answers[small]["first_seq"]) == (2, 60, 62)
+    assert (topic.pending, topic.pending_sync, topic.pending_bytes, topic.pending_keys) == (0, 0, 0, {})
+    assert topic.reserved_seq <= topic.reserving_seq
+
+
+async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records in memory only: after a restart their seqs must not be given to others."""
+    desk.make("a", durability="ephemeral")
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_actor, "LONG_BYTES", 1 << 20)
+        desk.append("a", *[0] * 2100)
+    desk.flush()
+    topic = desk.engine.topics["a"]
+    assert (topic.reserved_seq, topic.reserving_seq) == (4096, 2100 + 4096)
+    number = desk.append_raw("a", body([0] * 2100))
+    with trio.fail_after(20):
+        while not topic.pending:
+            await trio.lowlevel.checkpoint()
+    assert topic.next_seq == 4201
+    desk.failed(FULL)
+    await until(desk, number)
+    told = [frame.first_seq for frame in desk.log.frames.values() if frame.kind is FrameKind.SEQS_RESERVED]
+    assert max(told) >= 4200
+    assert topic.reserved_seq == topic.reserving_seq == max(told)
 
 
 async def test_after_a_write_that_failed_in_doubt_its_blob_stays(desk: Desk) -> None:

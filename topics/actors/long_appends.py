@@ -160,6 +160,9 @@ class LongAppends:
         except OSError as error:
             self.engine.undo(change)
             return error
+        except BaseException:  # a bug, or the shard stops: nothing may wait for this write any more
+            self.engine.undo(change)
+            raise
         result = await self.commits.settled(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
             self.commits.wal.blobs.remove(topic.id, change.first_seq)  # its frame was not written: the room is needed
