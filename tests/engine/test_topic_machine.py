@@ -431,7 +431,9 @@ class Retention(RuleBasedStateMachine):
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
-                model.floors = {cause: max(floor, topic.cap_floor) if cause == "cap" else floor for cause, floor in model.floors.items()}
+                model.floors["cap"] = max(model.floors["cap"], topic.cap_floor)
+                if topic_id in self.untold:
+                    model.floors["ttl"] = max(model.floors["ttl"], topic.ttl_floor)
             near = {seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)}
             for from_seq in sorted({0, topic.head_seq - 1, topic.head_seq, *near}):
                 if 0 <= from_seq <= topic.head_seq:
