@@ -209,7 +209,7 @@ class ShardEngine(Replay):
         index = topic.frames.find(bound)
         if index < len(topic.frames):
             first_seq, _, place, size = topic.frames.entry(index)
-            if first_seq < bound and size and place & EXTENT and not place & RESIDENT:
+            if first_seq < bound and size and not place & RESIDENT:
                 self.store.records(place)
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
