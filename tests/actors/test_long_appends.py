@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
 from topics.actors import long_appends, shard_actor
 from topics.actors.long_appends import LONG_BYTES
+from topics.actors.shard_actor import RPC_TIMEOUT_MS
 from topics.engine.shard import Now
 from topics.formats import sliced
+from topics.formats.envelope import ErrorCode, decode
 from topics.formats.records import RecordFlags
 from topics.formats.wal import Frame, FrameKind
 from topics.storage import blobs
@@ -321,6 +323,73 @@ async def test_it_waits_for_what_is_under_way_on_its_topic(desk: Desk) -> None:
     assert (desk.answers(), files(desk)) == ([], [])
     answers = await until(desk, small, number)
     assert [(answers[n]["first_seq"], answers[n]["deduped"]) for n in (small, number)] == [(1, False), (1, True)]
+
+
+# Callers who were told that it took too long
+
+
+async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
+    """More than a request may wait; what was answered by then."""
+    clock.jump(RPC_TIMEOUT_MS / 1000 + 1)
+    desk.actor.router._expire_until(trio.current_time())
+    return desk.answers()
+
+
+async def test_what_waited_too_long_behind_it_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
+    held = Held(monkeypatch)
+    desk.make("a")
+    number = desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    waiting = [
+        desk.append("a", "small"), desk.append_many("a", {"records": [{"data": 1}]}), desk.append_raw("a", body(["b" * 100] * 50)),
+        desk.put("a", priority=5), desk.delete("a"), desk.delete_records("a", before_seq=10),
+    ]  # fmt: skip
+    assert sorted(await later(desk, mock_clock)) == [(each, ErrorCode.TIMEOUT) for each in waiting]
+    last = desk.append("a", "in time")
+    held.open()
+    answers = await until(desk, number, last)
+    assert (answers[number]["first_seq"], answers[last]["first_seq"]) == (1, 61)
+    assert answers.keys() == {number, last}
+    assert datas(desk, "a") == [*PADDING, "in time"]
+    assert desk.engine.topics["a"].config.priority is None
+
+
+async def test_what_waited_for_a_front_that_has_gone_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    desk.make("a")
+    desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    desk.append("a", "small")
+    desk.session.close()
+    desk.session = desk.actor.router.open_session("front-0", desk.wire)
+    last = desk.append("a", "of the next one")
+    held.open()
+    assert (await until(desk, last))[last]["first_seq"] == 61
+
+
+async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(desk: Desk, mock_clock: MockClock) -> None:
+    desk.make("a", cap_records=10)
+    await until(desk, desk.append("a", 1))
+    desk.append("a", 2)
+    number = desk.delete_records("a", match=["tag", "Glob", "*"])
+    assert await later(desk, mock_clock) == [(number, ErrorCode.TIMEOUT)]
+    position = desk.log.position
+    last = desk.append("a", 3)
+    await until(desk, last)
+    kinds = [frame.kind for place, frame in desk.log.frames.items() if place >= position]
+    assert FrameKind.DELETE not in kinds
+
+
+async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(desk: Desk, mock_clock: MockClock) -> None:
+    """A disk that stands still for a minute: none of these can be taken back."""
+    desk.make("a", durability="fsync")
+    numbers = [
+        desk.append("a", 1), desk.append_many("a", {"records": [{"data": 1}]}), desk.put("a", priority=5),
+        desk.delete_records("a", before_seq=1), desk.delete("a"),
+    ]  # fmt: skip
+    assert await later(desk, mock_clock) == []
+    desk.synced()
+    assert sorted(cid for cid, _ in ((decode(frame.payload).cid, 0) for frame in desk.wire.take())) == numbers
 
 
 # Writes that fail
