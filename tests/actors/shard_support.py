@@ -142,6 +142,9 @@ class Desk:
     def delete(self, topic: str, *, if_empty: bool = False) -> int:
         return self._ask("topic.delete", {"topic": topic, "if_empty": if_empty})
 
+    def delete_records(self, topic: str, **asked: Any) -> int:
+        return self._ask("topic.delete_records", {"topic": topic}, json_bytes(asked))
+
     def diff(self, topic: str, **asked: Any) -> int:
         return self._ask("diff", {"topic": topic}, json_bytes(asked))
 

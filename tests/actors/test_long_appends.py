@@ -5,21 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
 from topics.actors import long_appends, shard_actor
 from topics.actors.long_appends import LONG_BYTES
+from topics.actors.shard_actor import RPC_TIMEOUT_MS
+from topics.engine.shard import Now
 from topics.formats import sliced
+from topics.formats.envelope import ErrorCode, decode
 from topics.formats.records import RecordFlags
-from topics.formats.wal import Frame
+from topics.formats.wal import Frame, FrameKind
 from topics.storage import blobs
+from topics.storage.verify import verify_blob
 from topics.storage.wal_file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -38,15 +42,17 @@ def desk(tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch)
 
 
 class Held:
-    """Holds every write to a blob until opened; the writes wait in threads."""
+    """Holds every write to a blob, or to memory, until opened; the writes wait in threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = 0
         self.after: dict[int, OSError] = {}  # what to raise at the n-th write
         self._opened = False
-        real = blobs.write_all
+        for where, name in ((blobs, "write_all"), (long_appends.MemorySink, "write")):
+            monkeypatch.setattr(where, name, self._holding(getattr(where, name)))
 
-        def write_all(*args: Any) -> None:
+    def _holding(self, real: Callable[..., None]) -> Callable[..., None]:
+        def write(*args: Any) -> None:
             self.reached += 1
             if self.reached in self.after:
                 raise self.after[self.reached]
@@ -54,7 +60,7 @@ class Held:
                 trio.from_thread.run(trio.lowlevel.checkpoint)
             real(*args)
 
-        monkeypatch.setattr(blobs, "write_all", write_all)
+        return write
 
     def open(self) -> None:
         self._opened = True
@@ -146,7 +152,7 @@ async def test_the_log_speaks_of_a_blob_that_is_whole(desk: Desk, monkeypatch: p
 
     def append(frame: Frame) -> int:
         if frame.flags & RecordFlags.EXTERNAL:
-            desk.log.blobs.verify(frame.topic_id, frame.first_seq)
+            assert not [*verify_blob(desk.log.blobs.path(frame.topic_id, frame.first_seq))]
             seen.append((frame.first_seq, frame.length < 200))
         return real(frame)
 
@@ -319,6 +325,73 @@ async def test_it_waits_for_what_is_under_way_on_its_topic(desk: Desk) -> None:
     assert [(answers[n]["first_seq"], answers[n]["deduped"]) for n in (small, number)] == [(1, False), (1, True)]
 
 
+# Callers who were told that it took too long
+
+
+async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
+    """More than a request may wait; what was answered by then."""
+    clock.jump(RPC_TIMEOUT_MS / 1000 + 1)
+    desk.actor.router._expire_until(trio.current_time())
+    return desk.answers()
+
+
+async def test_what_waited_too_long_behind_it_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
+    held = Held(monkeypatch)
+    desk.make("a")
+    number = desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    waiting = [
+        desk.append("a", "small"), desk.append_many("a", {"records": [{"data": 1}]}), desk.append_raw("a", body(["b" * 100] * 50)),
+        desk.put("a", priority=5), desk.delete("a"), desk.delete_records("a", before_seq=10),
+    ]  # fmt: skip
+    assert sorted(await later(desk, mock_clock)) == [(each, ErrorCode.TIMEOUT) for each in waiting]
+    last = desk.append("a", "in time")
+    held.open()
+    answers = await until(desk, number, last)
+    assert (answers[number]["first_seq"], answers[last]["first_seq"]) == (1, 61)
+    assert answers.keys() == {number, last}
+    assert datas(desk, "a") == [*PADDING, "in time"]
+    assert desk.engine.topics["a"].config.priority is None
+
+
+async def test_what_waited_for_a_front_that_has_gone_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    desk.make("a")
+    desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    desk.append("a", "small")
+    desk.session.close()
+    desk.session = desk.actor.router.open_session("front-0", desk.wire)
+    last = desk.append("a", "of the next one")
+    held.open()
+    assert (await until(desk, last))[last]["first_seq"] == 61
+
+
+async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(desk: Desk, mock_clock: MockClock) -> None:
+    desk.make("a", cap_records=10)
+    await until(desk, desk.append("a", 1))
+    desk.append("a", 2)
+    number = desk.delete_records("a", match=["tag", "Glob", "*"])
+    assert await later(desk, mock_clock) == [(number, ErrorCode.TIMEOUT)]
+    position = desk.log.position
+    last = desk.append("a", 3)
+    await until(desk, last)
+    kinds = [frame.kind for place, frame in desk.log.frames.items() if place >= position]
+    assert FrameKind.DELETE not in kinds
+
+
+async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(desk: Desk, mock_clock: MockClock) -> None:
+    """A disk that stands still for a minute: none of these can be taken back."""
+    desk.make("a", durability="fsync")
+    numbers = [
+        desk.append("a", 1), desk.append_many("a", {"records": [{"data": 1}]}), desk.put("a", priority=5),
+        desk.delete_records("a", before_seq=1), desk.delete("a"),
+    ]  # fmt: skip
+    assert await later(desk, mock_clock) == []
+    desk.synced()
+    assert sorted(cid for cid, _ in ((decode(frame.payload).cid, 0) for frame in desk.wire.take())) == numbers
+
+
 # Writes that fail
 
 
@@ -394,6 +467,54 @@ async def test_without_room_for_its_frame_its_blob_goes_too(desk: Desk) -> None:
     desk.written()
     assert desk.answers() == [(small, 200)]
     assert datas(desk, "a") == [1]
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
+async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """A read lets go of what is too old while the records are on their way; the frame that tells of it meets a full disk."""
+    held = Held(monkeypatch)
+    desk.make("a", ttl_ms=1000)
+    old = desk.append("a", "old")
+    await until(desk, old)
+    desk.make("a", durability=durability)
+    number = desk.append_raw("a", body(PADDING), key="k")
+    await held_up(desk, held)
+    now = desk.actor._now
+    desk.actor._now = Now(now.ts + 5000, now.ms + 5000)
+    assert desk.seqs("a") == []
+    topic = desk.engine.topics["a"]
+    desk.failed(FULL)
+    assert (topic.next_seq, topic.pending, topic.floor_due) == (62, 1, True)
+    assert topic.pending_keys.keys() == {"k"}
+    small = desk.append("a", "small")
+    held.open()
+    answers = await until(desk, number, small)
+    assert (answers[number]["first_seq"], answers[number]["count"], answers[small]["first_seq"]) == (2, 60, 62)
+    assert (topic.pending, topic.pending_sync, topic.pending_bytes, topic.pending_keys) == (0, 0, 0, {})
+    assert topic.reserved_seq <= topic.reserving_seq
+
+
+async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records in memory only: after a restart their seqs must not be given to others."""
+    desk.make("a", durability="ephemeral")
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_actor, "LONG_BYTES", 1 << 20)
+        desk.append("a", *[0] * 2100)
+    desk.flush()
+    topic = desk.engine.topics["a"]
+    assert (topic.reserved_seq, topic.reserving_seq) == (4096, 2100 + 4096)
+    number = desk.append_raw("a", body([0] * 2100))
+    with trio.fail_after(20):
+        while not topic.pending:
+            await trio.lowlevel.checkpoint()
+    assert topic.next_seq == 4201
+    desk.failed(FULL)
+    await until(desk, number)
+    told = [frame.first_seq for frame in desk.log.frames.values() if frame.kind is FrameKind.SEQS_RESERVED]
+    assert max(told) >= 4200
+    assert topic.reserved_seq == topic.reserving_seq == max(told)
 
 
 async def test_after_a_write_that_failed_in_doubt_its_blob_stays(desk: Desk) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from topics.engine.dedupe import Remembered
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine
+from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine, keeps_key
 from topics.engine.store import RESIDENT, Runs
-from topics.formats.records import EncodedRecords, RecordsView
-from topics.formats.requests import Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
+from topics.engine.topic import Topic
+from topics.formats.records import EncodedRecords, RecordsView, Rendering
+from topics.formats.requests import AppendBody, Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
 from topics.formats.wal import FrameKind
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
@@ -18,6 +19,21 @@ LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10,
 
 def view_of(encoded: EncodedRecords) -> RecordsView:
     return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts)))
+
+
+def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
+    """A streamed append that is decided. Where it would have a blob, its frame holds the records."""
+    rendering = Rendering(body, keep_key=keeps_key(topic, body))
+    ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
+    change = engine.append_long(topic, body, rendering, ends[-1], now)
+    blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))
+    parts = (rendering.ext, ends.tobytes(), *rendering.tables, blob)
+    if topic.config.durability == "ephemeral":
+        change.resident = EncodedRecords(rendering.flags, change.count, rendering.ext, parts, len(blob))
+    else:
+        (frame,) = change.frames
+        change.frames = [frame._replace(flags=rendering.flags, parts=parts)]
+    return change
 
 
 class Desk:
@@ -54,6 +70,11 @@ class Desk:
             if reservation is not None:
                 self.pending.append(reservation)
         return outcome
+
+    def decide_long(self, name: str, *datas: Any, key: str | None = None) -> Append:
+        """Not pending yet: its records are being written."""
+        body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), key, LIMITS)
+        return decide_long(self.engine, self.engine.topic(name), body, self.now)
 
     def put(self, name: str, **config: Any) -> Change:
         change = self.engine.put(name, decode_config(json_bytes(config)), self.now)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.shard_support import Desk
 from topics.engine.dedupe import Remembered
 from topics.engine.shard import Append, Change, Delete, Follow, Now, Put, Reservation
+from topics.engine.topic import Topic
 from topics.errors import TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 
 NAMES = st.sampled_from(["a", "b"])
@@ -51,13 +52,16 @@ class Shard(RuleBasedStateMachine):
         self.last_ts: dict[int, int] = {}
         self.pending_data: dict[int, list[int]] = {}  # by id() of the change
         self.pending_window: dict[int, int] = {}
+        self.held: Append | None = None  # a streamed append: decided, and not in the log's hands
         self.counter = 0
         self.epochs: list[int] = []
 
     # What clients do
 
-    @rule(name=NAMES, count=st.integers(1, 3), key=st.none() | KEYS, create=st.none() | st.booleans())
+    @rule(name=NAMES, count=st.sampled_from([1, 2, 3, 2100]), key=st.none() | KEYS, create=st.none() | st.booleans())
     def append(self, name: str, count: int, key: str | None, create: bool | None) -> None:
+        if self._is_taken(name):
+            return
         known = self._known_key(name, key)
         datas = list(range(self.counter, self.counter + count))
         self.counter += count
@@ -76,6 +80,42 @@ class Shard(RuleBasedStateMachine):
         else:
             assert isinstance(outcome, Append)
             self._expect_append(outcome, name, datas, key)
+
+    @precondition(lambda self: self.held is None)
+    @rule(name=NAMES, count=st.sampled_from([1, 3, 3000]), key=st.none() | KEYS)
+    def begin_long(self, name: str, count: int, key: str | None) -> None:
+        topic_id = self.names.get(name)
+        if topic_id is None:
+            return
+        while any(change.topic.id == topic_id and not isinstance(change, Reservation) for change in self.desk.pending):
+            self._commit(self.desk.pending[0])
+        if self._known_key(name, key) is not None:
+            return
+        datas = list(range(self.counter, self.counter + count))
+        self.counter += count
+        self.held = self.desk.decide_long(name, *datas, key=key)
+        self._expect_append(self.held, name, datas, key)
+
+    def _is_taken(self, name: str) -> bool:
+        """What writes to this topic waits behind a streamed append."""
+        return self.held is not None and self.names.get(name) == self.held.topic.id
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def submit_long(self) -> None:
+        assert self.held is not None
+        self.desk.pending.append(self.held)
+        self.held = None
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def fail_long(self) -> None:
+        """There is no room for its records."""
+        assert self.held is not None
+        self.desk.engine.undo(self.held)
+        self.next_seqs[self.held.topic.id] = self.held.first_seq
+        del self.pending_data[id(self.held)]
+        self.held = None
 
     def _known_key(self, name: str, key: str | None) -> Change | tuple[int, int] | None:
         topic_id = self.names.get(name)
@@ -112,6 +152,8 @@ class Shard(RuleBasedStateMachine):
 
     @rule(name=NAMES, durability=st.none() | st.sampled_from(CLASSES), window_ms=st.none() | st.sampled_from([0, 50, 1000]))
     def put(self, name: str, durability: str | None, window_ms: int | None) -> None:
+        if self._is_taken(name):
+            return
         config: dict[str, Any] = {} if durability is None else {"durability": durability}
         config |= {} if window_ms is None else {"idempotency_window_ms": window_ms}
         change = self.desk.put(name, **config)
@@ -139,6 +181,8 @@ class Shard(RuleBasedStateMachine):
 
     @rule(name=NAMES, if_empty=st.booleans())
     def delete(self, name: str, if_empty: bool) -> None:
+        if self._is_taken(name):
+            return
         topic_id = self.names.get(name)
         try:
             change = self.desk.delete(name, if_empty=if_empty)
@@ -205,6 +249,7 @@ class Shard(RuleBasedStateMachine):
         model = self.models[change.topic.id]
         if isinstance(change, Append):
             model.created = True
+            assert change.resident is None or change.last_seq <= change.topic.reserved_seq, "a restart gives its seqs to nobody"
             for seq, value in enumerate(self.pending_data.pop(id(change)), change.first_seq):
                 model.records.append((seq, change.ts, value))
             if change.key is not None and self.windows[change.topic.id]:
@@ -219,11 +264,13 @@ class Shard(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.desk.undo()
-        self.pending_data.clear()
+        self.pending_data = {number: datas for number, datas in self.pending_data.items() if number == id(self.held)}
         self.pending_window.clear()
         self.names = {model.name: topic_id for topic_id, model in self.models.items() if model.created and not model.deleted}
         for topic_id, model in self.models.items():
             self.next_seqs[topic_id], self.windows[topic_id] = model.head_seq + 1, model.window_ms
+        if self.held is not None:
+            self.next_seqs[self.held.topic.id] = self.held.last_seq + 1
 
     def _a_window_is_shrinking(self) -> bool:
         """Keys that a shorter window has let go do not come back when it is undone: a key less, but only while the disk is full."""
@@ -246,9 +293,17 @@ class Shard(RuleBasedStateMachine):
             assert topic.earliest_seq == (model.records[0][0] if model.records else 1)
             assert topic.config.idempotency_window_ms == self.windows[topic_id]
             assert not topic.deleted
-            pending = [change for change in self.desk.pending if change.topic is topic and not isinstance(change, Reservation)]
-            assert (topic.pending, topic.pending_sync) == (len(pending), sum(change.sync for change in pending))
+            decided = [*self.desk.pending, *([self.held] if self.held else [])]
+            pending = [change for change in decided if change.topic is topic and not isinstance(change, Reservation)]
+            assert topic.pending_bytes == sum(change.size for change in pending if isinstance(change, Append))
+            assert topic.pending_keys == {change.key: change for change in pending if isinstance(change, Append) and change.key}
             assert topic.reserved_seq <= topic.reserving_seq
+            assert topic.reserving_seq <= max([topic.reserved_seq, *(self._ceiling(change, topic) for change in decided)])
+            assert (topic.pending, topic.pending_sync) == (len(pending), sum(change.sync for change in pending))
+
+    @staticmethod
+    def _ceiling(change: Change, topic: Topic) -> int:
+        return change.ceiling if isinstance(change, Append | Reservation) and change.topic is topic else 0
 
 
 @pytest.mark.slow

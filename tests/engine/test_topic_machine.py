@@ -17,14 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engine.shard_support import LIMITS
+from tests.engine.shard_support import LIMITS, decide_long
 from tests.engine.topic_model import Record, TopicModel
 from tests.engine.world import World
 from topics.engine.reading import read
-from topics.engine.shard import Append, Change, Now
+from topics.engine.shard import Append, Change, FloorMoved, Now
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
-from topics.formats.requests import Diff, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.requests import AppendBody, Diff, decode_append, decode_config, decode_delete, json_bytes
 from topics.formats.topic_config import TopicConfig, merge
 from topics.formats.wal import FrameKind
 
@@ -70,6 +70,8 @@ class Retention(RuleBasedStateMachine):
         self.checkpoint: dict[str, Any] | None = None
         self.checkpointing: dict[str, Any] | None = None
         self.kept_in_memory: set[int] = set()
+        self.untold: set[int] = set()  # topics of which a floor was shown, and the frame that tells of it was lost
+        self.held: tuple[Append, Callable[[], None]] | None = None  # a streamed append that is decided, and how it is submitted
         self.number = 0
 
     # Ways in
@@ -92,21 +94,74 @@ class Retention(RuleBasedStateMachine):
 
     @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
     def append(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
+        if self._is_taken(name):
+            return
         topic = self._fresh(name)
+        decided = self._decide(topic, records, node, lambda body: self.world.engine.append(name, body, self.now))
+        if decided is not None:
+            _, submit = decided
+            submit()
+
+    @precondition(lambda self: self.held is None)
+    @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
+    def begin_long(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
+        """Its records are being written: until then the topic is its own, but for its readers."""
+        topic = self.world.engine.topics.get(name)
+        if topic is None:
+            return
+        if topic.pending:
+            self.commit_all()
+        self._fresh(name)
+        self.held = self._decide(topic, records, node, lambda body: decide_long(self.world.engine, topic, body, self.now))
+
+    def _is_taken(self, name: str) -> bool:
+        """What writes to this topic waits behind a streamed append."""
+        return self.held is not None and self.names.get(name) == self.held[0].topic.id
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def submit_long(self) -> None:
+        assert self.held is not None
+        (_, submit), self.held = self.held, None
+        submit()
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def fail_long(self) -> None:
+        """There is no room for its records."""
+        assert self.held is not None
+        (change, _), self.held = self.held, None
+        self.world.engine.undo(change)
+
+    @rule(name=NAMES, records=RECORDS, ts=st.sampled_from([1, 51, 101]))
+    def no_room_midway(self, name: str, records: list[dict[str, Any]], ts: int) -> None:
+        """A disk is full while a streamed append is under way, and what readers moved meanwhile cannot be told to the log."""
+        if self.held is None:
+            self.begin_long(name, records, None)
+        if self.held is not None:
+            self.time_passes(ts)
+            self._fresh(self.held[0].topic.name)
+            if self.world.pending:
+                self.fail()
+
+    def _decide(
+        self, topic: Topic | None, records: list[dict[str, Any]], node: str | None, decide: Callable[[AppendBody], Any]
+    ) -> tuple[Append, Callable[[], None]] | None:
+        """The change and what submits it; None when it is refused."""
         self.number += 1
         body = decode_append(json_bytes({"records": records, "node": node}), None, LIMITS)
         config = topic.config if topic else TopicConfig()
         has_room = topic is None or self._has_room(topic, records, node)
         try:
-            change = self.world.engine.append(name, body, self.now)
+            change = decide(body)
         except TopicFull:
             assert topic is not None
             assert config.discard == "reject"
             assert not has_room
-            return
+            return None
         assert isinstance(change, Append)
         assert config.discard == "old" or has_room
-        topic_id = change.topic.id
+        topic_id, name = change.topic.id, change.topic.name
         logged = config.durability != "ephemeral"
         if not logged:
             self.kept_in_memory.add(topic_id)
@@ -122,10 +177,14 @@ class Retention(RuleBasedStateMachine):
             FrameKind.APPEND: lambda models: models[topic_id].append([replace(record, live=True) for record in made]),
             FrameKind.TOPIC: lambda models: models.update({topic_id: TopicModel(name, config, change.topic.epoch)}),
         }
-        self._submit(change, effects, lambda: self.models[topic_id].append(made))
-        reservation = self.world.engine.reserve(change.topic)
-        if reservation is not None:
-            self._submit(reservation, {}, _nothing)
+
+        def submit() -> None:
+            self._submit(change, effects, lambda: self.models[topic_id].append(made))
+            reservation = self.world.engine.reserve(change.topic)
+            if reservation is not None:
+                self._submit(reservation, {}, _nothing)
+
+        return change, submit
 
     def _has_room(self, topic: Topic, records: list[dict[str, Any]], node: str | None) -> bool:
         model, ts = self.models[topic.id], max(self.now.ts, topic.last_ts)
@@ -138,6 +197,8 @@ class Retention(RuleBasedStateMachine):
 
     @rule(name=NAMES, patch=CONFIGS)
     def put(self, name: str, patch: dict[str, Any]) -> None:
+        if self._is_taken(name):
+            return
         self._fresh(name)
         if any(isinstance(waiting.change, Append) and waiting.change.resident for waiting in self.world.pending):
             self.commit_all()
@@ -166,6 +227,8 @@ class Retention(RuleBasedStateMachine):
 
     @rule(name=NAMES, if_empty=st.booleans())
     def delete(self, name: str, if_empty: bool) -> None:
+        if self._is_taken(name):
+            return
         topic = self._fresh(name)
         try:
             change = self.world.engine.delete(name, if_empty, self.now)
@@ -183,6 +246,8 @@ class Retention(RuleBasedStateMachine):
 
     @rule(name=NAMES, back=st.none() | st.integers(-5, 30), match=st.none() | MATCHES)
     def delete_records(self, name: str, back: int | None, match: Any) -> None:
+        if self._is_taken(name):
+            return
         topic = self._fresh(name)
         if topic is None or (back is None and match is None):
             return
@@ -274,6 +339,7 @@ class Retention(RuleBasedStateMachine):
     def fail(self) -> None:
         """The log could not be written: nothing that waits has happened, but what was shown as gone."""
         engine, waiting = self.world.engine, self.world.pending
+        self.untold |= {pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)}
         self.world.cut(min(pending.end - sum(frame.length for frame in pending.change.frames) for pending in waiting))
         for pending in reversed(waiting):
             engine.undo(pending.change)
@@ -345,7 +411,7 @@ class Retention(RuleBasedStateMachine):
         if old:
             self.checkpoint = None
         frames = world.restart(self.now, self.checkpoint, power=power)
-        self.checkpointing = None
+        self.checkpointing = self.held = None
         self._models_again(power)
         self._check_everything()
         for frame in frames:
@@ -359,12 +425,15 @@ class Retention(RuleBasedStateMachine):
         assert self.names == {model.name: topic_id for topic_id, model in self.models.items()}
         for topic_id, topic in engine.by_id.items():
             model = self.models[topic_id]
-            if self.checkpoint is not None and topic_id in self.kept_in_memory:
+            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
                 # A checkpoint knows what went because of records in memory, and which of these were deleted; the log may not.
+                # It knows floors that were shown and that the log could not be told of, too.
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
-                model.floors = {cause: max(floor, topic.cap_floor) if cause == "cap" else floor for cause, floor in model.floors.items()}
+                model.floors["cap"] = max(model.floors["cap"], topic.cap_floor)
+                if topic_id in self.untold:
+                    model.floors["ttl"] = max(model.floors["ttl"], topic.ttl_floor)
             near = {seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)}
             for from_seq in sorted({0, topic.head_seq - 1, topic.head_seq, *near}):
                 if 0 <= from_seq <= topic.head_seq:
@@ -408,7 +477,9 @@ class Retention(RuleBasedStateMachine):
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
             assert topic.frames.totals(0, len(topic.frames)) == (topic.count, topic.bytes)
             if self.world.pending == []:
-                assert (topic.pending, topic.pending_bytes, topic.next_seq) == (0, 0, topic.head_seq + 1)
+                held = [self.held[0]] if self.held and self.held[0].topic is topic else []
+                count, size = sum(change.count for change in held), sum(change.size for change in held)
+                assert (topic.pending, topic.pending_bytes, topic.next_seq) == (len(held), size, topic.head_seq + 1 + count)
 
 
 def _shown(seq: int, ts: int, record: dict[str, Any], node: str | None) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class Walk:
         self.machine = Retention()
         self.machine.begin()
         self.steps: list[tuple[int, Callable[[], None]]] = [
-            (30, self.append), (4, self.put), (1, self.delete), (12, self.delete_records), (12, self.read), (10, self.time),
+            (30, self.append), (3, self.begin_long), (4, self.submit_long), (1, self.fail_long), (1, self.no_room_midway),
+            (4, self.put), (1, self.delete), (12, self.delete_records), (12, self.read), (10, self.time),
             (12, self.commit_one), (12, self.machine.commit_all), (1, self.fail), (2, self.machine.next_file), (4, self.seal),
             (2, self.begin_checkpoint), (5, self.step_of_checkpoint), (2, self.machine.whole_checkpoint), (3, self.restart),
         ]  # fmt: skip
@@ -39,9 +40,25 @@ class Walk:
         return self.random.choice("aaab")
 
     def append(self) -> None:
-        choice = self.random.choice
-        records = [self._record() for _ in range(choice([1, 1, 1, 2, 3, 6]))]
-        self.machine.append(self._name(), records, choice([None, "n"]))
+        self.machine.append(self._name(), self._records(), self.random.choice([None, "n"]))
+
+    def begin_long(self) -> None:
+        if self.machine.held is None:
+            self.machine.begin_long(self._name(), self._records(), self.random.choice([None, "n"]))
+
+    def submit_long(self) -> None:
+        if self.machine.held is not None:
+            self.machine.submit_long()
+
+    def fail_long(self) -> None:
+        if self.machine.held is not None:
+            self.machine.fail_long()
+
+    def no_room_midway(self) -> None:
+        self.machine.no_room_midway(self._name(), self._records(), self.random.choice([1, 51, 201]))
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [self._record() for _ in range(self.random.choice([1, 1, 1, 2, 3, 6]))]
 
     def _record(self) -> dict[str, Any]:
         choice = self.random.choice

@@ -32,7 +32,7 @@ def decode(body: bytes) -> tuple[AppendBody, int]:
 
 def plain(request: AppendBody) -> tuple[Any, ...]:
     records = [(bytes(record.data), record.tag, record.node, bytes(record.meta)) for record in request.records]
-    return records, request.node, request.idempotency_key, request.create
+    return records, request.node, request.idempotency_key, request.create, request.config
 
 
 @pytest.fixture
@@ -50,6 +50,49 @@ def test_any_body_is_what_the_whole_decoder_says(records: list[Any], indent: int
         patch.setattr(sliced, "SLICE_BYTES", 32)
         request, _ = decode(body)
     assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
+
+
+KEYS = st.sampled_from(
+    ['"records"', '"records"', '"\\u0072ecords"', '"node"', '"n\\u006fde"', '"idempotency_key"', '"create"', '"config"', '"x"']
+)
+LISTS = st.lists(RECORD, max_size=12)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "records": LISTS, "node": st.none() | st.sampled_from(["n", "m"]), "idempotency_key": st.sampled_from(["k", '],"records":[']),
+    "create": st.booleans(), "config": st.just({"priority": 1}), "x": LISTS | st.fixed_dictionaries({"records": LISTS}),
+}  # fmt: skip
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> bytes:
+    """Every key any number of times, in any order, and spelled in any way."""
+    keys = draw(st.lists(KEYS, max_size=8))
+    values = [json.dumps(draw(VALUES[json.loads(key)])) for key in keys]
+    return ("{" + ",".join(f"{key}:{value}" for key, value in zip(keys, values, strict=True)) + "}").encode()
+
+
+@pytest.mark.slow
+@given(body=envelopes())
+def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliced, "SLICE_BYTES", 16)
+        patch.setattr(sliced, "_HEAD_BYTES", 100)
+        try:
+            request, _ = decode(body)
+        except msgspec.MsgspecError:
+            assert not _decodes(body)
+            return
+    assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
+
+
+@pytest.mark.parametrize("second", [b"records", b"\\u0072ecords"])
+@pytest.mark.usefixtures("small_slices")
+def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(monkeypatch: pytest.MonkeyPatch, second: bytes) -> None:
+    monkeypatch.setattr(sliced, "_HEAD_BYTES", 100)
+    lists = [b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50)) for name in (b"a", b"b")]
+    body = b'{"records":[%b],"%b":[%b],"node":"n"}' % (lists[0], second, lists[1])
+    request, _ = decode(body)
+    assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
+    assert len(request.records) == 50
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from topics import errors
+from topics.actors.message_router import ErrorCode, RemoteError
+from topics.actors.shards import _as_ours
 from topics.front.errors import STATUS, error_answer, retry_after_s
 
 
@@ -41,3 +43,10 @@ def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> Non
 @pytest.mark.parametrize("failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")])
 def test_what_may_be_tried_again_says_when(failure: errors.TopicsError) -> None:
     assert dict(error_answer(failure).headers)[b"retry-after"] == b"1"
+
+
+def test_what_a_shard_did_not_come_to_in_time_may_be_tried_again() -> None:
+    failure = _as_ours(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
+    answer = error_answer(failure)
+    assert (answer.status, json.loads(bytes(answer.body))["error"]["code"]) == (503, "not_ready")
+    assert dict(answer.headers)[b"retry-after"] == b"1"

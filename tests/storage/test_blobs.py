@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from topics.formats import blob
+from topics.storage import blobs
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import Damaged
 
@@ -27,6 +28,13 @@ def put(store: BlobStore, topic_id: int = 5, first_seq: int = 10) -> Path:
     writer.finish()
     store.add(topic_id, first_seq, 0)
     return store.path(topic_id, first_seq)
+
+
+def again(store: BlobStore) -> BlobStore:
+    """As another process finds it."""
+    found = BlobStore(store.folder)
+    found.add(5, 10, 0)
+    return found
 
 
 def test_the_header_to_the_byte() -> None:
@@ -49,7 +57,9 @@ def test_every_flipped_bit_is_noticed(store: BlobStore) -> None:
     for at in [*range(blob.HEADER_BYTES), blob.HEADER_BYTES + 1, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         with pytest.raises(Damaged, match=path.name):
-            store.verify(5, 10)
+            again(store).verify(5, 10)
+        with pytest.raises(Damaged, match=path.name):
+            again(store).body(5, 10)
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, len(BODY)])
@@ -58,6 +68,40 @@ def test_a_cut_file_is_refused(store: BlobStore, length: int) -> None:
     os.truncate(path, length)
     with pytest.raises(Damaged):
         store.verify(5, 10)
+
+
+def test_what_this_process_has_not_written_is_read_whole_once_and_before_any_byte_is_believed(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(store)
+    monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
+    beats: list[int] = []
+    for found in (store, again(store)):
+        found.beat = lambda: beats.append(1)
+        assert bytes(found.body(5, 10)) == bytes(found.body(5, 10)) == BODY
+    assert len(beats) == -(-len(BODY) // 1000), "what this process wrote is not read again"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(Damaged):
+        again(store).body(5, 10)
+
+
+@pytest.mark.parametrize("length", [0, 64, len(BODY)])
+def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(store: BlobStore, length: int) -> None:
+    os.truncate(put(store), length)
+    with pytest.raises(Damaged):
+        store.body(5, 10)
+
+
+def test_a_disk_that_does_not_give_it_is_damage(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = again(store)
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(Damaged, match="Input/output"):
+        found.body(5, 10)
 
 
 def test_a_missing_file_is_refused(store: BlobStore) -> None:
@@ -96,6 +140,7 @@ def test_the_sweep_keeps_what_the_log_speaks_of(store: BlobStore) -> None:
     put(store, topic_id=6)
     gone = store.forget(6)
     (store.folder / "7-1.new").write_bytes(b"half")
+    (store.folder / "notes.blob").write_bytes(b"of somebody else")
     store.sweep({})
-    assert list(store.folder.iterdir()) == [kept]
+    assert sorted(store.folder.iterdir()) == [kept, store.folder / "notes.blob"]
     assert gone == [store.path(6, 10)]

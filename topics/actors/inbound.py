@@ -35,17 +35,20 @@ class RpcContext:
           |  timeout: 1103 goes out    ^
           +-----------> EXPIRED -------+       a late answer is dropped and logged, once
 
+    A handler that has decided what cannot be taken back calls ``outlast()``: nobody is told of a time-out and finds it done.
+
     When the session closes while it is open, an answer is dropped without a word: nobody is there to hear it. Answers go
     out under the request's subject and cid and under a frame id of their own.
     """
 
-    __slots__ = ("_frame", "_request", "_session", "_state")
+    __slots__ = ("_frame", "_request", "_session", "_state", "timed")
 
     def __init__(self, session: Session, frame: MessageFrame, request: Request) -> None:
         self._session = session
         self._frame = frame
         self._request = request
         self._state = _OPEN
+        self.timed = True
 
     @property
     def method(self) -> str:
@@ -80,6 +83,12 @@ class RpcContext:
     def error(self, code: int, message: str, data: Any = None) -> None:
         """Answer with an error; otherwise like ``reply``. Codes from 2000 on are the application's (§7)."""
         self._answer(encode_failure(self._request.cid, code, message, data), b"")
+
+    def outlast(self) -> None:
+        """The answer comes however long it takes. Only for an open request."""
+        assert self._state is _OPEN or self._state is _State.ANSWERED, "its caller has not been told of a time-out"
+        self.timed = False
+        self._session.unanswered.pop(self, None)
 
     def expire(self) -> None:
         """The time is over: answer 1103 for the handler, which may still be at work and keeps the attachment for it."""

@@ -21,6 +21,7 @@ from topics.engine.topic import Topic
 from topics.formats.records import RecordsView, Rendering
 from topics.formats.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
 from topics.formats.sliced import slices
+from topics.storage.disk import Damaged
 from topics.storage.wal_file import NoRoom
 from topics.storage.wal_writer import Progress
 
@@ -140,9 +141,7 @@ class LongAppends:
         rendering = Rendering(request, keep_key=keeps_key(topic, request))
         await trio.lowlevel.checkpoint()
         now = self._clock()
-        expired = self.engine.expire(topic, now)
-        if expired is not None:
-            self.commits.submit(expired, None)
+        self._expire(topic, now)
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         await trio.lowlevel.checkpoint()
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
@@ -160,10 +159,22 @@ class LongAppends:
         except OSError as error:
             self.engine.undo(change)
             return error
+        except BaseException:  # a bug, or the shard stops: nothing may wait for this write any more
+            self.engine.undo(change)
+            raise
         result = await self.commits.settled(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
             self.commits.wal.blobs.remove(topic.id, change.first_seq)  # its frame was not written: the room is needed
         return result if isinstance(result, OSError) else Done(change, result, created)
+
+    def _expire(self, topic: Topic, now: Now) -> None:
+        try:
+            expired = self.engine.expire(topic, now)
+        except Damaged as damage:
+            return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
+        if expired is not None:
+            self.commits.submit(expired, None)
+        return None
 
     async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
         try:

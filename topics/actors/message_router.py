@@ -76,7 +76,7 @@ def default_error_mapper(error: Exception, _message: InboundMessage) -> RpcError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it is answered."""
+    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it is answered or made to outlast it."""
 
     rpc_timeout_ms: int = 30_000
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
@@ -230,7 +230,7 @@ class MessageRouter(RouteTable):
         remaining = iter(routes)
         waiting = self._run_plain(message, remaining)
         rpc = message.rpc
-        if rpc is not None and rpc.open and not message.session.closed:
+        if rpc is not None and rpc.timed and rpc.open and not message.session.closed:
             self._start_clock(message.session, rpc)
         if waiting is not None:
             return self._run_rest(message, waiting, remaining)

@@ -37,7 +37,8 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard
 from topics.storage.wal_writer import Progress
 
-# A long poll takes up to 30 s (§3); the router's own limit must not cut it short.
+# A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that waits for its topic longer than this is not
+# done; one that is decided is answered when the log has spoken.
 RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
 log = structlog.get_logger()
@@ -180,9 +181,11 @@ class ShardActor:
             return
         if len(message.attachment) > LONG_BYTES:
             self.long_appends.take(params["topic"])
+            rpc.outlast()  # it ends when all of its body is written
             self._nursery.start_soon(self._append_long, message)
             return
         self._append_now(rpc, params, message.attachment)
+        rpc.outlast()
         message.release()
 
     def _append_many(self, message: InboundMessage) -> None:
@@ -199,6 +202,7 @@ class ShardActor:
                 self._append_now(part, params, content[start:end])
             except Exception as error:
                 part.error(*map_error(error, message))
+        rpc.outlast()
         message.release()
 
     def _append_now(self, asker: Asker, params: dict[str, Any], content: Buffer) -> None:
@@ -235,9 +239,10 @@ class ShardActor:
     def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
         """Handle a message that had to wait, as the router would have.
 
-        One whose front has gone is dropped: that front's successor waits for its memory.
+        Not one whose caller was told of a time-out, nor one whose front has gone: that front's
+        successor waits for its memory.
         """
-        if message.session.closed:
+        if not request_of(message)[0].open or message.session.closed:
             message.release()
             return
         try:
@@ -262,6 +267,7 @@ class ShardActor:
             return
         self._freshen(self.engine.topics.get(params["topic"]))  # what is too old by the config so far does not come back
         change = self.engine.put(params["topic"], decode_config(message.attachment), self._now, params["prefixes"])
+        rpc.outlast()
         message.release()
         topic, config = change.topic, change.topic.config
 
@@ -283,6 +289,7 @@ class ShardActor:
         change = self.engine.delete(name, params["if_empty"], self._now)
         if change is None:
             return reply(rpc, params, answers.deleted(name, existed=False))
+        rpc.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
@@ -304,6 +311,7 @@ class ShardActor:
             return
         message.release()
         change = self.engine.delete_records(topic.name, asked.before_seq, asked.match, self._now)
+        rpc.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):

@@ -17,7 +17,17 @@ from topics.actors.arena import ArenaBlock, Holder
 from topics.actors.board import Board, ShardState, ShardWords
 from topics.actors.heads import HeadReader, Mark
 from topics.actors.link import Link
-from topics.actors.message_router import Attachment, Block, InboundMessage, MessageRouter, RemoteError, RouterConfig, RpcReply, Session
+from topics.actors.message_router import (
+    Attachment,
+    Block,
+    ErrorCode,
+    InboundMessage,
+    MessageRouter,
+    RemoteError,
+    RouterConfig,
+    RpcReply,
+    Session,
+)
 from topics.actors.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
 from topics.actors.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, Throttled, TopicsError
@@ -335,4 +345,6 @@ class Shards:
 def _as_ours(error: RemoteError) -> TopicsError:
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
         return TopicsError.restore(_BY_CODE[error.data["code"]], error.message, error.data["detail"])
+    if error.code == ErrorCode.TIMEOUT:  # a shard answers so only what it has not begun to change
+        return NotReady("the shard did not come to it in time: nothing was done", reason="timeout")
     return Internal(error.message)

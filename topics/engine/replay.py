@@ -9,7 +9,7 @@ already, or of a topic that has gone since. Nothing else may: `Misfit`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -165,13 +165,17 @@ class Replay(TopicTable):
         if topic is not None and header.position >= self._news_from(topic):
             self._raise_floors(topic, body, header.first_seq)
 
-    def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
+    def finish_replay(
+        self, now: Now, watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter, *, clean: bool, tail_may_be_lost: bool
+    ) -> list[Frame]:
         """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
+
+        ``watched`` gives the topics back as they are, and sees how far we are.
 
         The frames say so to the next replay: they must be synced before the first write.
         """
         frames = []
-        for topic in self.topics.values():
+        for topic in watched(self.topics.values()):
             restored_head, _ = self._restored.get(topic.id, (0, 0))
             topic.head_seq = max(topic.head_seq, restored_head)
             durability = topic.config.durability

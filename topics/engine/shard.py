@@ -83,7 +83,7 @@ class ShardEngine(Replay):
             change.tags = _tagged(body)
         if topic.config.durability == "ephemeral":
             change.resident = encoded
-            self._keep_in_memory(change)
+            self._keep_in_memory(change, topic.reserving_seq)
         else:
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
         self._note_pending(change)
@@ -102,7 +102,8 @@ class ShardEngine(Replay):
             frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
             change.frames.append(frame)
         else:
-            self._keep_in_memory(change)
+            # A reservation that is on its way may fail while the records are still being rendered.
+            self._keep_in_memory(change, topic.reserved_seq)
         if rendering.flags & _TAGS:
             change.tags = _tagged(body)
         self._note_pending(change)
@@ -208,7 +209,7 @@ class ShardEngine(Replay):
         index = topic.frames.find(bound)
         if index < len(topic.frames):
             first_seq, _, place, size = topic.frames.entry(index)
-            if first_seq < bound and size and place & EXTENT and not place & RESIDENT:
+            if first_seq < bound and size and not place & RESIDENT:
                 self.store.records(place)
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
@@ -256,7 +257,7 @@ class ShardEngine(Replay):
             self._commit_append(topic, change, place, now, generation)
             return
         if isinstance(change, Reservation):
-            topic.reserved_seq = max(topic.reserved_seq, change.ceiling)
+            topic.reserved(change.ceiling)
             return
         if isinstance(change, FloorMoved):
             return
@@ -271,8 +272,8 @@ class ShardEngine(Replay):
             self._commit_delete(change)
 
     def _commit_append(self, topic: Topic, change: Append, place: int, now: Now, generation: int) -> None:
-        if change.ceiling > topic.reserved_seq:
-            topic.reserved_seq = change.ceiling
+        if change.ceiling:
+            topic.reserved(change.ceiling)
         size = change.size
         topic.pending_bytes -= size
         topic.commit_records(change.first_seq, change.count, place, change.ts, size)
@@ -301,17 +302,38 @@ class ShardEngine(Replay):
                 tags.forget(change.match, change.bound)
 
     def undo(self, change: Change) -> None:
-        """The frames could not be written: as if it had never been asked. Called last change first."""
+        """The frames could not be written: as if it had never been asked. Last change first, of those that are in the log's hands.
+
+        It gives back what this change took, and no more: a streamed append of the topic may be decided and not yet in the log's hands.
+        """
         topic = change.topic
-        if isinstance(change, Append | Put) and change.created:
-            self._remove(topic)
+        if isinstance(change, FloorMoved):
+            topic.floor_due = True  # what was shown as gone stays so: tell the log again
+            return
+        if isinstance(change, Reservation):
+            topic.forget_reservation(change.ceiling)
+            return
+        topic.pending -= 1
+        if change.sync:
+            topic.pending_sync -= 1
+        if isinstance(change, Append):
+            self._undo_append(topic, change)
         elif isinstance(change, Put) and change.before is not None:
             topic.config = change.before
         elif isinstance(change, Delete):
             self._add(topic)
-        elif isinstance(change, FloorMoved):
-            topic.floor_due = True  # what was shown as gone stays so: tell the log again
-        topic.forget_pending()
+        if isinstance(change, Append | Put) and change.created:
+            self._remove(topic)
+
+    @staticmethod
+    def _undo_append(topic: Topic, change: Append) -> None:
+        assert topic.next_seq == change.last_seq + 1, "the last write is undone first"
+        topic.give_back(change.first_seq)
+        topic.pending_bytes -= change.size
+        if change.key is not None:
+            del topic.pending_keys[change.key]
+        if change.ceiling:
+            topic.forget_reservation(change.ceiling)
 
     # Inside
 
@@ -329,17 +351,16 @@ class ShardEngine(Replay):
         epoch = max(self.last_epoch + 1, now.ts)
         return Topic(self.last_id + self.shards, name, epoch, config, 0 if config.durability == "fsync" else RESERVE_MIN)
 
-    def _reserve_with(self, change: Append) -> None:
-        """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged."""
-        topic = change.topic
-        ceiling = topic.reservation_after(change.last_seq)
-        if ceiling is not None and change.last_seq > topic.reserving_seq:
-            topic.reserving_seq = change.ceiling = ceiling
-            change.frames.append(reserving_frame(topic, ceiling))
+    def _keep_in_memory(self, change: Append, reserved_seq: int) -> None:
+        """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged.
 
-    def _keep_in_memory(self, change: Append) -> None:
-        self._reserve_with(change)
-        change.topic.note_resident(change.first_seq, change.last_seq)
+        ``reserved_seq``: up to where that is sure when this change's frames are written.
+        """
+        topic = change.topic
+        if change.last_seq > reserved_seq:
+            change.ceiling = topic.reserve_above(change.last_seq)
+            change.frames.append(reserving_frame(topic, change.ceiling))
+        topic.note_resident(change.first_seq, change.last_seq)
 
     def _note_pending(self, change: Change) -> None:
         change.topic.pending += 1

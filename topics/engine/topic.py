@@ -1,7 +1,7 @@
 """State of one topic.
 
 Two heads: ``next_seq`` is what the next write is given, ``head_seq`` the last seq that is as durable as its class promises.
-Readers see no more than ``head_seq``; a write that fails on its way to the disk takes ``next_seq`` back (`Topic.forget_pending`).
+Readers see no more than ``head_seq``; a write that fails on its way to the disk gives back what it took (`Topic.give_back`).
 
 Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and speaks for what may be seen.
 
@@ -95,18 +95,31 @@ class Topic:
         self.bytes += size
         self.last_write_ts = ts_ms
 
-    def forget_pending(self) -> None:
-        """Give back the seqs of writes that failed before anyone could see them."""
-        self.next_seq = self.head_seq + 1
-        self.reserving_seq = self.reserved_seq
-        self.pending = self.pending_sync = self.pending_bytes = 0
-        self.pending_keys.clear()
-        self.resident = tuple((first, min(last, self.head_seq)) for first, last in self.resident if first <= self.head_seq)
+    def give_back(self, first_seq: int) -> None:
+        """The write that begins here failed before anyone could see it: its seqs are free again. No later one may be under way."""
+        self.next_seq = first_seq
+        self.resident = tuple((first, min(last, first_seq - 1)) for first, last in self.resident if first < first_seq)
+
+    def reserved(self, ceiling: int) -> None:
+        """This reservation is durable."""
+        self.reserved_seq = max(self.reserved_seq, ceiling)
+        self.reserving_seq = max(self.reserving_seq, ceiling)
+
+    def forget_reservation(self, ceiling: int) -> None:
+        """This reservation has failed. Of those before it, only what is durable counts: to reserve too much does no harm."""
+        if self.reserving_seq == ceiling:  # otherwise a higher one is under way
+            self.reserving_seq = self.reserved_seq
 
     def reservation_after(self, last_seq: int) -> int | None:
         """Ceiling to reserve now that ``last_seq`` is going to be used, None while there is enough."""
-        step = min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
+        step = _step(last_seq)
         return last_seq + step if last_seq + step // 2 > self.reserving_seq else None
+
+    def reserve_above(self, last_seq: int) -> int:
+        """Begin to reserve what ``last_seq`` needs; the ceiling."""
+        ceiling = last_seq + _step(last_seq)
+        self.reserving_seq = max(self.reserving_seq, ceiling)
+        return ceiling
 
     def drop_tags(self, generation: int) -> TagIndex | None:
         """Segments hold what was written to this log file, tags and all. The index, if there was one: to be let go."""
@@ -140,6 +153,10 @@ class Topic:
         if not self.config.auto_priority or self.last_read_ms is None:
             return 0
         return max(0, PRIORITY_LIMIT // 2 - (now_ms - self.last_read_ms) // 1000)
+
+
+def _step(last_seq: int) -> int:
+    return min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
 
 
 def joined(ranges: tuple[Range, ...], more: Range) -> tuple[Range, ...]:

@@ -28,7 +28,11 @@ assert _HEAD.size + _REST.size == HEADER_BYTES
 
 
 class BadBlob(Exception):
-    """The bytes are not the blob that the log speaks of."""
+    """The bytes are not the blob that the log speaks of. ``offset``: where that shows."""
+
+    def __init__(self, reason: str, offset: int = 0) -> None:
+        super().__init__(reason)
+        self.offset = offset
 
 
 def body_crc(topic_id: int, first_seq: int, body_len: int) -> int:
@@ -41,19 +45,25 @@ def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> byt
     return _HEAD.pack(MAGIC, VERSION, crc) + _REST.pack(topic_id, first_seq, body_len)
 
 
-def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
-    """The body, when every byte is as it was written. Raises `BadBlob` with the reason."""
-    if len(data) < HEADER_BYTES:
+def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
+    """The checksum to go on from with the body's bytes, and the one to come to. Raises `BadBlob` with the reason."""
+    if len(header) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
-    magic, version, crc = _HEAD.unpack_from(data)
+    magic, version, crc = _HEAD.unpack_from(header)
     if magic != MAGIC or version != VERSION:
         raise BadBlob(f"is no blob of format version {VERSION}")
-    held_topic, held_seq, body_len = _REST.unpack_from(data, _HEAD.size)
-    if (held_topic, held_seq) != (topic_id, first_seq) or len(data) != HEADER_BYTES + body_len:
-        raise BadBlob("belongs to another write, or is cut")
+    held_topic, held_seq, body_len = _REST.unpack_from(header, _HEAD.size)
+    if (held_topic, held_seq) != (topic_id, first_seq) or file_length != HEADER_BYTES + body_len:
+        raise BadBlob("belongs to another write, or is cut", _HEAD.size)
+    return crc32c.crc32c(header[_HEAD.size : HEADER_BYTES]), crc
+
+
+def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
+    """The body, when every byte is as it was written. Raises `BadBlob` with the reason."""
+    begin, crc = check_header(bytes(data[:HEADER_BYTES]), len(data), topic_id, first_seq)
     body = data[HEADER_BYTES:]
-    if crc32c.crc32c(body, crc32c.crc32c(data[_HEAD.size : HEADER_BYTES])) != crc:
-        raise BadBlob("is damaged")
+    if crc32c.crc32c(body, begin) != crc:
+        raise BadBlob("is damaged", HEADER_BYTES)
     return body
 
 

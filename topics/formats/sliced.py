@@ -7,6 +7,7 @@ records, that comma does stand between two records, however it was guessed: a gu
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from itertools import islice
 
@@ -43,9 +44,14 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
         if comma is None:
             break
         start = comma + 1
-    request = _append.decode(b"".join((head, view[start:])))
-    if found:
-        found.extend(request.records)
+    if not found:
+        yield _append.decode(body)
+        return
+    # Of a key that stands twice the last counts: the rest may hold another list of records. A record that nobody can have sent tells.
+    mark = b'"%b"' % secrets.token_hex(16).encode()
+    request = _append.decode(b"".join((head, b'{"data":', mark, b"},", view[start:])))
+    if request.records and bytes(request.records[0].data) == mark:
+        found.extend(request.records[1:])
         request.records = found
     yield request
 
@@ -53,8 +59,8 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
 def _first_record(view: memoryview) -> int | None:
     """Where the records begin: after a bracket that, closed at once, leaves a request without records."""
     match = _RECORDS.search(view[:_HEAD_BYTES])
-    if match is None or _RECORDS.search(view, max(match.end(), len(view) - _HEAD_BYTES)):
-        return None  # a second "records" near the end would win over the first
+    if match is None:
+        return None
     try:
         _append.decode(bytes(view[: match.end()]) + b"]}")
     except (msgspec.MsgspecError, RecursionError):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ import crc32c
 
 from topics.formats.requests import Buffer
 from topics.storage.disk import make_directory, write_aside
+from topics.storage.pulse import Pulse
 
 MAGIC = b"TPCKPT01"
 VERSION = 2
@@ -96,8 +97,8 @@ def is_whole(data: bytes) -> bool:
     return len(data) == HEADER_BYTES + body_len and bool(crc32c.crc32c(memoryview(data)[_HEAD.size :]) == crc)
 
 
-def decode(data: bytes) -> Checkpoint | None:
-    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
+def decode(data: bytes, pulse: Pulse | None = None) -> Checkpoint | None:
+    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`. ``pulse`` gets signs of life."""
     if not is_whole(data):
         return None
     position, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
@@ -106,13 +107,18 @@ def decode(data: bytes) -> Checkpoint | None:
     shard = cbor2.load(stream)
     topics: list[dict[str, Any]] = []
     keys: dict[int, list[list[Any]]] = {}
-    while stream.tell() < len(data):
-        item = cbor2.load(stream)
+    pulse = pulse or Pulse(lambda _: None)
+    for item in pulse.over(_items(stream, len(data))):
         if "keys" in item:
             keys.setdefault(item["id"], []).extend(item["keys"])
         else:
             topics.append(item)
     return Checkpoint(position, replay_from, bool(clean), shard, topics, keys)
+
+
+def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
+    while stream.tell() < end:
+        yield cbor2.load(stream)
 
 
 def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False) -> None:
@@ -137,12 +143,12 @@ def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer]
                 old.unlink()
 
 
-def whole(folder: Path) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `UnknownVersion`."""
+def whole(folder: Path, pulse: Pulse | None = None) -> list[Checkpoint]:
+    """All whole checkpoints, the newest first. Raises `UnknownVersion`. ``pulse`` gets signs of life."""
     found = []
     for path in _paths(folder):
         try:
-            checkpoint = decode(path.read_bytes())
+            checkpoint = decode(path.read_bytes(), pulse)
         except UnknownVersion as error:
             error.path = path
             raise

@@ -48,11 +48,13 @@ from topics.storage import checkpoints
 from topics.storage.blobs import BlobStore
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.pulse import Pulse
 from topics.storage.segments import SegmentStore, split_place
 from topics.storage.wal import Wal, frame_records
 from topics.storage.wal_file import NEW, WalFile, log_paths
 
-REPORT_BYTES = 8 << 20  # progress is told after so much of the log
+REPORT_BYTES = 1 << 20  # progress is told after so much of the log
+EXTENTS_AT_ONCE, FRAMES_AT_ONCE = 64, 4096  # between two signs of life
 _ZEROS = bytes(1 << 16)
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)  # looked up once for each frame, by the million
 
@@ -82,12 +84,14 @@ def recover(
     report: Callable[[float], None] = lambda _: None,
     boot: str | None = None,
 ) -> Shard:
-    """Bring a shard back as it was. ``report`` is called with the share done, 0.0 to 1.0; ``boot`` names this run of the machine.
+    """Bring a shard back as it was. ``boot`` names this run of the machine.
+
+    ``report`` is called with the share done, 0.0 to 1.0: several times a second, whatever there is to do.
 
     Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version; OSError when the
     log cannot be written.
     """
-    boot = boot_id() if boot is None else boot
+    boot, pulse = boot_id() if boot is None else boot, Pulse(report)
     folder, checkpoint_folder, blob_folder, segment_folder = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "blob", "segment")
     )
@@ -99,26 +103,31 @@ def recover(
     for leftover in folder.glob(f"*{NEW}"):
         leftover.unlink()
     try:
-        standing = checkpoints.whole(checkpoint_folder)
+        standing = checkpoints.whole(checkpoint_folder, pulse)
     except checkpoints.UnknownVersion as error:
         raise Damaged(error.path or checkpoint_folder, 8, str(error)) from error
     checkpoint = standing[0] if standing else None
     kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
     segments = SegmentStore.open(
-        segment_folder, shard, checkpoint.segments if checkpoint else (), kept=frozenset().union(*(each.segments for each in kept))
+        segment_folder,
+        shard,
+        checkpoint.segments if checkpoint else (),
+        kept=frozenset().union(*(each.segments for each in kept)),
+        beat=pulse.beat,
     )
     engine, blobs = ShardEngine(shard, shards), BlobStore(blob_folder)
+    blobs.beat = pulse.beat
     engine.store = store = _Store(engine, segments, blobs)
     files = _open_log(folder, shard)
-    extents = _restore(engine, segments, store, checkpoint, files) if checkpoint else {}
-    replay = _Replay(engine, blobs, now, report, checkpoint)
+    extents = _restore(engine, segments, store, checkpoint, files, pulse) if checkpoint else {}
+    replay = _Replay(engine, blobs, now, pulse, checkpoint)
     store.files = replay.files
     end, cut_bytes = replay.run(folder, files)
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
-    for blob_id in blobs.added():
-        blobs.verify(*blob_id)
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
-    frames = engine.finish_replay(now, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
+    for blob_id in pulse.over(blobs.added()):
+        blobs.verify(*blob_id, whole=not clean)  # after an orderly stop, the first who wants its records looks at all of it
+    frames = engine.finish_replay(now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
     absorbed = blobs.sweep({topic_id: topic.head_seq for topic_id, topic in engine.by_id.items()})
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
     mark = cbor2.dumps({"boot": boot})
@@ -126,7 +135,8 @@ def recover(
         wal.append(frame)
     wal.flush(sync=True)
     wal.wait_synced()  # records of `ephemeral` topics are acknowledged without the log, but not before it tells of this start
-    report(1.0)
+    wal.rotates_by_blobs = True
+    pulse.tell(1.0)
     return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
 
 
@@ -143,16 +153,16 @@ def _open_log(folder: Path, shard: int) -> list[WalFile]:
 
 
 def _restore(
-    engine: ShardEngine, segments: SegmentStore, store: _Store, checkpoint: Checkpoint, files: list[WalFile]
+    engine: ShardEngine, segments: SegmentStore, store: _Store, checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
 ) -> dict[int, list[int]]:  # fmt: skip
     """Topics, then their extents; the places of all these, by topic."""
     engine.restore_engine(checkpoint.shard)
-    for kept in checkpoint.topics:
+    for kept in pulse.over(checkpoint.topics):
         engine.restore_topic(kept)
-    ahead = _deletes_ahead(checkpoint, files) if any(1 in segment.has_dead for segment in segments.segments.values()) else {}
+    ahead = _deletes_ahead(checkpoint, files, pulse) if any(1 in segment.has_dead for segment in segments.segments.values()) else {}
     places: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
-        for place, entry in segments.entries(number):
+        for place, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
             if entry.topic_id in engine.by_id:
                 store.take_back(place, entry, ahead.get(entry.topic_id, ()))
                 _restore_extent(engine, segments, store.dead(place), place, entry)
@@ -160,7 +170,7 @@ def _restore(
     return places
 
 
-def _deletes_ahead(checkpoint: Checkpoint, files: list[WalFile]) -> dict[int, list[Range]]:
+def _deletes_ahead(checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse) -> dict[int, list[Range]]:
     """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of segments know of them already."""
     noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
     found: defaultdict[int, list[Range]] = defaultdict(list)
@@ -168,7 +178,7 @@ def _deletes_ahead(checkpoint: Checkpoint, files: list[WalFile]) -> dict[int, li
         if end is not None and end <= checkpoint.replay_from:
             continue
         view = file.view()
-        for header in scan_frames(view, file.offset(file.base), file.base, file.seed):
+        for header in pulse.over(scan_frames(view, file.offset(file.base), file.base, file.seed), FRAMES_AT_ONCE):
             if header.kind == FrameKind.DELETE and header.record_count and header.position >= noted.get(header.topic_id, header.end):
                 start = file.offset(header.position) + FRAME_HEADER_BYTES
                 found[header.topic_id] += runs_of_frame(view[start : start + header.body_len])
@@ -219,7 +229,9 @@ class _Store:
         file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
         try:
             return frame_records(file, place, self._blobs)
-        except FileNotFoundError:
+        except Damaged as damage:
+            if damage.path.exists():
+                raise
             # Its topic is deleted further on, or it is missed when the log has ended. Until then, records of one byte will do.
             count = header_at(file.view(), file.offset(place)).record_count
             return RecordsView(0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count)))
@@ -249,12 +261,12 @@ class _Replay:
     """Feeds every frame of the log to the engine."""
 
     def __init__(
-        self, engine: ShardEngine, blobs: BlobStore, now: Now, report: Callable[[float], None], checkpoint: Checkpoint | None
+        self, engine: ShardEngine, blobs: BlobStore, now: Now, pulse: Pulse, checkpoint: Checkpoint | None
     ) -> None:  # fmt: skip
         self.engine, self.blobs, self.now = engine, blobs, now
         self.boot: str = checkpoint.shard["boot"] if checkpoint else ""
         self.files: list[WalFile] = []
-        self._report = report
+        self._pulse = pulse
         # A checkpoint says that the log was synced up to ``promised``, and is in segments up to ``_from``.
         self._promised, self._from = (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
         self._total = self._done = 0
@@ -299,7 +311,7 @@ class _Replay:
 
     def _replay_file(self, file: WalFile) -> int:
         """Position at which its frames end."""
-        file.read_ahead()
+        file.read_ahead(self._pulse.beat)
         view, base, shift, tell_at = file.view(), file.base, file.offset(0), file.base + REPORT_BYTES
         append, promised, position = self.engine.replay_append, self._promised, file.base
         header = None
@@ -312,13 +324,13 @@ class _Replay:
                     self._note_key(header, view, position + shift)
                 if position > tell_at:
                     tell_at = position + REPORT_BYTES
-                    self._report((self._done + position + shift) / self._total)
+                    self._pulse.tell((self._done + position + shift) / self._total)
         except Misfit as error:
             assert header is not None, "a frame was looked at"
             reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
             raise Damaged(file.path, position + shift, reason) from error
         self._done += file.size
-        self._report(self._done / self._total)
+        self._pulse.tell(self._done / self._total)
         return header.end if header else file.base
 
     def _apply(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
@@ -348,11 +360,15 @@ class _Replay:
 
     def _external(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
-        self.blobs.add(header.topic_id, header.first_seq, header.position)
-        path = self.blobs.path(header.topic_id, header.first_seq)
-        if not path.exists():
+        topic_id, first_seq = header.topic_id, header.first_seq
+        self.blobs.add(topic_id, first_seq, header.position)
+        length = self.blobs.length(topic_id, first_seq)
+        if not length and not self.blobs.path(topic_id, first_seq).exists():
             return header.record_count
-        return blob_bytes(path.stat().st_size - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags)
+        size = blob_bytes(length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags)
+        if size < header.record_count:
+            raise Damaged(self.blobs.path(topic_id, first_seq), 0, "blob is shorter than what the log says of it")
+        return size
 
     def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:
         key = _body(header, view, offset).get("k")
@@ -364,11 +380,12 @@ class _Replay:
 
         ``extents``: places by topic, in order. ``lone_keys``: of the checkpoint.
         """
-        for topic in self.engine.by_id.values():
+        for topic in self._pulse.over(self.engine.by_id.values()):
             alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
             lone = map(Key._make, lone_keys.get(topic.id, ()))
-            sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in extents.get(topic.id, ()))
-            for key in merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq):
+            places = self._pulse.over(extents.get(topic.id, ()), EXTENTS_AT_ONCE)
+            sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in places)
+            for key in self._pulse.over(merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq)):
                 # A key that was used again stands for the later write: the earlier one was too old by the clock that never steps.
                 if key.ts_ms >= alive_ts and key.first_seq >= max(topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1):
                     self.engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now)

@@ -14,7 +14,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -218,17 +218,23 @@ class SegmentStore:
 
     @classmethod
     def open(
-        cls, folder: Path, shard: int, numbers: Iterable[int], *, kept: Set[int] = frozenset(), mapped_max: int = MAPPED_MAX
+        cls, folder: Path, shard: int, numbers: Iterable[int], *, kept: Set[int] = frozenset(), mapped_max: int = MAPPED_MAX,
+        beat: Callable[[], None] = lambda: None,
     ) -> SegmentStore:  # fmt: skip
-        """Exactly the segments with these numbers; files of other numbers than ``kept`` are removed. Raises `Damaged`."""
+        """Exactly the segments with these numbers; files of other numbers than ``kept`` are removed. Raises `Damaged`.
+
+        ``beat`` is called after each file.
+        """
         store = cls(folder, shard, mapped_max=mapped_max)
         for number in sorted(numbers):
             segment = Segment(segment_path(folder, number), shard, number)
             store.add(segment)
             if 1 in segment.has_dead:  # set by a process that was killed before it synced, for all we know
                 store._dirty.add(number)
+            beat()
         wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
         for path in folder.iterdir():
+            beat()
             if path not in wanted:
                 path.unlink()
         return store

@@ -4,6 +4,9 @@ The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
 
+A file is full when its frames have no more room in it, or when the blobs that they speak of are as long as a file: so blobs are sealed
+and given back, too, however short their frames are (decision 0013).
+
 After an error the log is `failed` until the process starts anew and replays what the disk really holds. When there was no room for a
 new file it goes on, once the loop has undone what waited and called `resume`.
 """
@@ -24,12 +27,14 @@ from topics.storage.blobs import BlobStore
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import Group, Progress, WalCounters, WalWriter
 
+_EXTERNAL = int(RecordFlags.EXTERNAL)
+
 
 def frame_records(file: WalFile, place: int, blobs: BlobStore) -> RecordsView:
     """Records of the APPEND frame at position ``place`` of a file."""
     view, offset = file.view(), file.offset(place)
     _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(view, offset)
-    if flags & RecordFlags.EXTERNAL:
+    if flags & _EXTERNAL:
         return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
     start = offset + FRAME_HEADER_BYTES
     return RecordsView(flags, count, ext_len, view[start : start + body_len])
@@ -51,6 +56,8 @@ class Wal:
         self._start = position
         self._new_file = False
         self._tail: WalFile | None = files[-1] if files else None
+        self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0  # of which frames of the tail speak
+        self.rotates_by_blobs = False  # with frames of any kind; not while there may be no room for another file
         self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
         self.writer = WalWriter(folder, position, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms)
         self.progress_fd = self.writer.progress_fd
@@ -78,18 +85,24 @@ class Wal:
         """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
         length, position = frame.length, self.position
         file = self._tail
-        if file is None or not file.holds(position, length):
+        if file is None or not file.holds(position, length) or (self._blob_bytes >= self.file_bytes and self._is_full(frame)):
             file = self._begin_file(position, length)
+        if frame.flags & _EXTERNAL:
+            self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         self._pieces += encode_frame(frame, position, self.synced, file.seed)
         self.position = position + length
         self.counters.frames += 1
         return position
 
+    def _is_full(self, frame: Frame) -> bool:
+        return self.rotates_by_blobs or frame.flags & _EXTERNAL > 0
+
     def _begin_file(self, position: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64)), size)
-        self._new_file = True
+        self._new_file = self.rotates_by_blobs = True
+        self._blob_bytes = 0
         return self._tail
 
     def flush(self, *, sync: bool) -> Progress | None:
@@ -111,11 +124,17 @@ class Wal:
         return taken
 
     def resume(self, position: int) -> None:
-        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over since is dropped."""
+        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over since is dropped.
+
+        Where the file has room for frames they go on into it, though blobs have filled it: deletes are what makes room.
+        """
         self._era += 1
         self._pieces, self._start, self._new_file = [], position, False
         self.position = position
         self._tail = self._files[-1] if self._files else None
+        self.blobs.forget_from(position)
+        self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
+        self.rotates_by_blobs = False
 
     def records(self, place: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""

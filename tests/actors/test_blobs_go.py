@@ -1,0 +1,193 @@
+"""Blobs of long writes fill log files as frames do, so they are sealed and given back however short their frames are."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
+from tests.actors.test_sealing import append_long, comes_back, seen
+from topics.engine.reading import Page
+from topics.storage.disk import Damaged
+from topics.storage.wal_file import NoRoom, WalFile
+
+FILE_BYTES = 64 << 10
+LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file
+
+
+@pytest.fixture(autouse=True)
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    by_hand(monkeypatch)
+    no_syncs(monkeypatch)
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Sealer]:
+    client = Sealer(tmp_path / "data", file_bytes=FILE_BYTES)
+    client.put("a")
+    client.put("b")
+    yield client
+    client.give_up()
+    if client.wal.writer._thread.is_alive():
+        client.kill()
+
+
+def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
+    client.append("a", "first")
+    for _ in range(3):
+        append_long(client, "a", LONG)
+    assert client.wal.whole_files() == []
+    client.append("a", "next")
+    assert len(client.wal.whole_files()) == 1
+
+
+def test_blobs_go_when_a_segment_has_their_records(client: Sealer) -> None:
+    for _ in range(20):
+        append_long(client, "a", LONG)
+        assert len(client.shown("a")) % len(LONG) == 0
+        client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) <= 3
+    assert len([*client.wal.blobs.added()]) <= 3
+    assert findings(client.path) == []
+    before = seen(client)
+    client.kill()
+    comes_back(client, before)
+
+
+def test_blobs_of_which_nothing_lives_go_without_a_segment(client: Sealer) -> None:
+    client.put("a", cap_records=len(LONG))
+    for _ in range(12):
+        append_long(client, "a", LONG)
+        client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) <= 3
+    assert files(client.path, "segment") == []
+
+
+def test_a_body_longer_than_a_log_file_has_one_to_itself(client: Sealer) -> None:
+    for _ in range(4):
+        append_long(client, "a", LONG * 3)
+    assert len(client.wal.whole_files()) == 3
+    before = seen(client)
+    client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) == 1
+    assert seen(client) == before
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_restart_knows_how_far_blobs_have_filled_the_file(client: Sealer, orderly: bool) -> None:
+    append_long(client, "a", LONG)
+    append_long(client, "a", LONG)
+    (client.stop if orderly else client.kill)()
+    again = client.again()
+    append_long(again, "a", LONG)
+    assert again.wal.whole_files() == []
+    again.kill()
+    third = again.again()
+    assert third.wal.whole_files() == [], "a start needs no room for another file"
+    third.append("a", "next")
+    assert len(third.wal.whole_files()) == 1
+    third.kill()
+
+
+def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_have_filled(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletes are what makes room."""
+    for _ in range(3):
+        append_long(client, "a", LONG)
+    with monkeypatch.context() as patch:
+
+        def full(file: WalFile, spare: Path | None = None) -> None:
+            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(WalFile, "create", full)
+        _, answer = client.start("a", "refused")
+        client.commits.flush()
+        client.advance()
+        assert isinstance(answer[0], NoRoom)
+        client.append("a", "in the same file")
+        assert client.wal.whole_files() == []
+    append_long(client, "a", LONG)
+    assert len(client.wal.whole_files()) == 1
+    before = seen(client)
+    client.kill()
+    comes_back(client, before)
+
+
+# Damage
+
+
+def hurt(path: Path, at: int = -100) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def damaged(client: Sealer) -> Iterator[Sealer]:
+    """After an orderly stop a blob was hurt; nobody has looked at it yet."""
+    client.put("a", ttl_ms=1000)
+    client.append("a", "before")
+    path = append_long(client, "a", LONG)
+    client.append("a", "behind")
+    client.stop()
+    hurt(path)
+    again = client.again()
+    yield again
+    again.kill()
+
+
+def read(client: Sealer, from_seq: int) -> Page:
+    return client.read("a", from_seq, limit=1)
+
+
+def test_a_read_of_a_damaged_blob_says_where_it_is(damaged: Sealer) -> None:
+    assert read(damaged, 0).count == 1
+    for _ in range(2):
+        with pytest.raises(Damaged, match=r"\.blob, offset 64"):
+            read(damaged, 1)
+    assert read(damaged, 31).count == 1
+
+
+def test_a_delete_that_would_cut_a_damaged_blob_is_not_decided(damaged: Sealer) -> None:
+    position = damaged.wal.position
+    with pytest.raises(Damaged):
+        damaged.engine.delete_records("a", 10, None, damaged.now)
+    assert (damaged.wal.position, damaged.engine.topic("a").pending) == (position, 0)
+    assert damaged.delete_records("a", before_seq=33) == 32, "all of it may go"
+
+
+def test_a_cap_that_would_cut_a_damaged_blob_is_told_and_ends_nothing(damaged: Sealer) -> None:
+    damaged.put("a", cap_records=10)
+    damaged.append("a", "more")
+    assert read(damaged, 31).count == 1
+    damaged.put("a", cap_records=2)
+    assert damaged.engine.topic("a").count == 2
+
+
+def test_age_takes_a_damaged_blob_whole(damaged: Sealer) -> None:
+    damaged.later(5000)
+    damaged.expire("a")
+    assert damaged.engine.topic("a").count == 0
+
+
+def test_sealing_stops_at_a_damaged_blob(damaged: Sealer) -> None:
+    for _ in range(3):
+        append_long(damaged, "b", LONG)
+    damaged.append("b", "next")
+    with pytest.raises(Damaged):
+        damaged.seal()
+    assert read(damaged, 31).count == 1

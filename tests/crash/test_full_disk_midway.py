@@ -1,0 +1,68 @@
+"""A disk that is full for a moment while a body of many megabytes is being written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.crash.mounts import Lossy, needs_lossy
+from tests.server import Server
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+
+
+def until(found: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+@needs_lossy
+def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothing(tmp_path: Path) -> None:
+    """A read moves the floor of the topic meanwhile, and the frame that tells of it finds no room."""
+    with (
+        Lossy(tmp_path / "lossy") as lossy,
+        Server(lossy.path / "data", shards=1, wal_file_bytes=64 << 10, wal_sync_ms=60_000) as server,
+    ):
+        answers: list[Any] = []
+
+        def append_long() -> None:
+            with Api(server.address) as slow:
+                answers.append(slow.append("t", *["y" * 65_000] * 880))
+
+        with Api(server.address) as api:
+            ok(api.put("t", {"ttl_ms": 4000}), 201)
+            ok(api.append("t", "old"))
+            ok(api.append("other", *range(2000), config={"durability": "memory"}), 201)
+            lossy.ctl("fsyncms", ms=60)
+            writer = threading.Thread(target=append_long)
+            writer.start()
+            blobs = lossy.path / "data" / "blob" / "00"
+            until(lambda: any(path.stat().st_size > 40 * MIB for path in blobs.glob("*.new")), "the long append has its room")
+            lossy.ctl("limit", bytes=lossy.ctl("stat")["used"])
+            for size in (4000, 200, 0):
+                until(lambda size=size: api.append("other", "x" * size).status == 503, "the disk is full")
+            bounds = iter(range(2, 2000))  # the frame of a delete is the shortest that there is
+            until(lambda: api.call("POST", "/v0/topics/other/delete", {"before_seq": next(bounds)}).status == 503, "the log is full")
+            until(lambda: api.state("t")["count"] == 0, "the old record is too old")
+            assert not answers, "the long append is under way"
+            lossy.ctl("limit", bytes=0)
+            writer.join()
+            ok(api.put("t", {"ttl_ms": 0}))
+            long, small = ok(answers[0])["seqs"], ok(api.append("t", "small"))["seqs"]
+            assert (long, small) == ([*range(2, 882)], [882])
+            lossy.ctl("fsyncms", ms=0)
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert [record["$seq"] for record in api.read("t", max_batch_bytes=8 * MIB)][-1] == 882
+            assert ok(api.append("t", "again"))["first_seq"] == 883
