@@ -25,7 +25,7 @@ from topics.formats.names import covered
 from topics.formats.records import RecordFlags, blob_bytes
 from topics.formats.requests import Buffer
 from topics.formats.topic_config import TopicConfig
-from topics.formats.wal import Frame, FrameHeader
+from topics.formats.wal import TS_AHEAD_MS, Frame, FrameHeader
 
 _TAGS = int(RecordFlags.TAGS)
 
@@ -48,6 +48,8 @@ class TopicTable:
         self.by_id: dict[int, Topic] = {}
         self.last_id = shard
         self.last_epoch = 0
+        # No record in memory has a `$ts` above it, unless its topic is known to be there already; the log has it, or will have it soon.
+        self.reserved_ts = self.reserving_ts = 0
         self.marks = Marks()  # of records that are in no segment; for the store to keep
 
     def topic(self, name: str) -> Topic:
@@ -107,7 +109,8 @@ class Replay(TopicTable):
         topic.head_seq = topic.logged_seq = next_seq - 1
         topic.count += count
         topic.bytes += size
-        topic.last_write_ts = topic.last_ts = ts_ms
+        if ts_ms >= topic.last_ts:  # a checkpoint may know of later records, which were kept in memory
+            topic.last_write_ts = topic.last_ts = ts_ms
         if first_seq < topic.start_seq:
             trim(topic, len(topic.frames) - 1, self.store)
         if flags & _TAGS:
@@ -118,6 +121,7 @@ class Replay(TopicTable):
 
     def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
         """A topic made or configured. One that the checkpoint no longer knows comes back until its end is replayed too."""
+        self.replay_ts_reserved(header)
         config = msgspec.convert(body["config"], TopicConfig)
         topic = self.by_id.get(header.topic_id)
         if topic is None:
@@ -149,6 +153,14 @@ class Replay(TopicTable):
         if topic is not None:
             topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
 
+    def replay_ts_reserved(self, header: FrameHeader) -> None:
+        """Times promised ahead of use."""
+        self.reserved_ts = max(self.reserved_ts, header.ts_ms + TS_AHEAD_MS)
+
+    def replay_start(self, header: FrameHeader) -> None:
+        """A process began: what it found reserved it put into the topics."""
+        self.reserved_ts = header.ts_ms + TS_AHEAD_MS
+
     def replay_delete(self, header: FrameHeader, body: Buffer, *, checkpointed: bool = False) -> None:
         """Records deleted; doing it twice does no harm. Raises `Misfit`."""
         topic = self._known(header, checkpointed)
@@ -166,7 +178,8 @@ class Replay(TopicTable):
             self._raise_floors(topic, body, header.first_seq)
 
     def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
-        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones; where
+        records in memory have gone, at the reserved `$ts`.
 
         The frames say so to the next replay: they must be synced before the first write.
         """
@@ -182,10 +195,14 @@ class Replay(TopicTable):
                 lose(topic, (topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1
             settle(topic, self.store)
-            if skipped:
+            late = not clean and durability == "ephemeral" and topic.last_ts < self.reserved_ts
+            if late:
+                topic.last_ts = self.reserved_ts
+            if skipped or late:
                 frames.append(topic_frame(topic, now))
             topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
         self._restored = {}
+        self.reserved_ts = self.reserving_ts = now.ts + TS_AHEAD_MS  # as the MARK frame says that follows
         return frames
 
     def _known(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
@@ -214,7 +231,7 @@ class Replay(TopicTable):
 
     def snapshot_engine(self) -> dict[str, int]:
         """What a checkpoint keeps of the shard itself."""
-        return {"last_id": self.last_id, "last_epoch": self.last_epoch}
+        return {"last_id": self.last_id, "last_epoch": self.last_epoch, "reserved_ts": self.reserving_ts}
 
     def snapshot_topics(self) -> Iterator[Topic]:
         """The topics to be kept. Any of them may change, go or come between two steps."""
@@ -249,6 +266,7 @@ class Replay(TopicTable):
         """Take over what `snapshot_engine` gave."""
         self.last_id = max(self.last_id, kept["last_id"])
         self.last_epoch = max(self.last_epoch, kept["last_epoch"])
+        self.reserved_ts = kept.get("reserved_ts", 0)
 
     def restore_topic(self, kept: dict[str, Any]) -> Topic:
         """Take over what `snapshot_topic` gave, before any extent or frame. Its records come with these."""

@@ -26,6 +26,7 @@ from topics.engine.changes import (
     reserving_frame,
     runs_of_seqs,
     topic_frame,
+    ts_reserving_frame,
 )
 from topics.engine.dedupe import Remembered
 from topics.engine.frames import Entry
@@ -41,7 +42,7 @@ from topics.formats.names import covered
 from topics.formats.records import RecordFlags, Rendering
 from topics.formats.requests import AppendBody, Match, PlainAppend, json_string
 from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
-from topics.formats.wal import Frame, FrameKind
+from topics.formats.wal import TS_AHEAD_MS, Frame, FrameKind
 
 _TAGS = int(RecordFlags.TAGS)
 RESIDENT_GENERATION_SEQS = 1 << 16  # tags of records in memory are let go in such portions
@@ -78,12 +79,13 @@ class ShardEngine(Replay):
         if making:
             change.created = change.sync = True
             change.frames += making
+            change.ts_ceiling = self._reserving_ts(now)
         flags, count, ext, parts, _ = encoded
         if flags & _TAGS:
             change.tags = _tagged(body)
         if topic.config.durability == "ephemeral":
             change.resident = encoded
-            self._keep_in_memory(change)
+            self._keep_in_memory(change, now)
         else:
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
         self._note_pending(change)
@@ -102,7 +104,7 @@ class ShardEngine(Replay):
             frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
             change.frames.append(frame)
         else:
-            self._keep_in_memory(change)
+            self._keep_in_memory(change, now)
         if rendering.flags & _TAGS:
             change.tags = _tagged(body)
         self._note_pending(change)
@@ -143,8 +145,13 @@ class ShardEngine(Replay):
         topic = self._create_for(name, body, now, prefixes)
         _check_room(topic, len(body.records), size)
         self._add(topic)
-        change = Put(topic, [topic_frame(topic, now)], None)
+        change = self._made(topic, now)
         self._note_pending(change)
+        return change
+
+    def _made(self, topic: Topic, now: Now) -> Put:
+        change = Put(topic, [topic_frame(topic, now)], None)
+        change.ts_ceiling = self._reserving_ts(now)
         return change
 
     def put(self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None) -> Put:
@@ -155,7 +162,7 @@ class ShardEngine(Replay):
         if topic is None:
             topic = self._new_topic(name, config, now)
             self._add(topic)
-            change = Put(topic, [topic_frame(topic, now)], None)
+            change = self._made(topic, now)
         else:
             before, topic.config = topic.config, config
             if config.idempotency_window_ms > before.idempotency_window_ms:
@@ -163,6 +170,8 @@ class ShardEngine(Replay):
                 topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
             change = Put(topic, [topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
+            if change.frames:
+                change.ts_ceiling = self._reserving_ts(now)
         self._note_pending(change)
         return change
 
@@ -264,6 +273,7 @@ class ShardEngine(Replay):
         if change.sync:
             topic.pending_sync -= 1
         if isinstance(change, Put):
+            self.reserved_ts = max(self.reserved_ts, change.ts_ceiling)
             topic.settle_config(change.config)
             if topic.capped:
                 apply_caps(topic, self.store)
@@ -273,6 +283,8 @@ class ShardEngine(Replay):
     def _commit_append(self, topic: Topic, change: Append, place: int, now: Now, generation: int) -> None:
         if change.ceiling > topic.reserved_seq:
             topic.reserved_seq = change.ceiling
+        if change.ts_ceiling > self.reserved_ts:
+            self.reserved_ts = change.ts_ceiling
         size = change.size
         topic.pending_bytes -= size
         topic.commit_records(change.first_seq, change.count, place, change.ts, size)
@@ -311,6 +323,7 @@ class ShardEngine(Replay):
             self._add(topic)
         elif isinstance(change, FloorMoved):
             topic.floor_due = True  # what was shown as gone stays so: tell the log again
+        self.reserving_ts = self.reserved_ts
         topic.forget_pending()
 
     # Inside
@@ -337,9 +350,19 @@ class ShardEngine(Replay):
             topic.reserving_seq = change.ceiling = ceiling
             change.frames.append(reserving_frame(topic, ceiling))
 
-    def _keep_in_memory(self, change: Append) -> None:
+    def _keep_in_memory(self, change: Append, now: Now) -> None:
         self._reserve_with(change)
+        # About once a second such a write waits until it is written that its time may be used. What lies above the clock is in the log.
+        if now.ts > self.reserved_ts or (now.ts + TS_AHEAD_MS // 2 > self.reserved_ts == self.reserving_ts):
+            change.ts_ceiling = self._reserving_ts(now)
+            change.frames.append(ts_reserving_frame(now))
         change.topic.note_resident(change.first_seq, change.last_seq)
+
+    def _reserving_ts(self, now: Now) -> int:
+        """Up to where the change's frames, which are of now, reserve `$ts`."""
+        ceiling = now.ts + TS_AHEAD_MS
+        self.reserving_ts = max(self.reserving_ts, ceiling)
+        return ceiling
 
     def _note_pending(self, change: Change) -> None:
         change.topic.pending += 1

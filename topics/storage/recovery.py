@@ -343,6 +343,9 @@ class _Replay:
             engine.replay_floor(header, _body(header, view, offset), checkpointed=known)
         elif kind == FrameKind.MARK:
             self.boot = _body(header, view, offset)["boot"]
+            engine.replay_start(header)
+        elif kind == FrameKind.TS_RESERVED:
+            engine.replay_ts_reserved(header)
         else:
             raise Misfit("this program does not know the kind")
 

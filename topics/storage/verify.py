@@ -186,6 +186,8 @@ class LogCheck:
             yield Finding(self.path, 0, str(error))
             return
         self.base = header.base
+        if len(data) < header.size:
+            yield Finding(self.path, len(data), f"the file is cut: it was made with {header.size} bytes")
         if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix != SPARE):
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:

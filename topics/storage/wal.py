@@ -83,7 +83,7 @@ class Wal:
     def _begin_file(self, position: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
-        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64)), size)
+        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64), size), size)
         self._new_file = True
         return self._tail
 
