@@ -32,7 +32,7 @@ from topics.engine.dedupe import Remembered
 from topics.engine.frames import Entry
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.store import EXTENT, RESIDENT, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
@@ -191,8 +191,6 @@ class ShardEngine(Replay):
         """Delete the records below ``before_seq`` that match, of those that are there now (§5). Raises `TopicNotFound`."""
         topic = self.topic(name)
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
-        if match is None:
-            self._check_cut(topic, bound)
         runs = None if match is None else runs_of_seqs(self._matching(topic, match, bound))
         change = DeleteRecords(topic, bound, runs, match)
         # What the log does not hold, no replay needs to be told of.
@@ -212,14 +210,6 @@ class ShardEngine(Replay):
         topic = self.topics.get(name)
         return topic is not None and topic.pending > 0 and (topic.capped or topic.config != topic.committed)
 
-    def _check_cut(self, topic: Topic, bound: int) -> None:
-        """Look at what a cut at ``bound`` must look at: if it is damaged, nothing is decided yet."""
-        index = topic.frames.find(bound)
-        if index < len(topic.frames):
-            first_seq, _, place, size = topic.frames.entry(index)
-            if first_seq < bound and size and place & EXTENT and not place & RESIDENT:
-                self.store.records(place)
-
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
         start = topic.start_seq
@@ -233,7 +223,10 @@ class ShardEngine(Replay):
         return seqs
 
     def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
-        view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
+        try:
+            view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
+        except Unreadable:  # nobody can tell its tags, and the rest of the topic is not to stay because of it
+            return []
         found = view.find_tag(json_string(match.text)) if match.op == "Eq" else view.find_prefix(json_prefix(match.text))
         alive = found if dead is None else [index for index in found if dead[index] != 1]
         return [seq for index in alive if start <= (seq := entry.first_seq + index) < bound]

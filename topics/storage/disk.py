@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from topics.engine.store import Unreadable
 from topics.formats.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
@@ -17,8 +18,11 @@ _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Damaged(Exception):
-    """Bytes on disk that cannot be trusted. The process stops with path, offset and reason; nothing is repaired by itself."""
+class Damaged(Unreadable):
+    """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by itself.
+
+    At a start it stops the process, unless it is in records that a segment holds: as later, these are told as lost.
+    """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(f"{path}, offset {offset}: {reason}")

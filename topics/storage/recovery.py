@@ -179,8 +179,11 @@ def _restore_extent(engine: ShardEngine, segments: SegmentStore, dead: Buffer | 
     dead_count, dead_bytes = 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
-        live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
-        dead_bytes = entry.blob_bytes - live
+        try:
+            live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
+            dead_bytes = entry.blob_bytes - live
+        except Damaged:  # as in `retention`, where all count alike
+            dead_bytes = entry.blob_bytes * dead_count // entry.record_count
     try:
         engine.restore_extent(
             entry.topic_id, entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts, dead_count, dead_bytes
@@ -381,12 +384,9 @@ def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[K
     if segments.entry(place).last_ts < alive_ts:
         return iter(())
     try:
-        view = segments.records(place)
-    except Damaged:
-        if segments.all_dead(place):  # its room was given back, and the checkpoint tells of its keys
-            return iter(())
-        raise
-    return view.idempotency_keys()
+        return segments.records(place).idempotency_keys()
+    except Damaged:  # its room was given back, and the checkpoint tells of its keys; or it is told as damaged
+        return iter(())
 
 
 def _first_seq(key: Key) -> int:
