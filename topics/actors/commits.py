@@ -105,7 +105,8 @@ class Commits:
         if place & EXTENT and not place & RESIDENT:
             self.segments.mark(place, chain.from_iterable(starmap(range, runs)), self.committed_to)
         else:
-            self.engine.marks.mark(place, self.records(place).count, runs)
+            count = self._resident[place].count if place & RESIDENT else self.wal.count(place)
+            self.engine.marks.mark(place, count, runs)
 
     def release(self, places: Sequence[int]) -> None:
         """As `Store.release`."""

@@ -126,7 +126,7 @@ def topic_frame(topic: Topic, now: Now) -> Frame:
         {
             "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1,
             "last_ts": topic.last_ts, "start": topic.start_seq, "floors": floors(topic),
-            "losses": topic.losses_at_restart(topic.next_seq - 1),
+            "losses": topic.losses_at_restart(topic.next_seq - 1), "damaged": topic.damaged,
             "keys_from": topic.keys_from_seq,
         }
     )  # fmt: skip
@@ -152,9 +152,9 @@ def runs_of_frame(body: Buffer) -> Iterable[Range]:
     return struct.iter_unpack("<QQ", body)
 
 
-def floors(topic: Topic) -> tuple[int, int, int]:
-    """Of cap, TTL and loss."""
-    return topic.cap_floor, topic.ttl_floor, topic.loss_floor
+def floors(topic: Topic) -> tuple[int, int, int, int]:
+    """Of cap, TTL, loss and damage."""
+    return topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor
 
 
 def runs_of_seqs(seqs: Iterable[int]) -> list[Range]:

@@ -94,21 +94,28 @@ def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
 
 def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
     """The cursor has fallen behind a floor. The reason is the cause that took something above it; several, or a restart, are mixed."""
-    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor}
+    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor, "damaged": topic.damage_floor}
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
     gap_to = min(topic.start_seq - 1, last)
     return Tombstone(from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head)
 
 
-def _lost(page: Page, lost: Range) -> Tombstone:
-    """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap."""
+def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
+    """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap.
+
+    Or it has come to what was too damaged to be kept.
+    """
+    if lost in topic.damaged:
+        return _damaged(page, (max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq)))
     gap_from = lost[0] if page.scanned else page.from_seq + 1
     return Tombstone(gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq)
 
 
 def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
-    """The first range of lost seqs that has some from ``seq`` to ``last``."""
-    return next((lost for lost in topic.losses if lost[1] >= seq and lost[0] <= last), None) if topic.losses and seq <= last else None
+    """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
+    if seq > last or not (topic.losses or topic.damaged):
+        return None
+    return min((lost for lost in (*topic.losses, *topic.damaged) if lost[1] >= seq and lost[0] <= last), default=None)
 
 
 class Hurt(NamedTuple):
@@ -168,7 +175,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
             if lost[1] > last:  # a gap is told whole, and the reader goes on behind it
                 last = page.head_seq
                 end, cut = _end(topic, last)
-            page.tombstone = _lost(page, lost)
+            page.tombstone = _lost(topic, page, lost)
             seq = page.tombstone.gap_to + 1
             index, lost = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last)
             continue

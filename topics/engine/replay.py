@@ -19,7 +19,7 @@ from topics.engine.dedupe import Remembered
 from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, settle, trim
 from topics.engine.store import Marks, Store
 from topics.engine.tags import TagIndex
-from topics.engine.topic import Topic
+from topics.engine.topic import Topic, united
 from topics.errors import TopicNotFound
 from topics.formats.names import covered
 from topics.formats.records import RecordFlags, blob_bytes
@@ -134,6 +134,7 @@ class Replay(TopicTable):
         topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
         topic.keys_from_seq = max(topic.keys_from_seq, body.get("keys_from", 0))
         topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
+        topic.damaged = united(topic.damaged, ((first, last) for first, last in body.get("damaged", ())))
         topic.head_seq = max(topic.head_seq, body["head"])
         topic.next_seq = topic.head_seq + 1
         self._raise_floors(topic, body.get("floors", (1, 1, 1)), body.get("start", 1))
@@ -218,7 +219,8 @@ class Replay(TopicTable):
     def _raise_floors(self, topic: Topic, told: Iterable[int], start_seq: int) -> None:
         cut_to(topic, start_seq, self.store)
         settle(topic, self.store)
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor = map(max, floors(topic), told)
+        told = (*told, 1)[:4]  # there was none of damage once
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = map(max, floors(topic), told)
 
     def _add_older(self, topic: Topic) -> None:
         """A topic that the log tells of: when the checkpoint knows a later one of its name, that one keeps the name."""
@@ -248,6 +250,7 @@ class Replay(TopicTable):
         return {
             "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
             "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(topic.head_seq),
+            "damaged": topic.damaged,
             "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
             "logged": topic.logged_seq, "position": position, "keys_from": topic.keys_from_seq,
         }  # fmt: skip
@@ -273,8 +276,9 @@ class Replay(TopicTable):
         config = msgspec.convert(kept["config"], TopicConfig)
         topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
         topic.start_seq = kept["start"]
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor = kept["floors"]
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = (*kept["floors"], 1)[:4]
         topic.losses = tuple((first, last) for first, last in kept["losses"])
+        topic.damaged = tuple((first, last) for first, last in kept.get("damaged", ()))
         topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
         topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
         self._restored[topic.id] = kept["head"], kept["position"]

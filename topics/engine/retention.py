@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from topics.engine.frames import Entry, FrameIndex
 from topics.engine.store import EXTENT, RESIDENT, Store, Unreadable, first_live, last_live
-from topics.engine.topic import Range, Topic, joined
+from topics.engine.topic import Range, Topic, joined, united
 from topics.formats.records import View, live_runs
 from topics.formats.topic_config import TopicConfig
 
@@ -122,6 +122,9 @@ def settle(topic: Topic, store: Store) -> None:
     while topic.losses and topic.losses[0][0] < start:
         topic.loss_floor = max(topic.loss_floor, topic.losses[0][1] + 1)
         topic.losses = topic.losses[1:]
+    while topic.damaged and topic.damaged[0][0] < start:
+        topic.damage_floor = max(topic.damage_floor, topic.damaged[0][1] + 1)
+        topic.damaged = topic.damaged[1:]
     while topic.resident and topic.resident[0][1] < start:
         topic.resident = topic.resident[1:]
     while topic.tags:
@@ -144,6 +147,21 @@ def lose(topic: Topic, lost: Range) -> None:
     """A restart has taken these seqs, the last of the topic; it goes on behind them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost[1]
+
+
+def lose_damaged(topic: Topic, index: int, store: Store) -> None:
+    """A write is damaged, and will not be sealed: it leaves the index, and readers are told of what lived in it."""
+    frames = topic.frames
+    first_seq, count, place, size = frames.entry(index)
+    if size:
+        dead = store.dead(place) if first_seq in frames.gone else None
+        live = live_runs(dead, max(topic.start_seq - first_seq, 0), count)
+        topic.damaged = united(topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live])
+    topic.count -= frames.live_count(index)
+    topic.bytes -= size
+    frames.replace(index, index + 1, (), ())
+    store.release((place,))
+    settle(topic, store)
 
 
 # Caps

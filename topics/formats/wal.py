@@ -36,11 +36,12 @@ By kind, what ``first_seq`` means besides, and the body:
 
     APPEND         the first record's seq          as in ``records.py``
     DELETE         no runs: all seqs below it go   (u64 first seq, u64 length) for each run of seqs that goes, in rising order
-    TOPIC          ceiling of reserved seqs        CBOR map: name, epoch, config, head, last_ts, start, floors, losses
+    TOPIC          ceiling of reserved seqs        CBOR map: name, epoch, config, head, last_ts, start, floors, losses,
+                                                   damaged, keys_from
     MARK                                           CBOR map: boot. As TS_RESERVED, and reservations before it are over
     TOPIC_DELETED                                  none
     SEQS_RESERVED  ceiling of reserved seqs        none
-    FLOOR          the first live seq              CBOR array: floors of cap, TTL and loss
+    FLOOR          the first live seq              CBOR array: floors of cap, TTL, loss and damage
     TS_RESERVED                                    none; no `$ts` above ``ts_ms + TS_AHEAD_MS`` was given to a record in memory
 """
 

@@ -13,7 +13,7 @@ import crc32c
 from topics.formats import blob
 from topics.formats.blob import BadBlob
 from topics.formats.requests import Buffer
-from topics.storage.disk import Damaged, make_directory, sync_directory, write_all
+from topics.storage.disk import DAMAGED, Damaged, make_directory, sync_directory, write_all
 
 SUFFIX = ".blob"
 
@@ -134,7 +134,7 @@ class BlobStore:
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
         for path in self.folder.iterdir():
-            if path in wanted:
+            if path in wanted or path.suffix == DAMAGED:
                 continue
             topic_id, _, seq = path.name.removesuffix(SUFFIX).partition("-")
             if path.suffix == SUFFIX and int(seq, 16) <= heads.get(int(topic_id, 16), 0):

@@ -15,6 +15,7 @@ from topics.formats.requests import Buffer
 IOV_MAX = 1024  # pieces that one pwritev takes
 ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
+DAMAGED = ".damaged"  # ends the name of what was kept aside
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -44,6 +45,13 @@ def sync_directory(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def keep_aside(path: Path) -> None:
+    """Give a damaged file a second name, durably: it stays for people when nothing else needs it any more. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        path.with_name(path.name + DAMAGED).hardlink_to(path)
+    sync_directory(path.parent)
 
 
 def make_directory(folder: Path) -> None:

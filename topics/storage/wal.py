@@ -19,7 +19,7 @@ from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame, header_at
 from topics.storage.blobs import BlobStore
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import Group, Progress, WalCounters, WalWriter
@@ -115,6 +115,15 @@ class Wal:
     def records(self, place: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""
         return frame_records(self._files[bisect_right(self._bases, place) - 1], place, self.blobs)
+
+    def count(self, place: int) -> int:
+        """How many they are, without a look at them."""
+        file = self.file(place)
+        return header_at(file.view(), file.offset(place)).record_count
+
+    def file(self, place: int) -> WalFile:
+        """The file that holds ``place``."""
+        return self._files[bisect_right(self._bases, place) - 1]
 
     def generation(self, place: int) -> int:
         """Base of the file that holds ``place``."""

@@ -163,6 +163,11 @@ class WalFile:
             write_all(self._fd, [_ZEROS[: self.size - offset]], offset)
         os.fsync(self._fd)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has another name, under which it stays as it is: see `disk.keep_aside`."""
+        return self.path.stat().st_nlink > 1
+
     def sync(self) -> None:
         """fdatasync."""
         os.fdatasync(self._fd)
