@@ -18,7 +18,8 @@ from topics.formats import answers
 from topics.formats.requests import Diff, Limits, decode_diff, json_bytes
 from topics.storage.disk import Damaged
 
-# A diff looks at all that is there when it comes, whatever its wait_ms. It must be answered before the front gives it up.
+# A diff looks at all that is there when it comes, whatever its wait_ms; it must be answered before
+# the router gives it up.
 SCAN_S_MAX = 20.0
 RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
 Args = TypeVarTuple("Args")
@@ -120,7 +121,7 @@ class Reads:
             self._polls[message.session, rpc.cid] = scope
             with trio.move_on_at(began + SCAN_S_MAX) as limit:
                 while not page.worth_answering and not topic.deleted:
-                    if page.next_from_seq >= head_seq:  # all that was there at the start is looked through
+                    if page.next_from_seq >= head_seq:  # all that was there is looked through
                         limit.deadline = began + asked.wait_ms / 1000
                         if limit.deadline <= trio.current_time():
                             break

@@ -193,7 +193,10 @@ class Sealing:
         return found
 
     async def _check(self, touched: dict[int, Topic], base: int, end: int) -> None:
-        """Take out of the index what is damaged in the file, and keep the file: what gets a new checksum is what was written."""
+        """Take out of the index what is damaged in the file, and keep the file.
+
+        So what gets a new checksum is what was written.
+        """
         check = SealingCheck(self.wal.file(base), end, self.wal.blobs, touched, lambda topic: _writes(topic, base, end))
         step_began = time.monotonic()
         for _ in check.steps():

@@ -1,7 +1,7 @@
-"""Integrity check before sealing: what a log file holds is compared with its checksums before its bytes get new ones.
+"""Integrity check before sealing: a log file is compared with its checksums before its bytes get new ones.
 
-All frames are checked in the order of the file, then each blob that they speak of. Only when a frame is damaged is the index asked,
-which knows where the writes behind it stand. Nothing is changed here.
+All frames are checked in the order of the file, then each blob that they speak of. Only when a frame is
+damaged is the index asked, which knows where the writes behind it stand. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from topics.storage.blobs import BlobStore
 from topics.storage.disk import Damaged, mapped
 from topics.storage.wal_file import WalFile
 
-STEP_BYTES = 1 << 20  # what a step checks at most, frames longer than that apart: a fraction of a millisecond
+# What a step checks at most, longer frames apart: it takes less than a millisecond.
+STEP_BYTES = 1 << 20
 STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 
@@ -35,7 +36,7 @@ class DamagedWrite(NamedTuple):
 
 
 class SealingCheck:
-    """Checks one log file up to ``end``. Afterwards: ``damage``, all of it, and the ``writes`` that it hit."""
+    """Checks one log file up to ``end``. Afterwards: all ``damage``, and the ``writes`` that it hit."""
 
     def __init__(self, file: WalFile, end: int, blobs: BlobStore, touched: Mapping[int, Topic], writes_of: Writes) -> None:
         self._file, self._end, self._blobs = file, end, blobs
@@ -68,7 +69,7 @@ class SealingCheck:
         return begin
 
     def _look_behind(self, topic: Topic, position: int) -> Iterator[None]:
-        """Check the topic's writes from ``position`` on, one by one: what stands between them says nothing any more."""
+        """Check the topic's writes from ``position`` on, one by one."""
         file = self._file
         for count, entry in enumerate(self._writes_of(topic)):
             if entry.place < position:

@@ -36,8 +36,8 @@ class Change:
 class Append(Change):
     """Records on their way. ``resident`` holds them when the class keeps them in memory only.
 
-    ``ceiling``: up to which seq the frames reserve, 0 when they do not; ``ts_ceiling`` the same for `$ts`. ``tags``: ``(index, tag)``
-    of the records that have one.
+    ``ceiling``: up to which seq the frames reserve, 0 when they do not; ``ts_ceiling`` the same for `$ts`.
+    ``tags``: ``(index, tag)`` of the records that have one.
     """
 
     __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "tags", "ts", "ts_ceiling")

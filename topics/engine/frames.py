@@ -148,7 +148,7 @@ class FrameIndex:
     # What goes
 
     def take(self, index: int, count: int, size: int) -> int:
-        """So many live records of an entry, and their bytes, are gone; how many bytes that are. ``size`` may have been a guess."""
+        """So many live records of an entry are gone; how many bytes that are. ``size`` may be a guess."""
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
         assert gone <= whole, "a record goes once"

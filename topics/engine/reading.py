@@ -101,9 +101,9 @@ def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
 
 
 def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
-    """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap.
+    """The reader has come to what a restart took, or to what was damaged, and has got nothing before it.
 
-    Or it has come to what was too damaged to be kept.
+    What its filter dropped is not part of the gap.
     """
     if lost in topic.damaged:
         return _damaged(page, (max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq)))
@@ -119,7 +119,7 @@ def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
 
 
 class Hurt(NamedTuple):
-    """Seqs ``first`` to ``last`` cannot be read. ``told``: from the first to the last of those that the reader would get."""
+    """Seqs ``first`` to ``last`` cannot be read. ``told``: those that the reader would get, first and last."""
 
     first: int
     last: int
@@ -127,7 +127,7 @@ class Hurt(NamedTuple):
 
 
 def _hurt(topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]) -> Hurt:
-    """Some of the seqs from ``seq`` to ``end`` (exclusive), all in one entry, could not be read: the first of these."""
+    """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
     first_seq, _, place, _ = topic.frames.entry(index)
     start, stop, dead = seq - first_seq, end - first_seq, None
     try:
@@ -196,7 +196,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
         if not size:  # nothing lives in it
             index, seq, looked = index + 1, first_seq + count, looked + 1
             continue
-        bound = count if hurt is None else hurt.first - first_seq  # up to there nothing is damaged, for all that is known
+        bound = count if hurt is None else hurt.first - first_seq  # nothing before it is known as damaged
         start, stop, dead = seq - first_seq, bound, None
         try:
             if first_seq in gone and (dead := store.dead(place)) is not None:

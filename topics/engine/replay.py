@@ -48,7 +48,7 @@ class TopicTable:
         self.by_id: dict[int, Topic] = {}
         self.last_id = shard
         self.last_epoch = 0
-        # No record in memory has a `$ts` above it, unless its topic is known to be there already; the log has it, or will have it soon.
+        # No record in memory has a `$ts` above it, unless the log or a checkpoint knows its topic to be there.
         self.reserved_ts = self.reserving_ts = 0
         self.marks = Marks()  # of records that are in no segment; for the store to keep
 
@@ -109,7 +109,7 @@ class Replay(TopicTable):
         topic.head_seq = topic.logged_seq = next_seq - 1
         topic.count += count
         topic.bytes += size
-        if ts_ms >= topic.last_ts:  # a checkpoint may know of later records, which were kept in memory
+        if ts_ms >= topic.last_ts:  # a checkpoint may know of later ones, which were in memory
             topic.last_write_ts = topic.last_ts = ts_ms
         if first_seq < topic.start_seq:
             trim(topic, len(topic.frames) - 1, self.store)
@@ -179,8 +179,8 @@ class Replay(TopicTable):
             self._raise_floors(topic, body, header.first_seq)
 
     def finish_replay(self, now: Now, *, clean: bool, tail_may_be_lost: bool) -> list[Frame]:
-        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones; where
-        records in memory have gone, at the reserved `$ts`.
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the
+        reserved ones; where records in memory have gone, at the reserved `$ts`.
 
         The frames say so to the next replay: they must be synced before the first write.
         """
@@ -203,7 +203,7 @@ class Replay(TopicTable):
                 frames.append(topic_frame(topic, now))
             topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
         self._restored = {}
-        self.reserved_ts = self.reserving_ts = now.ts + TS_AHEAD_MS  # as the MARK frame says that follows
+        self.reserved_ts = self.reserving_ts = now.ts + TS_AHEAD_MS  # as the MARK that follows says
         return frames
 
     def _known(self, header: FrameHeader, checkpointed: bool) -> Topic | None:

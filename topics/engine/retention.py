@@ -79,7 +79,7 @@ class _Even(View):
 
 
 def _sized(topic: Topic, index: int, store: Store) -> View:
-    """The records of an entry, for their lengths. What is damaged does not keep the rest of a topic from going."""
+    """The records of an entry, for their lengths: damage does not keep the rest of a topic from going."""
     _, count, place, size = topic.frames.entry(index)
     try:
         return store.records(place)
@@ -150,7 +150,7 @@ def lose(topic: Topic, lost: Range) -> None:
 
 
 def lose_damaged(topic: Topic, index: int, store: Store) -> None:
-    """A write is damaged, and will not be sealed: it leaves the index, and readers are told of what lived in it."""
+    """A write is damaged: it leaves the index, and readers are told of what lived in it."""
     frames = topic.frames
     first_seq, count, place, size = frames.entry(index)
     if size:

@@ -225,7 +225,7 @@ class ShardEngine(Replay):
     def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
         try:
             view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
-        except Unreadable:  # nobody can tell its tags, and the rest of the topic is not to stay because of it
+        except Unreadable:  # its tags are unknown, and the rest of the topic is not to stay because of it
             return []
         found = view.find_tag(json_string(match.text)) if match.op == "Eq" else view.find_prefix(json_prefix(match.text))
         alive = found if dead is None else [index for index in found if dead[index] != 1]
@@ -345,7 +345,8 @@ class ShardEngine(Replay):
 
     def _keep_in_memory(self, change: Append, now: Now) -> None:
         self._reserve_with(change)
-        # About once a second such a write waits until it is written that its time may be used. What lies above the clock is in the log.
+        # About once a second such a write waits until it is written that its time may be used. A `$ts` above
+        # the clock is known to the log.
         if now.ts > self.reserved_ts or (now.ts + TS_AHEAD_MS // 2 > self.reserved_ts == self.reserving_ts):
             change.ts_ceiling = self._reserving_ts(now)
             change.frames.append(ts_reserving_frame(now))

@@ -23,14 +23,14 @@ Runs = Sequence[tuple[int, int]]
 
 
 class Unreadable(Exception):
-    """What stands at a place is not what was written there. It is told to people where it is found."""
+    """What stands at a place is not what was written there. Whoever raises it has it logged."""
 
 
 class Store(Protocol):
     """Finds records again by the place that was noted when they were committed."""
 
     def records(self, place: int) -> View:
-        """What stands there; valid until the next change of the store. It, and what is read of it, may raise `Unreadable`."""
+        """What stands there; valid until the next change of the store. Reading it may raise `Unreadable`."""
 
     def dead(self, place: int) -> Buffer | None:
         """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""

@@ -6,8 +6,8 @@ Readers see no more than ``head_seq``; a write that fails on its way to the disk
 Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and speaks for what may be seen.
 
 Three floors: the seq below which a cap, the TTL, or a restart has taken something. All are at most ``start_seq``, which stands on the
-first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``, what was found damaged there when
-it was to be sealed in ``damaged``; a fourth floor is that of damage.
+first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``,
+what was found damaged there when it was to be sealed in ``damaged``; a fourth floor is that of damage.
 """
 
 from __future__ import annotations

@@ -244,12 +244,12 @@ class View:
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
-    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - what has no checksums knows of none
-        """``(start, stop)`` of the first records in the range that are damaged, as long as they are adjacent; None for none."""
+    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
+        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for none."""
         return None
 
     def wanted(self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None) -> tuple[int, int] | None:
-        """The first and the last of the records that `select` would give, without a look at the records; None when it gives none."""
+        """First and last of the records that `select` would give, without a look at them; None for none."""
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
         if flags & _ONE_NODE and skipped:

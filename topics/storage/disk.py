@@ -22,7 +22,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Damaged(Unreadable):
     """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by itself.
 
-    At a start it stops the process, unless it is in records that a segment holds: as later, these are told as lost.
+    At a start it stops the process, unless it is in an extent of a segment: readers are told of that.
     """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
@@ -48,7 +48,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def keep_aside(path: Path) -> None:
-    """Give a damaged file a second name, durably: it stays for people when nothing else needs it any more. Raises OSError."""
+    """Give a damaged file a second name, durably, under which it stays for people. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         path.with_name(path.name + DAMAGED).hardlink_to(path)
     sync_directory(path.parent)

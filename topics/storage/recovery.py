@@ -385,7 +385,7 @@ def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[K
         return iter(())
     try:
         return segments.records(place).idempotency_keys()
-    except Damaged:  # its room was given back, and the checkpoint tells of its keys; or it is told as damaged
+    except Damaged:  # its room was given back, and the checkpoint tells of its keys; or readers are told
         return iter(())
 
 

@@ -157,8 +157,8 @@ class WalFile:
     def cut(self, position: int) -> None:
         """Turn everything from ``position`` on into zeros, durably: no frame of the cut part may ever be found again."""
         assert self._view is None, "a mapped file is not cut"
-        # By writing: a file that is cut short for a moment would, after a crash, look like one that has lost its end. And from the
-        # front on, so that what is left of the torn part never begins where the log ends.
+        # By writing: a file that is short for a moment would, after a crash, look like one that was cut at
+        # rest. From the front on: what is left of the torn part must not begin where the log ends.
         for offset in range(self.offset(position), self.size, len(_ZEROS)):
             write_all(self._fd, [_ZEROS[: self.size - offset]], offset)
         os.fsync(self._fd)
