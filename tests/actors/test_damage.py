@@ -337,6 +337,27 @@ def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(smal
     small.kill()
 
 
+def test_a_topic_that_is_configured_after_damage_keeps_what_it_tells(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
+    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES)
+    small.checkpoint()
+    topic = small.engine.by_id[header.topic_id]
+    _, told = walk(small, topic)
+    assert told == damaged_by(header)[topic.id]
+    small.put(topic.name, ttl_ms=3_600_000)
+    small.kill()
+    small = small.again()
+    assert walk(small, small.engine.topic(topic.name))[1] == told
+    small.put(topic.name, ttl_ms=0, cap_records=3)
+    page = small.page(topic.name)
+    assert page.tombstone is not None
+    assert page.tombstone.reason == "mixed", "cap and damage"
+    assert (page.tombstone.gap_from, page.count) == (1, 3)
+    small.kill()
+
+
 def test_only_what_lived_in_a_damaged_frame_is_told(small: Sealer) -> None:
     for _ in range(60):
         small.append("a", *range(5))
