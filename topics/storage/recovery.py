@@ -381,11 +381,12 @@ class _Replay:
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
-    if segments.entry(place).last_ts < alive_ts:
+    # Of one whose room may have been given back, the checkpoint tells the keys.
+    if segments.entry(place).last_ts < alive_ts or segments.all_dead(place):
         return iter(())
     try:
         return segments.records(place).idempotency_keys()
-    except Damaged:  # its room was given back, and the checkpoint tells of its keys; or readers are told
+    except Damaged:  # its readers are told
         return iter(())
 
 
