@@ -13,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
+from topics.engine import reading
 from topics.engine.shard import Append, Change, Put
 from topics.engine.topic import RESERVE_MIN
 from topics.formats.requests import decode_append, decode_config, json_bytes
@@ -419,6 +420,41 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
     assert desk.answers() == [(append, 200), (poll, "internal")]
     again = desk.diff("a")
     assert desk.answers() == [(again, 200)]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1])
+async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_waits(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, wait_ms: int
+) -> None:
+    monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
+    desk.make("a")
+    for _ in range(20):
+        desk.append("a", 0, node="me")
+    desk.written()
+    desk.answers()
+    diff = desk.diff("a", node="me", wait_ms=wait_ms)
+    for _ in range(3):
+        assert desk.answers() == [], "it gives way to others"
+        await trio.lowlevel.checkpoint()
+    await trio.sleep(0.01)
+    ((number, page),) = desk.bodies()
+    assert (number, page["next_from_seq"], page["caught_up"]) == (diff, 20, True)
+
+
+async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
+    desk.make("a")
+    for _ in range(8):
+        desk.append("a", 0, node="me")
+    desk.written()
+    desk.diff("a", node="me", wait_ms=0)
+    for _ in range(10):
+        for _ in range(4):
+            desk.append("a", 0, node="me")
+        desk.written()
+        await trio.lowlevel.checkpoint()
+    (page,) = [page for _, page in desk.bodies() if "next_from_seq" in page]
+    assert 8 <= page["next_from_seq"] < 16
 
 
 async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:

@@ -614,10 +614,38 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     assert len(front.actor.feeds) == 1
 
 
-@pytest.mark.parametrize("error", [Damaged(Path("segment"), 5, "test"), OSError(errno.EMFILE, "too many")])
-async def test_records_that_cannot_be_read_end_the_feeds_that_want_them_and_no_other(
-    front: Front, monkeypatch: pytest.MonkeyPatch, error: Exception
+async def test_a_feed_tells_of_damage_and_goes_on_behind_it(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    front.make("a")
+    front.open("a", 1)
+    places = []
+    for _ in range(3):
+        front.flush()
+        places.append(front.log.position)
+        front.append("a", 1)
+    front.flush()
+    front.log.write()
+    real = front.commits.records
+
+    def records(at: int) -> Any:
+        if at == places[1]:
+            raise Damaged(Path("segment"), 5, "test")
+        return real(at)
+
+    monkeypatch.setattr(front.commits, "records", records)
+    front.written()
+    front.taken()
+    front.written()
+    pages = [event for event in front.events() if event["event"] == "feed.page"]
+    gaps = [gap and (gap["reason"], gap["gap_from"], gap["gap_to"]) for gap in (page["tombstone"] for page in pages)]
+    assert [(page["from_seq"], page["to_seq"], page["count"]) for page in pages] == [(0, 1, 1), (1, 3, 1)]
+    assert gaps == [None, ("damaged", 2, 2)]
+    assert len(front.actor.feeds) == 1
+
+
+async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
+    front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error = OSError(errno.EMFILE, "too many")
     front.make("a")
     front.make("b")
     front.open("a", 1)
@@ -643,9 +671,6 @@ async def test_records_that_cannot_be_read_end_the_feeds_that_want_them_and_no_o
     ]  # fmt: skip
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert len(front.actor.feeds) == 1
-    with structlog.testing.capture_logs():
-        front.feed_read("a") if isinstance(error, Damaged) else None
-    assert all(found.get("code") == "internal" for found in map(_told, front.wire.take()))
 
 
 # Giving way

@@ -786,29 +786,3 @@ def test_a_key_that_was_used_again_stands_for_the_later_write(client: Sealer) ->
     again = client.again()
     assert again.append("a", 3, key="k") == (2, True)
     again.kill()
-
-
-# Damage under a running shard
-
-
-def test_a_damaged_extent_costs_its_readers_and_nobody_else(client: Sealer) -> None:
-    client.put("a", ttl_ms=1000, cap_records=40)
-    fill(client, "a", "b", rounds=10)
-    client.seal()
-    for segment in client.shard.segments.segments.values():
-        for entry in segment.entries():
-            if entry.topic_id == client.engine.topic("a").id:
-                with segment.path.open("r+b") as file:
-                    file.seek(entry.offset + entry.length - 5)
-                    file.write(b"\xee\xee\xee\xee\xee")
-        segment.checked[:] = bytes(len(segment.checked))  # as after a start: these were found whole when they were written
-    client.shard.segments.close()
-    with pytest.raises(Damaged):
-        client.shown("a")
-    with pytest.raises(Damaged):
-        client.engine.delete_records("a", None, Match("Eq", "odd"), client.now)
-    for _ in range(10):
-        fill(client, "a", rounds=2)  # over its cap, and something that cannot be read would have to go
-    assert client.engine.topic("a").head_seq == 60
-    assert client.page("a", from_seq=58).count == 2
-    assert len(client.shown("b")) == 20

@@ -319,3 +319,13 @@ def test_a_new_class_counts_from_the_next_write_on(api: Api, topic: str) -> None
         ok(api.put(topic, {"durability": durability}))
         assert (ok(api.append(topic, 2))["performance"]["fsync_ms"] > 0) == synced
     assert len(api.read(topic)) == 6
+
+
+@pytest.mark.parametrize("wait_ms", [None, 0, 1])
+def test_a_diff_passes_over_all_that_its_filter_drops_whatever_it_waits(api: Api, topic: str, wait_ms: int | None) -> None:
+    ok(api.put(topic), 201)
+    for _ in range(6):
+        ok(api.append(topic, *[0] * 1000, node="me"))
+    asked = {} if wait_ms is None else {"wait_ms": wait_ms}
+    page = ok(api.diff(topic, from_seq=0, node="me", **asked))
+    assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], 6000, True)

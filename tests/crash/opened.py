@@ -30,6 +30,7 @@ class Found:
     config: Any
     records: dict[int, Any]  # by seq
     gaps: list[tuple[int, int]]  # told as lost
+    damaged: list[tuple[int, int]]  # told as damaged, which no crash explains
     next_seq: int
     keys: dict[str, int] = field(default_factory=dict)  # idempotency keys, with the first seq that each stands for
 
@@ -73,12 +74,14 @@ class Opened:
         except TopicNotFound:
             return None
         records: dict[int, Any] = {}
-        gaps = []
+        gaps: list[tuple[int, int]] = []
+        damaged: list[tuple[int, int]] = []
         cursor = from_seq
         while True:
             page = read(topic, Diff(from_seq=cursor, limit=1000, include_tags=True), self.client.commits)
             if page.tombstone is not None:
-                gaps.append((page.tombstone.gap_from, page.tombstone.gap_to))
+                told = damaged if page.tombstone.reason == "damaged" else gaps
+                told.append((page.tombstone.gap_from, page.tombstone.gap_to))
             for record in json.loads(b"[%b]" % b",".join(map(bytes, page.pieces))):
                 records[record["$seq"]] = record
             assert page.next_from_seq > cursor or page.caught_up, f"{name}: the cursor stands still at {cursor}"
@@ -86,5 +89,6 @@ class Opened:
             if page.caught_up:
                 keys = {key: write.first_seq for key, write in topic.dedupe.items()}
                 return Found(
-                    topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config, records, gaps, topic.next_seq, keys
+                    topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config, records, gaps, damaged,
+                    topic.next_seq, keys,
                 )  # fmt: skip

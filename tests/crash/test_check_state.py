@@ -30,7 +30,7 @@ def delete(**body: Any) -> dict[str, Any]:
 
 def found(*seqs: int, head: int = 4, gaps: tuple[tuple[int, int], ...] = (), next_seq: int = 0) -> Found:
     records = {seq: {"$seq": seq, "data": "abcdef"[seq - 1], "$tag": "abcdef"[seq - 1]} for seq in seqs}
-    return Found(1, head, min(seqs, default=head + 1), len(seqs), None, records, list(gaps), next_seq or head + 1)
+    return Found(1, head, min(seqs, default=head + 1), len(seqs), None, records, list(gaps), [], next_seq or head + 1)
 
 
 WROTE = (append(1, "a", "b"), True), (append(3, "c", "d"), True)

@@ -30,7 +30,7 @@ from topics.formats.wal import (
     scan_frames,
 )
 
-HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708)
+HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, size=64 << 20)
 SEED = HEADER.seed
 
 
@@ -56,7 +56,7 @@ def rows(first: str, after: str) -> list[tuple[int, int, str]]:
 
 def test_the_table_of_the_file_header_is_its_struct() -> None:
     table = rows("magic", "File header")
-    assert [(offset, size) for offset, size, _ in table] == [(0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 4), (36, 4060)]
+    assert [(offset, size) for offset, size, _ in table] == [(0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4052)]
     assert sum(size for _, size, _ in table) == FILE_HEADER_BYTES
 
 
@@ -72,9 +72,15 @@ def test_the_table_of_the_frame_is_its_struct() -> None:
 def test_a_file_header_is_the_documented_bytes() -> None:
     data = encode_file_header(HEADER)
     assert len(data) == FILE_HEADER_BYTES
-    assert data[:36].hex() == "545057414c303031010000000300000088776655443322110807060504030201ed748f37"
-    assert not any(data[36:])
+    expected = "545057414c30303102000000030000008877665544332211080706050403020100000004000000002c8c719b"
+    assert data[:44].hex() == expected
+    assert not any(data[44:])
     assert decode_file_header(data) == HEADER
+
+
+def test_a_file_header_of_version_1_is_read_and_tells_no_size() -> None:
+    data = bytes.fromhex("545057414c303031010000000300000088776655443322110807060504030201ed748f37")
+    assert decode_file_header(data.ljust(FILE_HEADER_BYTES, b"\0")) == HEADER._replace(size=0)
 
 
 CONFIG = cbor2.dumps({"name": "a"})
@@ -148,6 +154,13 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
             "8307010100000000",
         ],
     ),
+    (
+        Frame(FrameKind.TS_RESERVED, ts_ms=1000),
+        [
+            "57463031e27b8377080000000000000010000000000000000000000000000000",
+            "0000000000000000e8030000000000000000000000000000000000000a000000",
+        ],
+    ),
 ]
 
 
@@ -171,7 +184,7 @@ def slow_crc32c(data: bytes, start: int = 0) -> int:
 def test_the_checksums_are_the_documented_ones() -> None:
     assert slow_crc32c(b"123456789") == 0xE3069283
     header = encode_file_header(HEADER)
-    assert int.from_bytes(header[32:36], "little") == slow_crc32c(header[:32])
+    assert int.from_bytes(header[40:44], "little") == slow_crc32c(header[:40])
     assert slow_crc32c(header[24:32]) == SEED
     for frame, _ in GOLDEN:
         data = encoded(frame, position=8, durable=16)
@@ -182,7 +195,7 @@ def test_the_checksums_are_the_documented_ones() -> None:
 def test_numbers_of_kinds_never_change() -> None:
     assert {kind.name: kind.value for kind in FrameKind} == {
         "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8,
-            "FLOOR": 9,
+            "FLOOR": 9, "TS_RESERVED": 10,
     }  # fmt: skip
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 
@@ -190,7 +203,7 @@ def test_numbers_of_kinds_never_change() -> None:
 # File headers
 
 
-@pytest.mark.parametrize("length", [0, 1, 35, 36, FILE_HEADER_BYTES - 1])
+@pytest.mark.parametrize("length", [0, 1, 43, 44, FILE_HEADER_BYTES - 1])
 def test_a_short_file_header_is_refused(length: int) -> None:
     with pytest.raises(BadHeader, match="shorter than its header"):
         decode_file_header(encode_file_header(HEADER)[:length])
@@ -198,7 +211,7 @@ def test_a_short_file_header_is_refused(length: int) -> None:
 
 def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
     good = encode_file_header(HEADER)
-    for bit in range(8 * 36):
+    for bit in range(8 * 44):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(BadHeader):
@@ -207,8 +220,8 @@ def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
 
 def test_another_version_is_refused_with_both_numbers() -> None:
     data = bytearray(encode_file_header(HEADER))
-    data[8] = 2
-    with pytest.raises(BadHeader, match="has format version 2; this program reads version 1"):
+    data[8] = 9
+    with pytest.raises(BadHeader, match="has format version 9; this program reads versions up to 2"):
         decode_file_header(data)
 
 

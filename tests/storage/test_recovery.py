@@ -520,13 +520,15 @@ def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_file_cut_short_is_a_prefix(small: Path, tmp_path: Path) -> None:
-    expected = prefixes(small)
+def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path) -> None:
     content = log_files(small)[0].read_bytes()
-    for cut in random.Random(1).sample(range(FILE_HEADER_BYTES, max(expected)), 40):
+    end = len(content.rstrip(b"\0"))
+    for cut in (FILE_HEADER_BYTES, end - 1, end, len(content) - 1, *random.Random(1).sample(range(FILE_HEADER_BYTES, end), 40)):
         target = changed(small, tmp_path / "cut", content[:cut])
-        whole = max(offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut)
-        assert seen(target) == expected[whole], cut
+        found = seen(target)
+        assert isinstance(found, Damaged)
+        assert (found.path, found.offset) == (log_files(target)[0], cut)
+        assert log_files(target)[0].stat().st_size == cut, "damage is left as it was found"
 
 
 @pytest.mark.slow
@@ -552,14 +554,14 @@ def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(
             assert padding or (found == expected[hurt] and hurt >= safe), byte
 
 
-@pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 4095])
+@pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 44, 4095])
 def test_a_damaged_file_header_is_damage_unless_nothing_reads_it(byte: int, small: Path) -> None:
     path = log_files(small)[0]
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
     path.write_bytes(content)
     found = seen(small)
-    if byte < 36:
+    if byte < 44:
         assert isinstance(found, Damaged)
         assert (found.path, found.offset) == (path, 0)
     else:
@@ -702,9 +704,9 @@ def test_another_shards_file_is_damage(many: Path) -> None:
 def test_a_file_of_an_unknown_version_is_refused_by_name(small: Path) -> None:
     path = log_files(small)[0]
     content = bytearray(path.read_bytes())
-    content[8] = 2
+    content[8] = 9
     path.write_bytes(content)
-    with pytest.raises(Damaged, match="has format version 2; this program reads version 1") as raised:
+    with pytest.raises(Damaged, match="has format version 9; this program reads versions up to 2") as raised:
         Client(small)
     assert raised.value.path == path
 
@@ -782,3 +784,56 @@ def test_two_checkpoints_are_kept(stopped: Path) -> None:
     newest, older = checkpoints.whole(stopped / "checkpoint" / "00")
     assert newest.position > older.position
     assert checkpoints.decode(files[-1].read_bytes()) == newest
+
+
+# Time
+
+
+def ts_of(client: Client, name: str, seq: int) -> int:
+    (record,) = msgspec.json.decode(b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).pieces)))
+    return int(record["$ts"])
+
+
+def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="disk")
+    client.append("a", 1)
+    client.later(5_000)
+    client.put("a", durability="ephemeral")
+    client.later(5_000)
+    seq, _ = client.append("a", 2)
+    before = ts_of(client, "a", seq)
+    client.stop()
+    client = Client(tmp_path)
+    seq, _ = client.append("a", 3)
+    assert ts_of(client, "a", seq) == before
+    client.kill()
+
+
+@pytest.mark.parametrize("idle_ms", [0, 900, 1_900, 2_100, 60_000])
+def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_steps_back(tmp_path: Path, idle_ms: int) -> None:
+    """It may have been written to all the time, or after a while."""
+    client, before = Client(tmp_path), 0
+    client.put("a", durability="ephemeral")
+    for life in range(3):
+        for _ in range(3):
+            client.later(idle_ms)
+            seq, _ = client.append("a", life)
+            assert ts_of(client, "a", seq) >= before, life
+            before = ts_of(client, "a", seq)
+        client.kill()
+        client = Client(tmp_path, now=Now(START.ts, client.now.ms + 1))
+    seq, _ = client.append("a", "last")
+    assert before <= ts_of(client, "a", seq) <= before + 2_000 * 3, "and it is not far ahead"
+    client.kill()
+
+
+def test_a_busy_ephemeral_topic_writes_one_frame_a_second_to_keep_its_time(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="ephemeral")
+    frames = client.wal.counters.frames
+    for _ in range(500):
+        client.later(10)
+        client.append("a", 1)
+    assert 3 <= client.wal.counters.frames - frames <= 6
+    client.kill()

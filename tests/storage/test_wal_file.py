@@ -21,7 +21,7 @@ SIZE = 64 << 10
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[WalFile]:
-    file = WalFile(tmp_path, FileHeader(3, 0x1000, 7), SIZE)
+    file = WalFile(tmp_path, FileHeader(3, 0x1000, 7, SIZE), SIZE)
     yield file
     file.close()
 
@@ -152,3 +152,29 @@ def test_a_mapped_file_is_cut_only_after_it_is_unmapped(file: WalFile) -> None:
         file.cut(0x1000)
     file.unmap()
     file.cut(0x1000)
+
+
+def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(file: WalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between would leave a file that seems to have lost its end."""
+    file.create()
+    sizes: list[int] = []
+    for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
+        real = getattr(os, name)
+
+        def noted(*arguments: Any, real: Any = real) -> Any:
+            result = real(*arguments)
+            sizes.append(file.path.stat().st_size)
+            return result
+
+        monkeypatch.setattr(os, name, noted)
+    file.cut(0x1000 + 100)
+    assert set(sizes) == {SIZE}
+
+
+@pytest.mark.parametrize("left", [FILE_HEADER_BYTES, SIZE - 1])
+def test_a_file_that_is_shorter_than_it_was_made_is_damage(left: int, file: WalFile) -> None:
+    file.create()
+    os.truncate(file.path, left)
+    with pytest.raises(Damaged, match=f"made with {SIZE} bytes") as raised:
+        WalFile.open(file.path, 3)
+    assert (raised.value.path, raised.value.offset) == (file.path, left)

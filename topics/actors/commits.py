@@ -58,6 +58,9 @@ class Commits:
         self.losses = 0  # how often all that waited was undone
         self._told: set[tuple[Path, int]] = set()  # damage that the log of the process knows of
         self._idle: dict[int, trio.Event] = {}
+        segments.on_damage = self.tell
+        for damage in segments.damage:
+            self.tell(damage)
         self.on_commit: Callable[[Change], None] = lambda _: None
         self.on_release: Callable[[int], None] = lambda _: None  # is told of extents that no topic names any more
 
@@ -90,7 +93,13 @@ class Commits:
         """Records at a place that was given to `ShardEngine.commit`."""
         if place & RESIDENT:
             return self._resident[place]
-        return self.segments.records(place) if place & EXTENT else self.wal.records(place)
+        if place & EXTENT:
+            return self.segments.records(place)
+        try:
+            return self.wal.records(place)
+        except Damaged as damage:
+            self.tell(damage)
+            raise
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
@@ -101,7 +110,8 @@ class Commits:
         if place & EXTENT and not place & RESIDENT:
             self.segments.mark(place, chain.from_iterable(starmap(range, runs)), self.committed_to)
         else:
-            self.engine.marks.mark(place, self.records(place).count, runs)
+            count = self._resident[place].count if place & RESIDENT else self.wal.count(place)
+            self.engine.marks.mark(place, count, runs)
 
     def release(self, places: Sequence[int]) -> None:
         """As `Store.release`."""

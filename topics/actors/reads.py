@@ -18,6 +18,9 @@ from topics.formats import answers
 from topics.formats.requests import Diff, Limits, decode_diff, json_bytes
 from topics.storage.disk import Damaged
 
+# A diff looks at all that is there when it comes, whatever its wait_ms; it must be answered before
+# the router gives it up.
+SCAN_S_MAX = 20.0
 RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
 Args = TypeVarTuple("Args")
 
@@ -122,10 +125,15 @@ class Reads:
         page: Page,
         changed: trio.Event,
     ) -> None:
-        scanned, failure = page.scanned, None
+        scanned, failure, head_seq = page.scanned, None, page.head_seq
+        began = trio.current_time()
         with scope:
-            with trio.move_on_after(asked.wait_ms / 1000):
-                while not page.worth_answering and not topic.deleted and (page.unfinished or asked.wait_ms):
+            with trio.move_on_at(began + SCAN_S_MAX) as limit:
+                while not page.worth_answering and not topic.deleted:
+                    if page.next_from_seq >= head_seq:  # all that was there is looked through
+                        limit.deadline = began + asked.wait_ms / 1000
+                        if limit.deadline <= trio.current_time():
+                            break
                     if page.unfinished:
                         await trio.lowlevel.checkpoint()
                     else:

@@ -1,6 +1,7 @@
 """Whole log files become segments, checkpoints follow, and what neither needs any more goes (decision 0009).
 
-    file whole and committed -> build, write, sync -> install in the index -> checkpoint -> free what the older checkpoint can spare
+    file whole and committed -> check -> build, write, sync -> install in the index
+        -> checkpoint -> free what the older checkpoint can spare
 
 All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run that fails leaves everything as it
 was and is begun anew; the log grows meanwhile.
@@ -23,8 +24,9 @@ import structlog
 import trio
 
 from topics.actors.commits import Commits
+from topics.actors.sealing_check import SealingCheck
 from topics.engine.frames import Entry
-from topics.engine.retention import seal
+from topics.engine.retention import lose_damaged, seal
 from topics.engine.store import EXTENT, RESIDENT
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
@@ -35,7 +37,7 @@ from topics.formats.segment import SegmentHeader
 from topics.formats.segment_build import Piece, Source, build
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
-from topics.storage.disk import Damaged
+from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery import Shard
 from topics.storage.segments import Segment, split_place
 from topics.storage.wal_file import WalFile
@@ -166,6 +168,7 @@ class Sealing:
         began = time.monotonic()
         if self._finished is None:
             touched = await self._touched(base, end)
+            await self._check(touched, base, end)
             self._finished = await self._build(base, end, touched), touched
             self._next_number += 1
         segment, touched = self._finished
@@ -188,6 +191,25 @@ class Sealing:
             found |= {topic.id: topic for topic in some if next(_writes(topic, base, end), None) is not None}
             await trio.lowlevel.checkpoint()
         return found
+
+    async def _check(self, touched: dict[int, Topic], base: int, end: int) -> None:
+        """Take out of the index what is damaged in the file, and keep the file.
+
+        So what gets a new checksum is what was written.
+        """
+        check = SealingCheck(self.wal.file(base), end, self.wal.blobs, touched, lambda topic: _writes(topic, base, end))
+        step_began = time.monotonic()
+        for _ in check.steps():
+            await self._rest(time.monotonic() - step_began)
+            step_began = time.monotonic()
+        for damage in check.damage:
+            self.commits.tell(damage)
+            if damage.path.exists():
+                await trio.to_thread.run_sync(keep_aside, damage.path)
+        for topic, entry in check.writes:
+            index = topic.frames.find(entry.first_seq)
+            if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.place:
+                lose_damaged(topic, index, self.commits)
 
     async def _build(self, base: int, end: int, touched: dict[int, Topic]) -> Segment:
         """Write the segment; when that fails, nothing is left of it."""

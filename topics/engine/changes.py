@@ -36,16 +36,17 @@ class Change:
 class Append(Change):
     """Records on their way. ``resident`` holds them when the class keeps them in memory only.
 
-    ``ceiling``: up to which seq the frames reserve, 0 when they do not. ``tags``: ``(index, tag)`` of the records that have one.
+    ``ceiling``: up to which seq the frames reserve, 0 when they do not; ``ts_ceiling`` the same for `$ts`.
+    ``tags``: ``(index, tag)`` of the records that have one.
     """
 
-    __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "tags", "ts")
+    __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "tags", "ts", "ts_ceiling")
 
     def __init__(self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None) -> None:
         super().__init__(topic, [], False)
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
         self.created = False
-        self.ceiling = 0
+        self.ceiling = self.ts_ceiling = 0
         self.resident: EncodedRecords | None = None
         self.tags: Sequence[tuple[int, bytes]] = ()
         self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
@@ -65,11 +66,12 @@ class Follow(NamedTuple):
 class Put(Change):
     """A topic made or configured; ``before`` is the config to return to."""
 
-    __slots__ = ("before", "config", "created")
+    __slots__ = ("before", "config", "created", "ts_ceiling")
 
     def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
         super().__init__(topic, frames, True)
         self.before, self.created, self.config = before, before is None, topic.config
+        self.ts_ceiling = 0
 
 
 class Delete(Change):
@@ -113,13 +115,18 @@ def reserving_frame(topic: Topic, ceiling: int) -> Frame:
     return Frame(FrameKind.SEQS_RESERVED, topic.id, ceiling)
 
 
+def ts_reserving_frame(now: Now) -> Frame:
+    """No `$ts` above a time that is a little ahead of now has been used."""
+    return Frame(FrameKind.TS_RESERVED, ts_ms=now.ts)
+
+
 def topic_frame(topic: Topic, now: Now) -> Frame:
     """All that the log must know of a topic besides its records."""
     body = cbor2.dumps(
         {
             "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.config), "head": topic.next_seq - 1,
             "last_ts": topic.last_ts, "start": topic.start_seq, "floors": floors(topic),
-            "losses": topic.losses_at_restart(topic.next_seq - 1),
+            "losses": topic.losses_at_restart(topic.next_seq - 1), "damaged": topic.damaged,
             "keys_from": topic.keys_from_seq,
         }
     )  # fmt: skip
@@ -145,9 +152,9 @@ def runs_of_frame(body: Buffer) -> Iterable[Range]:
     return struct.iter_unpack("<QQ", body)
 
 
-def floors(topic: Topic) -> tuple[int, int, int]:
-    """Of cap, TTL and loss."""
-    return topic.cap_floor, topic.ttl_floor, topic.loss_floor
+def floors(topic: Topic) -> tuple[int, int, int, int]:
+    """Of cap, TTL, loss and damage."""
+    return topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor
 
 
 def runs_of_seqs(seqs: Iterable[int]) -> list[Range]:

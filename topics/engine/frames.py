@@ -147,8 +147,8 @@ class FrameIndex:
 
     # What goes
 
-    def take(self, index: int, count: int, size: int) -> None:
-        """So many live records of an entry, and their bytes, are gone."""
+    def take(self, index: int, count: int, size: int) -> int:
+        """So many live records of an entry are gone; how many bytes that are. ``size`` may be a guess."""
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
         assert gone <= whole, "a record goes once"
@@ -156,10 +156,11 @@ class FrameIndex:
             self._sizes[index + self._front] = 0
             self.gone.pop(first_seq, None)
             self.dead_entries += 1
-            return
-        assert size < left, "what is live has bytes"
+            return left
+        taken = min(size, left - 1)  # what is live has bytes
         self._note_gone(first_seq, gone)
-        self._sizes[index + self._front] = left - size
+        self._sizes[index + self._front] = left - taken
+        return taken
 
     def _note_gone(self, first_seq: int, count: int) -> None:
         if self.gone is _NOBODY:

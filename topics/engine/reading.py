@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from topics.engine.store import Store
+from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Range, Topic
 from topics.formats.records import json_nodes, live_runs
 from topics.formats.requests import Buffer, Diff
@@ -94,21 +94,55 @@ def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
 
 def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
     """The cursor has fallen behind a floor. The reason is the cause that took something above it; several, or a restart, are mixed."""
-    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor}
+    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor, "damaged": topic.damage_floor}
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
     gap_to = min(topic.start_seq - 1, last)
     return Tombstone(from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head)
 
 
-def _lost(page: Page, lost: Range) -> Tombstone:
-    """The reader has come to what a restart took, and has got nothing before it. What its filter dropped is not part of the gap."""
+def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
+    """The reader has come to what a restart took, or to what was damaged, and has got nothing before it.
+
+    What its filter dropped is not part of the gap.
+    """
+    if lost in topic.damaged:
+        return _damaged(page, (max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq)))
     gap_from = lost[0] if page.scanned else page.from_seq + 1
     return Tombstone(gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq)
 
 
 def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
-    """The first range of lost seqs that has some from ``seq`` to ``last``."""
-    return next((lost for lost in topic.losses if lost[1] >= seq and lost[0] <= last), None) if topic.losses and seq <= last else None
+    """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
+    if seq > last or not (topic.losses or topic.damaged):
+        return None
+    return min((lost for lost in (*topic.losses, *topic.damaged) if lost[1] >= seq and lost[0] <= last), default=None)
+
+
+class Hurt(NamedTuple):
+    """Seqs ``first`` to ``last`` cannot be read. ``told``: those that the reader would get, first and last."""
+
+    first: int
+    last: int
+    told: Range | None
+
+
+def _hurt(topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]) -> Hurt:
+    """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
+    first_seq, _, place, _ = topic.frames.entry(index)
+    start, stop, dead = seq - first_seq, end - first_seq, None
+    try:
+        dead = store.dead(place) if first_seq in topic.frames.gone else None
+        view = store.records(place)
+        start, stop = view.bad_run(start, stop) or (start, stop)
+        told = view.wanted(start, stop, nodes, dead)
+    except Unreadable:  # not even the tables: whatever is not deleted
+        runs = [*live_runs(dead, start, stop)]
+        told = (runs[0][0], runs[-1][1] - 1) if runs else None
+    return Hurt(first_seq + start, first_seq + stop - 1, told and (first_seq + told[0], first_seq + told[1]))
+
+
+def _damaged(page: Page, lost: Range) -> Tombstone:
+    return Tombstone(lost[0], lost[1], "damaged", page.earliest_seq, page.head_seq)
 
 
 def _end(topic: Topic, last: int) -> tuple[int, int]:
@@ -127,6 +161,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
     seq = min(max(page.from_seq + 1, topic.start_seq), last + 1)
     end, cut = _end(topic, last)
     index, lost, looked = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last), 0
+    hurt: Hurt | None = None  # ahead, in the entry that is read
     while True:
         first_seq, count, place, size = frames.entry(index) if index < end else (last + 1, 0, 0, 0)
         if index == cut:
@@ -140,9 +175,17 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
             if lost[1] > last:  # a gap is told whole, and the reader goes on behind it
                 last = page.head_seq
                 end, cut = _end(topic, last)
-            page.tombstone = _lost(page, lost)
+            page.tombstone = _lost(topic, page, lost)
             seq = page.tombstone.gap_to + 1
             index, lost = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last)
+            continue
+        if hurt is not None and hurt.first <= seq:
+            if hurt.told is not None:
+                if page.worth_answering:
+                    break
+                page.tombstone = _damaged(page, hurt.told)
+            page.scanned += hurt.last + 1 - seq
+            index, seq, looked, hurt = index + (hurt.last + 1 == first_seq + count), hurt.last + 1, looked + 1, None
             continue
         if index == end:
             seq = last + 1
@@ -153,37 +196,42 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
         if not size:  # nothing lives in it
             index, seq, looked = index + 1, first_seq + count, looked + 1
             continue
-        start, stop, dead = seq - first_seq, count, None
-        if first_seq in gone and (dead := store.dead(place)) is not None:
-            window = min(start + SCAN_RECORDS_MAX, count)
-            start, stop = next(live_runs(dead, start, window), (window, window))
-            looked += first_seq + start - seq
-            seq = first_seq + start
-            if start == stop:
-                index += stop == count
-                continue
-        if page.count >= limit or budget <= 0:
-            break
-        view = store.records(place)
-        whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta, asked.include_data)
-        room = start + limit - page.count
-        stop = view.fit(start, min(stop if whole else count, room), budget)
-        if stop == start:
-            if page.count:
+        bound = count if hurt is None else hurt.first - first_seq  # nothing before it is known as damaged
+        start, stop, dead = seq - first_seq, bound, None
+        try:
+            if first_seq in gone and (dead := store.dead(place)) is not None:
+                window = min(start + SCAN_RECORDS_MAX, bound)
+                start, stop = next(live_runs(dead, start, window), (window, window))
+                looked += first_seq + start - seq
+                seq = first_seq + start
+                if start == stop:
+                    index += stop == count
+                    continue
+            if page.count >= limit or budget <= 0:
                 break
-            stop = start + 1  # at least one record, whatever its size
-        if whole:
-            piece = view.slice(start, stop)
-            page.pieces.append(piece)
-            page.count += stop - start
-            page.scanned += stop - start
-            budget -= len(piece)
-        else:
-            found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead, asked.include_data)
-            page.pieces.extend(record for _, record in found)
-            page.count += len(found)
-            page.scanned += stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
-            budget -= sum(len(record) for _, record in found)
+            view = store.records(place)
+            whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta, asked.include_data)
+            room = start + limit - page.count
+            stop = view.fit(start, min(stop if whole else bound, room), budget)
+            if stop == start:
+                if page.count:
+                    break
+                stop = start + 1  # at least one record, whatever its size
+            if whole:
+                piece = view.slice(start, stop)
+                page.pieces.append(piece)
+                page.count += stop - start
+                page.scanned += stop - start
+                budget -= len(piece)
+            else:
+                found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead, asked.include_data)
+                page.pieces.extend(record for _, record in found)
+                page.count += len(found)
+                page.scanned += stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
+                budget -= sum(len(record) for _, record in found)
+        except Unreadable:
+            hurt = _hurt(topic, store, index, seq, first_seq + count, nodes)
+            continue
         looked += stop - start
         seq = first_seq + stop
         if stop == count:

@@ -19,13 +19,13 @@ from topics.engine.dedupe import Remembered
 from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, settle, trim
 from topics.engine.store import Marks, Store
 from topics.engine.tags import TagIndex
-from topics.engine.topic import Topic
+from topics.engine.topic import Topic, united
 from topics.errors import TopicNotFound
 from topics.formats.names import covered
 from topics.formats.records import RecordFlags, blob_bytes
 from topics.formats.requests import Buffer
 from topics.formats.topic_config import TopicConfig
-from topics.formats.wal import Frame, FrameHeader
+from topics.formats.wal import TS_AHEAD_MS, Frame, FrameHeader
 
 _TAGS = int(RecordFlags.TAGS)
 
@@ -48,6 +48,8 @@ class TopicTable:
         self.by_id: dict[int, Topic] = {}
         self.last_id = shard
         self.last_epoch = 0
+        # No record in memory has a `$ts` above it, unless the log or a checkpoint knows its topic to be there.
+        self.reserved_ts = self.reserving_ts = 0
         self.marks = Marks()  # of records that are in no segment; for the store to keep
 
     def topic(self, name: str) -> Topic:
@@ -107,7 +109,8 @@ class Replay(TopicTable):
         topic.head_seq = topic.logged_seq = next_seq - 1
         topic.count += count
         topic.bytes += size
-        topic.last_write_ts = topic.last_ts = ts_ms
+        if ts_ms >= topic.last_ts:  # a checkpoint may know of later ones, which were in memory
+            topic.last_write_ts = topic.last_ts = ts_ms
         if first_seq < topic.start_seq:
             trim(topic, len(topic.frames) - 1, self.store)
         if flags & _TAGS:
@@ -118,6 +121,7 @@ class Replay(TopicTable):
 
     def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
         """A topic made or configured. One that the checkpoint no longer knows comes back until its end is replayed too."""
+        self.replay_ts_reserved(header)
         config = msgspec.convert(body["config"], TopicConfig)
         topic = self.by_id.get(header.topic_id)
         if topic is None:
@@ -130,6 +134,7 @@ class Replay(TopicTable):
         topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
         topic.keys_from_seq = max(topic.keys_from_seq, body.get("keys_from", 0))
         topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
+        topic.damaged = united(topic.damaged, ((first, last) for first, last in body.get("damaged", ())))
         topic.head_seq = max(topic.head_seq, body["head"])
         topic.next_seq = topic.head_seq + 1
         self._raise_floors(topic, body.get("floors", (1, 1, 1)), body.get("start", 1))
@@ -148,6 +153,14 @@ class Replay(TopicTable):
         topic = self._known(header, checkpointed)
         if topic is not None:
             topic.reserved_seq = topic.reserving_seq = max(topic.reserved_seq, header.first_seq)
+
+    def replay_ts_reserved(self, header: FrameHeader) -> None:
+        """Times promised ahead of use."""
+        self.reserved_ts = max(self.reserved_ts, header.ts_ms + TS_AHEAD_MS)
+
+    def replay_start(self, header: FrameHeader) -> None:
+        """A process began: what it found reserved it put into the topics."""
+        self.reserved_ts = header.ts_ms + TS_AHEAD_MS
 
     def replay_delete(self, header: FrameHeader, body: Buffer, *, checkpointed: bool = False) -> None:
         """Records deleted; doing it twice does no harm. Raises `Misfit`."""
@@ -168,7 +181,8 @@ class Replay(TopicTable):
     def finish_replay(
         self, now: Now, watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter, *, clean: bool, tail_may_be_lost: bool
     ) -> list[Frame]:
-        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the reserved ones.
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the
+        reserved ones; where records in memory have gone, at the reserved `$ts`.
 
         ``watched`` gives the topics back as they are, and sees how far we are.
 
@@ -186,10 +200,14 @@ class Replay(TopicTable):
                 lose(topic, (topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1
             settle(topic, self.store)
-            if skipped:
+            late = not clean and durability == "ephemeral" and topic.last_ts < self.reserved_ts
+            if late:
+                topic.last_ts = self.reserved_ts
+            if skipped or late:
                 frames.append(topic_frame(topic, now))
             topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
         self._restored = {}
+        self.reserved_ts = self.reserving_ts = now.ts + TS_AHEAD_MS  # as the MARK that follows says
         return frames
 
     def _known(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
@@ -205,7 +223,8 @@ class Replay(TopicTable):
     def _raise_floors(self, topic: Topic, told: Iterable[int], start_seq: int) -> None:
         cut_to(topic, start_seq, self.store)
         settle(topic, self.store)
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor = map(max, floors(topic), told)
+        told = (*told, 1)[:4]  # there was none of damage once
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = map(max, floors(topic), told)
 
     def _add_older(self, topic: Topic) -> None:
         """A topic that the log tells of: when the checkpoint knows a later one of its name, that one keeps the name."""
@@ -218,7 +237,7 @@ class Replay(TopicTable):
 
     def snapshot_engine(self) -> dict[str, int]:
         """What a checkpoint keeps of the shard itself."""
-        return {"last_id": self.last_id, "last_epoch": self.last_epoch}
+        return {"last_id": self.last_id, "last_epoch": self.last_epoch, "reserved_ts": self.reserving_ts}
 
     def snapshot_topics(self) -> Iterator[Topic]:
         """The topics to be kept. Any of them may change, go or come between two steps."""
@@ -235,6 +254,7 @@ class Replay(TopicTable):
         return {
             "id": topic.id, "name": topic.name, "epoch": topic.epoch, "config": msgspec.structs.asdict(topic.committed),
             "head": topic.head_seq, "start": topic.start_seq, "floors": floors(topic), "losses": topic.losses_at_restart(topic.head_seq),
+            "damaged": topic.damaged,
             "last_ts": topic.last_ts, "last_write_ts": topic.last_write_ts, "reserved": topic.reserved_seq,
             "logged": topic.logged_seq, "position": position, "keys_from": topic.keys_from_seq,
         }  # fmt: skip
@@ -253,14 +273,16 @@ class Replay(TopicTable):
         """Take over what `snapshot_engine` gave."""
         self.last_id = max(self.last_id, kept["last_id"])
         self.last_epoch = max(self.last_epoch, kept["last_epoch"])
+        self.reserved_ts = kept.get("reserved_ts", 0)
 
     def restore_topic(self, kept: dict[str, Any]) -> Topic:
         """Take over what `snapshot_topic` gave, before any extent or frame. Its records come with these."""
         config = msgspec.convert(kept["config"], TopicConfig)
         topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
         topic.start_seq = kept["start"]
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor = kept["floors"]
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = (*kept["floors"], 1)[:4]
         topic.losses = tuple((first, last) for first, last in kept["losses"])
+        topic.damaged = tuple((first, last) for first, last in kept.get("damaged", ()))
         topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
         topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
         self._restored[topic.id] = kept["head"], kept["position"]

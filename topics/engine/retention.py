@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from topics.engine.frames import Entry, FrameIndex
-from topics.engine.store import EXTENT, RESIDENT, Store, first_live, last_live
-from topics.engine.topic import Range, Topic, joined
-from topics.formats.records import live_runs
+from topics.engine.store import EXTENT, RESIDENT, Store, Unreadable, first_live, last_live
+from topics.engine.topic import Range, Topic, joined, united
+from topics.formats.records import View, live_runs
 from topics.formats.topic_config import TopicConfig
 
 ENTRIES_AT_ONCE = 256
@@ -51,7 +52,7 @@ class Live(NamedTuple):
 def _live_of(topic: Topic, index: int, start: int, stop: int, store: Store) -> Live:
     first_seq, _, place, _ = topic.frames.entry(index)
     dead = store.dead(place) if first_seq in topic.frames.gone else None
-    view, count, size, last = store.records(place), 0, 0, 0
+    view, count, size, last = _sized(topic, index, store), 0, 0, 0
     for begin, end in live_runs(dead, start, stop):
         count += end - begin
         size += view.size(begin, end)
@@ -60,9 +61,30 @@ def _live_of(topic: Topic, index: int, start: int, stop: int, store: Store) -> L
 
 
 def _take(topic: Topic, index: int, count: int, size: int) -> None:
-    topic.frames.take(index, count, size)
+    topic.bytes -= topic.frames.take(index, count, size)
     topic.count -= count
-    topic.bytes -= size
+
+
+class _Even(View):
+    """Stands for records whose lengths cannot be read: all count alike."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__(0, count)
+        self._ends = range(size, size * count + 1, size)
+
+    @property
+    def ends(self) -> memoryview:
+        """As `View.ends`."""
+        return cast("memoryview", self._ends)
+
+
+def _sized(topic: Topic, index: int, store: Store) -> View:
+    """The records of an entry, for their lengths: damage does not keep the rest of a topic from going."""
+    _, count, place, size = topic.frames.entry(index)
+    try:
+        return store.records(place)
+    except Unreadable:
+        return _Even(count, max(size // topic.frames.live_count(index), 1))
 
 
 def _last_live(topic: Topic, stop: int, store: Store) -> int:
@@ -100,6 +122,9 @@ def settle(topic: Topic, store: Store) -> None:
     while topic.losses and topic.losses[0][0] < start:
         topic.loss_floor = max(topic.loss_floor, topic.losses[0][1] + 1)
         topic.losses = topic.losses[1:]
+    while topic.damaged and topic.damaged[0][0] < start:
+        topic.damage_floor = max(topic.damage_floor, topic.damaged[0][1] + 1)
+        topic.damaged = topic.damaged[1:]
     while topic.resident and topic.resident[0][1] < start:
         topic.resident = topic.resident[1:]
     while topic.tags:
@@ -122,6 +147,21 @@ def lose(topic: Topic, lost: Range) -> None:
     """A restart has taken these seqs, the last of the topic; it goes on behind them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost[1]
+
+
+def lose_damaged(topic: Topic, index: int, store: Store) -> None:
+    """A write is damaged: it leaves the index, and readers are told of what lived in it."""
+    frames = topic.frames
+    first_seq, count, place, size = frames.entry(index)
+    if size:
+        dead = store.dead(place) if first_seq in frames.gone else None
+        live = live_runs(dead, max(topic.start_seq - first_seq, 0), count)
+        topic.damaged = united(topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live])
+    topic.count -= frames.live_count(index)
+    topic.bytes -= size
+    frames.replace(index, index + 1, (), ())
+    store.release((place,))
+    settle(topic, store)
 
 
 # Caps
@@ -169,7 +209,7 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
 def _cut_point_within(topic: Topic, index: int, over_count: int, over_bytes: int, store: Store) -> int:
     first_seq, count, place, _ = topic.frames.entry(index)
     dead = store.dead(place) if first_seq in topic.frames.gone else None
-    view = store.records(place)
+    view = _sized(topic, index, store)
     for start, stop in live_runs(dead, max(topic.start_seq - first_seq, 0), count):
         size = view.size(start, stop)
         if over_count < stop - start and over_bytes < size:
@@ -194,12 +234,25 @@ def first_not_before(topic: Topic, ts: int, store: Store) -> int:
     first_seq, count, place, _ = frames.entry(index)
     if place & RESIDENT or not place & EXTENT:
         return first_seq + count  # a write has one $ts
-    view, start = store.records(place), max(topic.start_seq - first_seq, 0)
+    start = max(topic.start_seq - first_seq, 0)
     if start >= count:
         return first_seq + count
-    if view.ts(start) >= ts:
+    try:
+        view = store.records(place)
+    except Unreadable:  # it goes when what follows is too old
         return first_seq + start
-    return first_seq + bisect_left(range(count), ts, start, key=view.ts)
+    if _ts(view, start) >= ts:
+        return first_seq + start
+    return first_seq + bisect_left(range(count), ts, start, key=lambda at: _ts(view, at))
+
+
+def _ts(view: View, index: int) -> int:
+    """``$ts`` of a record; for a damaged one, of the next that is whole."""
+    try:
+        return view.ts(index)
+    except Unreadable:
+        _, index = view.bad_run(index, view.count) or (index, view.count)
+        return _ts(view, index) if index < view.count else sys.maxsize
 
 
 # Deletes
@@ -233,7 +286,7 @@ def _delete_in_entry(topic: Topic, index: int, pieces: list[tuple[int, int]], st
     if pieces == [(0, whole)] and first_seq not in topic.frames.gone:
         live, count, size = pieces, whole, left
     else:
-        dead, view = store.dead(place), store.records(place)
+        dead, view = store.dead(place), _sized(topic, index, store)
         live = [run for piece in pieces for run in live_runs(dead, *piece)]
         count = sum(stop - start for start, stop in live)
         size = sum(view.size(start, stop) for start, stop in live)

@@ -26,12 +26,13 @@ from topics.engine.changes import (
     reserving_frame,
     runs_of_seqs,
     topic_frame,
+    ts_reserving_frame,
 )
 from topics.engine.dedupe import Remembered
 from topics.engine.frames import Entry
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.store import EXTENT, RESIDENT, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
@@ -41,7 +42,7 @@ from topics.formats.names import covered
 from topics.formats.records import RecordFlags, Rendering
 from topics.formats.requests import AppendBody, Match, PlainAppend, json_string
 from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
-from topics.formats.wal import Frame, FrameKind
+from topics.formats.wal import TS_AHEAD_MS, Frame, FrameKind
 
 _TAGS = int(RecordFlags.TAGS)
 RESIDENT_GENERATION_SEQS = 1 << 16  # tags of records in memory are let go in such portions
@@ -78,12 +79,13 @@ class ShardEngine(Replay):
         if making:
             change.created = change.sync = True
             change.frames += making
+            change.ts_ceiling = self._reserving_ts(now)
         flags, count, ext, parts, _ = encoded
         if flags & _TAGS:
             change.tags = _tagged(body)
         if topic.config.durability == "ephemeral":
             change.resident = encoded
-            self._keep_in_memory(change, topic.reserving_seq)
+            self._keep_in_memory(change, topic.reserving_seq, now)
         else:
             change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
         self._note_pending(change)
@@ -103,7 +105,7 @@ class ShardEngine(Replay):
             change.frames.append(frame)
         else:
             # A reservation that is on its way may fail while the records are still being rendered.
-            self._keep_in_memory(change, topic.reserved_seq)
+            self._keep_in_memory(change, topic.reserved_seq, now)
         if rendering.flags & _TAGS:
             change.tags = _tagged(body)
         self._note_pending(change)
@@ -144,8 +146,13 @@ class ShardEngine(Replay):
         topic = self._create_for(name, body, now, prefixes)
         _check_room(topic, len(body.records), size)
         self._add(topic)
-        change = Put(topic, [topic_frame(topic, now)], None)
+        change = self._made(topic, now)
         self._note_pending(change)
+        return change
+
+    def _made(self, topic: Topic, now: Now) -> Put:
+        change = Put(topic, [topic_frame(topic, now)], None)
+        change.ts_ceiling = self._reserving_ts(now)
         return change
 
     def put(self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None) -> Put:
@@ -156,7 +163,7 @@ class ShardEngine(Replay):
         if topic is None:
             topic = self._new_topic(name, config, now)
             self._add(topic)
-            change = Put(topic, [topic_frame(topic, now)], None)
+            change = self._made(topic, now)
         else:
             before, topic.config = topic.config, config
             if config.idempotency_window_ms > before.idempotency_window_ms:
@@ -164,6 +171,8 @@ class ShardEngine(Replay):
                 topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
             change = Put(topic, [topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
+            if change.frames:
+                change.ts_ceiling = self._reserving_ts(now)
         self._note_pending(change)
         return change
 
@@ -183,8 +192,6 @@ class ShardEngine(Replay):
         """Delete the records below ``before_seq`` that match, of those that are there now (§5). Raises `TopicNotFound`."""
         topic = self.topic(name)
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
-        if match is None:
-            self._check_cut(topic, bound)
         runs = None if match is None else runs_of_seqs(self._matching(topic, match, bound))
         change = DeleteRecords(topic, bound, runs, match)
         # What the log does not hold, no replay needs to be told of.
@@ -204,14 +211,6 @@ class ShardEngine(Replay):
         topic = self.topics.get(name)
         return topic is not None and topic.pending > 0 and (topic.capped or topic.config != topic.committed)
 
-    def _check_cut(self, topic: Topic, bound: int) -> None:
-        """Look at what a cut at ``bound`` must look at: if it is damaged, nothing is decided yet."""
-        index = topic.frames.find(bound)
-        if index < len(topic.frames):
-            first_seq, _, place, size = topic.frames.entry(index)
-            if first_seq < bound and size and not place & RESIDENT:
-                self.store.records(place)
-
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
         start = topic.start_seq
@@ -225,7 +224,10 @@ class ShardEngine(Replay):
         return seqs
 
     def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
-        view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
+        try:
+            view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
+        except Unreadable:  # its tags are unknown, and the rest of the topic is not to stay because of it
+            return []
         found = view.find_tag(json_string(match.text)) if match.op == "Eq" else view.find_prefix(json_prefix(match.text))
         alive = found if dead is None else [index for index in found if dead[index] != 1]
         return [seq for index in alive if start <= (seq := entry.first_seq + index) < bound]
@@ -265,6 +267,7 @@ class ShardEngine(Replay):
         if change.sync:
             topic.pending_sync -= 1
         if isinstance(change, Put):
+            self.reserved_ts = max(self.reserved_ts, change.ts_ceiling)
             topic.settle_config(change.config)
             if topic.capped:
                 apply_caps(topic, self.store)
@@ -274,6 +277,8 @@ class ShardEngine(Replay):
     def _commit_append(self, topic: Topic, change: Append, place: int, now: Now, generation: int) -> None:
         if change.ceiling:
             topic.reserved(change.ceiling)
+        if change.ts_ceiling > self.reserved_ts:
+            self.reserved_ts = change.ts_ceiling
         size = change.size
         topic.pending_bytes -= size
         topic.commit_records(change.first_seq, change.count, place, change.ts, size)
@@ -322,8 +327,11 @@ class ShardEngine(Replay):
             topic.config = change.before
         elif isinstance(change, Delete):
             self._add(topic)
-        if isinstance(change, Append | Put) and change.created:
-            self._remove(topic)
+        if isinstance(change, Append | Put):
+            if change.ts_ceiling:
+                self.reserving_ts = self.reserved_ts
+            if change.created:
+                self._remove(topic)
 
     @staticmethod
     def _undo_append(topic: Topic, change: Append) -> None:
@@ -351,7 +359,7 @@ class ShardEngine(Replay):
         epoch = max(self.last_epoch + 1, now.ts)
         return Topic(self.last_id + self.shards, name, epoch, config, 0 if config.durability == "fsync" else RESERVE_MIN)
 
-    def _keep_in_memory(self, change: Append, reserved_seq: int) -> None:
+    def _keep_in_memory(self, change: Append, reserved_seq: int, now: Now) -> None:
         """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged.
 
         ``reserved_seq``: up to where that is sure when this change's frames are written.
@@ -360,7 +368,18 @@ class ShardEngine(Replay):
         if change.last_seq > reserved_seq:
             change.ceiling = topic.reserve_above(change.last_seq)
             change.frames.append(reserving_frame(topic, change.ceiling))
+        # About once a second such a write waits until it is written that its time may be used. A `$ts` above
+        # the clock is known to the log.
+        if now.ts > self.reserved_ts or (now.ts + TS_AHEAD_MS // 2 > self.reserved_ts == self.reserving_ts):
+            change.ts_ceiling = self._reserving_ts(now)
+            change.frames.append(ts_reserving_frame(now))
         topic.note_resident(change.first_seq, change.last_seq)
+
+    def _reserving_ts(self, now: Now) -> int:
+        """Up to where the change's frames, which are of now, reserve `$ts`."""
+        ceiling = now.ts + TS_AHEAD_MS
+        self.reserving_ts = max(self.reserving_ts, ceiling)
+        return ceiling
 
     def _note_pending(self, change: Change) -> None:
         change.topic.pending += 1

@@ -22,14 +22,18 @@ Runs = Sequence[tuple[int, int]]
 """Records ``start`` to ``stop`` (exclusive) of an entry, several times."""
 
 
+class Unreadable(Exception):
+    """What stands at a place is not what was written there. Whoever raises it has it logged."""
+
+
 class Store(Protocol):
     """Finds records again by the place that was noted when they were committed."""
 
     def records(self, place: int) -> View:
-        """What stands there; valid until the next change of the store."""
+        """What stands there; valid until the next change of the store. Reading it may raise `Unreadable`."""
 
     def dead(self, place: int) -> Buffer | None:
-        """A byte for each record, 1 for a deleted one; None when none is."""
+        """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
 
     def mark(self, place: int, runs: Runs) -> None:
         """These records are deleted."""
@@ -92,4 +96,4 @@ def last_live(dead: Buffer, start: int, stop: int) -> int:
     return -1
 
 
-__all__ = ["EXTENT", "RESIDENT", "Marks", "Runs", "Store", "first_live", "last_live"]
+__all__ = ["EXTENT", "RESIDENT", "Marks", "Runs", "Store", "Unreadable", "first_live", "last_live"]

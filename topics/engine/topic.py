@@ -6,10 +6,13 @@ Readers see no more than ``head_seq``; a write that fails on its way to the disk
 Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and speaks for what may be seen.
 
 Three floors: the seq below which a cap, the TTL, or a restart has taken something. All are at most ``start_seq``, which stands on the
-first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``.
+first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``,
+what was found damaged there when it was to be sealed in ``damaged``; a fourth floor is that of damage.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.frames import FrameIndex
@@ -28,8 +31,8 @@ class Topic:
     """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same name."""
 
     __slots__ = (
-        "bytes", "cap_floor", "capped", "committed", "config", "count", "dedupe", "deleted", "epoch", "floor_due", "frames",
-        "head_seq", "id", "keys_from_seq",
+        "bytes", "cap_floor", "capped", "committed", "config", "count", "damage_floor", "damaged", "dedupe", "deleted", "epoch",
+        "floor_due", "frames", "head_seq", "id", "keys_from_seq",
         "last_read_ms", "last_read_ts", "last_ts", "last_write_ts", "logged_seq", "loss_floor", "losses", "name",
         "next_seq", "pending", "pending_bytes", "pending_keys", "pending_sync", "reserved_seq", "reserving_seq", "resident",
         "sealed_seq", "start_seq", "tags", "ttl_floor",
@@ -42,8 +45,9 @@ class Topic:
         self.head_seq = 0
         self.next_seq = 1
         self.start_seq = 1
-        self.cap_floor = self.ttl_floor = self.loss_floor = 1
+        self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
         self.losses: tuple[Range, ...] = ()
+        self.damaged: tuple[Range, ...] = ()
         self.resident: tuple[Range, ...] = ()  # seqs of records that are kept in memory only: a restart takes them
         self.logged_seq = 0  # no record above it is in the log
         self.sealed_seq = 0  # no record above it is in a segment
@@ -74,7 +78,7 @@ class Topic:
     @property
     def evict_floor(self) -> int:
         """A cursor that wants a seq below it has lost something (§3.3)."""
-        return max(self.cap_floor, self.ttl_floor, self.loss_floor)
+        return max(self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor)
 
     @property
     def perishable(self) -> bool:
@@ -135,10 +139,7 @@ class Topic:
         """What of the seqs up to ``head_seq`` would be lost if the process ended now."""
         start = self.start_seq
         at_risk = [(max(first, start), min(last, head_seq)) for first, last in self.resident if first <= head_seq and last >= start]
-        found: tuple[Range, ...] = ()
-        for lost in sorted((*self.losses, *at_risk)):
-            found = joined(found, lost)
-        return found
+        return united(self.losses, at_risk)
 
     # Priority
 
@@ -164,3 +165,11 @@ def joined(ranges: tuple[Range, ...], more: Range) -> tuple[Range, ...]:
     if ranges and more[0] <= ranges[-1][1] + 1:
         return (*ranges[:-1], (ranges[-1][0], max(more[1], ranges[-1][1])))
     return (*ranges, more)
+
+
+def united(ranges: Iterable[Range], more: Iterable[Range]) -> tuple[Range, ...]:
+    """Both, in order; what overlaps or touches becomes one."""
+    found: tuple[Range, ...] = ()
+    for each in sorted((*ranges, *more)):
+        found = joined(found, each)
+    return found

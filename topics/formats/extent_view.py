@@ -65,6 +65,7 @@ class ExtentView(View):
     """
 
     __slots__ = (
+        "_bad",
         "_checked",
         "_chunk_crcs",
         "_data",
@@ -87,7 +88,7 @@ class ExtentView(View):
         super().__init__(entry.flags, entry.record_count)
         self.entry, self._fail = entry, fail
         start, count, flags = entry.tables_at, entry.record_count, entry.flags
-        if entry.tables_len < TABLES_HEAD.size or entry.offset + entry.length > len(data):
+        if not TABLES_HEAD.size <= entry.tables_len <= entry.length <= len(data) - entry.offset:
             raise fail(entry.offset, "the extent is cut")
         if not checked and crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc:
             raise fail(start, "the tables of the extent are damaged")
@@ -109,6 +110,7 @@ class ExtentView(View):
         self._keys = data[tags_at + tag_bytes : start + entry.tables_len]
         self._data = data[entry.offset : entry.offset + entry.blob_bytes]
         self._checked = bytearray(chunk_count)
+        self._bad: set[int] = set()  # chunks that are known to be damaged
 
     @property
     def ends(self) -> memoryview:
@@ -156,11 +158,29 @@ class ExtentView(View):
 
     def _check(self, first: int, last: int) -> None:
         for chunk in range(first, last):
-            if not self._checked[chunk]:
-                start = chunk * CHUNK_BYTES
-                if crc32c.crc32c(self._data[start : start + CHUNK_BYTES]) != self._chunk_crcs[chunk]:
-                    raise self._fail(self.entry.offset + start, "records are damaged")
+            if not self._is_whole(chunk):
+                raise self._fail(self.entry.offset + chunk * CHUNK_BYTES, "records are damaged")
+
+    def _is_whole(self, chunk: int) -> bool:
+        if not self._checked[chunk] and chunk not in self._bad:
+            start = chunk * CHUNK_BYTES
+            if crc32c.crc32c(self._data[start : start + CHUNK_BYTES]) == self._chunk_crcs[chunk]:
                 self._checked[chunk] = 1
+            else:
+                self._bad.add(chunk)
+        return self._checked[chunk] == 1
+
+    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:
+        """As `View.bad_run`: records that stand, if only in part, in damaged chunks."""
+        ends, run = self._ends, (stop, stop)
+        for chunk in range(self._begin(start) // CHUNK_BYTES, -(-self._begin(stop) // CHUNK_BYTES)):
+            begin, end = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
+            first, last = bisect_right(ends, begin, start, stop), bisect_left(ends, end, start, stop)
+            if first > run[1] or run[0] < stop <= run[1]:
+                break
+            if not self._is_whole(chunk):
+                run = min(run[0], first), min(last + 1, stop)
+        return run if run[0] < stop else None
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
         """Part of a table; only of one of which ``flags`` say that it is there."""

@@ -244,6 +244,20 @@ class View:
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
+    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
+        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for none."""
+        return None
+
+    def wanted(self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None) -> tuple[int, int] | None:
+        """First and last of the records that `select` would give, without a look at them; None for none."""
+        flags = self.flags
+        skipped = self._refs_of(nodes) if nodes else frozenset[int]()
+        if flags & _ONE_NODE and skipped:
+            return None
+        refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES and skipped else bytes(stop - start)
+        found = [at for at, ref in enumerate(refs, start) if not (ref and ref in skipped) and (dead is None or dead[at] != 1)]
+        return (found[0], found[-1]) if found else None
+
     def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
         """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
         return [self.slice(*run) for run in live_runs(dead, start, stop)]

@@ -5,12 +5,15 @@ begins at the position where the one before it ended, so a missing file is notic
 
     offset  size  field      meaning
     0       8     magic      "TPWAL001"
-    8       4     version    1
+    8       4     version    2
     12      4     shard      the shard that writes it
     16      8     base       position of the first frame
     24      8     salt       random for every file: seeds the frames' checksums, so that bytes of an earlier life are no frames
-    32      4     crc32c     of bytes 0..32
-    36      4060  zero
+    32      8     size       of the file, which is made whole at once: a shorter one has been cut
+    40      4     crc32c     of bytes 0..40
+    44      4052  zero
+
+Version 1 has no size, and its checksum is at 32, of bytes 0..32.
 
 Frame: header of 64 bytes, body, zeros up to a multiple of 8.
 
@@ -33,11 +36,13 @@ By kind, what ``first_seq`` means besides, and the body:
 
     APPEND         the first record's seq          as in ``records.py``
     DELETE         no runs: all seqs below it go   (u64 first seq, u64 length) for each run of seqs that goes, in rising order
-    TOPIC          ceiling of reserved seqs        CBOR map: name, epoch, config, head, last_ts, start, floors, losses
-    MARK                                           CBOR map: boot
+    TOPIC          ceiling of reserved seqs        CBOR map: name, epoch, config, head, last_ts, start, floors, losses,
+                                                   damaged, keys_from
+    MARK                                           CBOR map: boot. As TS_RESERVED, and reservations before it are over
     TOPIC_DELETED                                  none
     SEQS_RESERVED  ceiling of reserved seqs        none
-    FLOOR          the first live seq              CBOR array: floors of cap, TTL and loss
+    FLOOR          the first live seq              CBOR array: floors of cap, TTL, loss and damage
+    TS_RESERVED                                    none; no `$ts` above ``ts_ms + TS_AHEAD_MS`` was given to a record in memory
 """
 
 from __future__ import annotations
@@ -52,9 +57,10 @@ import crc32c
 from topics.formats.requests import Buffer
 
 FILE_MAGIC = b"TPWAL001"
-FILE_VERSION = 1
+FILE_VERSION = 2
 FILE_HEADER_BYTES = 4096
-_FILE = struct.Struct("<8sIIQQ")
+_FILE = struct.Struct("<8sIIQQQ")
+_FILES = {1: struct.Struct("<8sIIQQ"), 2: _FILE}
 _CRC = struct.Struct("<I")
 
 FRAME_MAGIC = b"WF01"
@@ -66,6 +72,7 @@ _HEAD = struct.Struct("<4sI")
 assert _HEAD.size + _TAIL.size == FRAME_HEADER_BYTES
 _SEED_BYTES = struct.Struct("<Q")
 ALIGNMENT = 8
+TS_AHEAD_MS = 2000
 _PADS = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
 
 
@@ -81,14 +88,16 @@ class FrameKind(IntEnum):
     TOPIC_DELETED = 7
     SEQS_RESERVED = 8
     FLOOR = 9
+    TS_RESERVED = 10
 
 
 class FileHeader(NamedTuple):
-    """Header of a log file."""
+    """Header of a log file. ``size`` 0: it does not say."""
 
     shard: int
     base: int
     salt: int
+    size: int = 0
 
     @property
     def seed(self) -> int:
@@ -102,7 +111,7 @@ class BadHeader(Exception):
 
 def encode_file_header(header: FileHeader) -> bytes:
     """The 4096 bytes at the start of a log file."""
-    head = _FILE.pack(FILE_MAGIC, FILE_VERSION, header.shard, header.base, header.salt)
+    head = _FILE.pack(FILE_MAGIC, FILE_VERSION, *header)
     return (head + _CRC.pack(crc32c.crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
@@ -110,15 +119,16 @@ def decode_file_header(data: Buffer) -> FileHeader:
     """Raises `BadHeader` with the reason."""
     if len(data) < FILE_HEADER_BYTES:
         raise BadHeader("shorter than its header")
-    magic, version, shard, base, salt = _FILE.unpack_from(data)
+    magic, version = _FILE.unpack_from(data)[:2]
     if magic != FILE_MAGIC:
         raise BadHeader("is no log file")
-    if version != FILE_VERSION:
-        raise BadHeader(f"has format version {version}; this program reads version {FILE_VERSION}")
-    (crc,) = _CRC.unpack_from(data, _FILE.size)
-    if crc != crc32c.crc32c(bytes(data[: _FILE.size])):
+    if version not in _FILES:
+        raise BadHeader(f"has format version {version}; this program reads versions up to {FILE_VERSION}")
+    layout = _FILES[version]
+    (crc,) = _CRC.unpack_from(data, layout.size)
+    if crc != crc32c.crc32c(bytes(data[: layout.size])):
         raise BadHeader("has a damaged header")
-    return FileHeader(shard, base, salt)
+    return FileHeader(*layout.unpack_from(data)[2:])
 
 
 class FrameHeader(NamedTuple):

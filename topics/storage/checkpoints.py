@@ -9,8 +9,8 @@
     32      1     clean        1: the shard was stopped in order and nothing followed
     33      7     zero
     40      8     body_len
-    48      ...   body         CBOR items: the shard's map (last_id, last_epoch, segments, boot), then one for each
-                                     topic, and some with keys that outlive their records
+    48      ...   body         CBOR items: the shard's map (last_id, last_epoch, reserved_ts, segments, boot), then
+                                     one for each topic, and some with keys that outlive their records
 
 Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used.
 """

@@ -9,16 +9,21 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from topics.engine.store import Unreadable
 from topics.formats.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
 ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
+DAMAGED = ".damaged"  # ends the name of what was kept aside
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Damaged(Exception):
-    """Bytes on disk that cannot be trusted. The process stops with path, offset and reason; nothing is repaired by itself."""
+class Damaged(Unreadable):
+    """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by itself.
+
+    At a start it stops the process, unless it is in an extent of a segment: readers are told of that.
+    """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(f"{path}, offset {offset}: {reason}")
@@ -40,6 +45,13 @@ def sync_directory(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def keep_aside(path: Path) -> None:
+    """Give a damaged file a second name, durably, under which it stays for people. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        path.with_name(path.name + DAMAGED).hardlink_to(path)
+    sync_directory(path.parent)
 
 
 def make_directory(folder: Path) -> None:

@@ -189,8 +189,11 @@ def _restore_extent(engine: ShardEngine, segments: SegmentStore, dead: Buffer | 
     dead_count, dead_bytes = 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
-        live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
-        dead_bytes = entry.blob_bytes - live
+        try:
+            live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
+            dead_bytes = entry.blob_bytes - live
+        except Damaged:  # as in `retention`, where all count alike
+            dead_bytes = entry.blob_bytes * dead_count // entry.record_count
     try:
         engine.restore_extent(
             entry.topic_id, entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts, dead_count, dead_bytes
@@ -355,6 +358,9 @@ class _Replay:
             engine.replay_floor(header, _body(header, view, offset), checkpointed=known)
         elif kind == FrameKind.MARK:
             self.boot = _body(header, view, offset)["boot"]
+            engine.replay_start(header)
+        elif kind == FrameKind.TS_RESERVED:
+            engine.replay_ts_reserved(header)
         else:
             raise Misfit("this program does not know the kind")
 
@@ -392,15 +398,13 @@ class _Replay:
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
-    if segments.entry(place).last_ts < alive_ts:
+    # Of one whose room may have been given back, the checkpoint tells the keys.
+    if segments.entry(place).last_ts < alive_ts or segments.all_dead(place):
         return iter(())
     try:
-        view = segments.records(place)
-    except Damaged:
-        if segments.all_dead(place):  # its room was given back, and the checkpoint tells of its keys
-            return iter(())
-        raise
-    return view.idempotency_keys()
+        return segments.records(place).idempotency_keys()
+    except Damaged:  # its readers are told
+        return iter(())
 
 
 def _first_seq(key: Key) -> int:

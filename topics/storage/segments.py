@@ -48,6 +48,7 @@ MARK_BYTES = 4096  # flags are written by blocks of so many
 FINDINGS_MAX = 100
 SUFFIX = ".seg"
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
+_GONE = {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # as opposed to what lies in the process
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV}
 
 
@@ -110,6 +111,7 @@ class Segment:
     def __init__(self, path: Path, shard: int, number: int) -> None:
         """Raises `Damaged`."""
         self.path, self.number = path, number
+        self.on_damage: Callable[[Damaged], None] = lambda _: None
         self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
         try:
             with path.open("rb") as file:
@@ -139,7 +141,9 @@ class Segment:
 
     def damaged(self, offset: int, reason: str) -> Exception:
         """What a reader is to raise."""
-        return Damaged(self.path, offset, reason)
+        damage = Damaged(self.path, offset, reason)
+        self.on_damage(damage)
+        return damage
 
     def check_tables(self) -> None:
         """Look at all tables now, so that the first delete of a tag need not. May run in a thread; what is wrong is found again."""
@@ -167,8 +171,16 @@ class _Mapped:
     """A segment in memory, with the views of it that were asked for."""
 
     def __init__(self, segment: Segment) -> None:
+        """Raises `Damaged`, and OSError when it may be read another time."""
         self._segment = segment
-        self.data = mapped(segment.path)
+        try:
+            self.data = mapped(segment.path)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            raise segment.damaged(0, error.strerror or "cannot be read") from error
+        if len(self.data) != segment.size:
+            raise segment.damaged(len(self.data), "the segment is cut")
         self.views: dict[int, ExtentView] = {}
 
     def entry(self, extent: int) -> Entry:
@@ -210,6 +222,8 @@ class SegmentStore:
         self.segments: dict[int, Segment] = {}
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
         self._mapped_max = mapped_max
+        self.damage: list[Damaged] = []  # found before somebody wanted to be told
+        self.on_damage: Callable[[Damaged], None] = self._note
         self._dirty: set[int] = set()
         self._marks: deque[_Mark] = deque()  # that no file has yet, by position
         self._flags: dict[int, _Flags] = {}  # of their extents, by place
@@ -245,6 +259,7 @@ class SegmentStore:
 
     def add(self, segment: Segment) -> None:
         """From now on it counts."""
+        segment.on_damage = lambda damage: self.on_damage(damage)
         self.segments[segment.number] = segment
 
     def entries(self, number: int) -> Iterator[tuple[int, Entry]]:
@@ -301,6 +316,10 @@ class SegmentStore:
         else:
             self._mapped.move_to_end(number)
         return held
+
+    def _note(self, damage: Damaged) -> None:
+        if len(self.damage) < FINDINGS_MAX:
+            self.damage.append(damage)
 
     # Deleting
 

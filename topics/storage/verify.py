@@ -33,12 +33,13 @@ from topics.formats.wal import FILE_HEADER_BYTES, FRAME_MAGIC, BadHeader, FileHe
 from topics.storage import checkpoints
 from topics.storage.blobs import SUFFIX as BLOB_SUFFIX
 from topics.storage.checkpoints import Checkpoint
-from topics.storage.disk import mapped
+from topics.storage.disk import DAMAGED, mapped
 from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments import segment_path
 from topics.storage.wal_file import SPARE, log_name, log_paths
 
 _ZEROS = bytes(1 << 20)
+KEPT = "kept aside; readers are told of what was in it"
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
 
 
@@ -70,6 +71,9 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
             blobs_wanted = (blobs_wanted | log.blobs) - {named for named in blobs_wanted if named[0] in log.deleted}
             end = log.end
             yield path
+        for path in sorted((data_dir / "wal" / name).glob(f"*{DAMAGED}")):
+            yield from _kept_log(path)
+            yield path
         for path in sorted((data_dir / "checkpoint" / name).glob("*.ckpt")):
             yield from verify_checkpoint(path)
             if path in standing:
@@ -81,6 +85,9 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
         folder = data_dir / "blob" / name
         for path in sorted(folder.glob(f"*{BLOB_SUFFIX}")):
             yield from verify_blob(path)
+            yield path
+        for path in sorted(folder.glob(f"*{DAMAGED}")):
+            yield Finding(path, 0, f"damaged blob, {KEPT}")
             yield path
         for topic_id, first_seq in sorted(blobs_wanted):
             path = folder / f"{topic_id:x}-{first_seq:x}{BLOB_SUFFIX}"
@@ -186,6 +193,8 @@ class LogCheck:
             yield Finding(self.path, 0, str(error))
             return
         self.base = header.base
+        if len(data) < header.size:
+            yield Finding(self.path, len(data), f"the file is cut: it was made with {header.size} bytes")
         if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix != SPARE):
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
@@ -206,6 +215,17 @@ class LogCheck:
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
             self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
+
+
+def _kept_log(path: Path) -> Iterator[Finding]:
+    data = mapped(path)
+    try:
+        header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
+    except BadHeader as error:
+        yield Finding(path, 0, f"{error}, {KEPT}")
+        return
+    end = max((frame.end for frame in frames(data, header)), default=header.base)
+    yield Finding(path, FILE_HEADER_BYTES + end - header.base, f"damaged frame, {KEPT}")
 
 
 def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame, header_at
 from topics.storage.blobs import BlobStore
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import Group, Progress, WalCounters, WalWriter
@@ -100,7 +100,7 @@ class Wal:
     def _begin_file(self, position: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
-        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64)), size)
+        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64), size), size)
         self._new_file = self.rotates_by_blobs = True
         self._blob_bytes = 0
         return self._tail
@@ -139,6 +139,15 @@ class Wal:
     def records(self, place: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""
         return frame_records(self._files[bisect_right(self._bases, place) - 1], place, self.blobs)
+
+    def count(self, place: int) -> int:
+        """How many they are, without a look at them."""
+        file = self.file(place)
+        return header_at(file.view(), file.offset(place)).record_count
+
+    def file(self, place: int) -> WalFile:
+        """The file that holds ``place``."""
+        return self._files[bisect_right(self._bases, place) - 1]
 
     def generation(self, place: int) -> int:
         """Base of the file that holds ``place``."""

@@ -15,10 +15,11 @@ from topics.formats.wal import (
     decode_file_header,
     encode_file_header,
 )
-from topics.storage.disk import Damaged, sync_directory
+from topics.storage.disk import Damaged, sync_directory, write_all
 
 READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
 _POPULATE_READ = 22  # MADV_POPULATE_READ
+_ZEROS = bytes(1 << 20)
 LOG, NEW, SPARE = ".wal", ".new", ".spare"  # new files are no part of the log yet, spare ones no more
 
 
@@ -121,7 +122,11 @@ class WalFile:
         except BadHeader as error:
             os.close(fd)
             raise Damaged(path, 0, str(error)) from error
-        file = cls(path.parent, header, os.fstat(fd).st_size)
+        size = os.fstat(fd).st_size
+        if size < header.size:
+            os.close(fd)
+            raise Damaged(path, size, f"the file is cut: it was made with {header.size} bytes")
+        file = cls(path.parent, header, size)
         file._fd = fd
         return file
 
@@ -156,9 +161,16 @@ class WalFile:
     def cut(self, position: int) -> None:
         """Turn everything from ``position`` on into zeros, durably: no frame of the cut part may ever be found again."""
         assert self._view is None, "a mapped file is not cut"
-        os.ftruncate(self._fd, self.offset(position))
-        os.posix_fallocate(self._fd, 0, self.size)
+        # By writing: a file that is short for a moment would, after a crash, look like one that was cut at
+        # rest. From the front on: what is left of the torn part must not begin where the log ends.
+        for offset in range(self.offset(position), self.size, len(_ZEROS)):
+            write_all(self._fd, [_ZEROS[: self.size - offset]], offset)
         os.fsync(self._fd)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has another name, under which it stays as it is: see `disk.keep_aside`."""
+        return self.path.stat().st_nlink > 1
 
     def sync(self) -> None:
         """fdatasync."""

@@ -161,7 +161,7 @@ class WalWriter:
         spares: list[Path] = []
         for file in files:
             file.close()
-            if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes:
+            if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes and not file.is_kept:
                 spare = file.path.with_suffix(SPARE)
                 file.path.replace(spare)
                 spares.append(spare)
