@@ -39,6 +39,7 @@ class Log:
         self.groups: list[tuple[int, bool]] = []  # end, sync
         self.position = self.written = self.synced = 0
         self.failed: OSError | None = None
+        self.folder, self.short_of_room = folder, False
         self.at_once = False
         self._start = 0
         self._done: list[Progress] = []
@@ -114,7 +115,7 @@ class Desk:
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
-            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])
+            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[])
         self.actor = ShardActor(shard, 0, board, LIMITS)
         self.actor._nursery = nursery
         self.commits = self.actor.commits
@@ -141,6 +142,9 @@ class Desk:
 
     def delete(self, topic: str, *, if_empty: bool = False) -> int:
         return self._ask("topic.delete", {"topic": topic, "if_empty": if_empty})
+
+    def delete_records(self, topic: str, **asked: Any) -> int:
+        return self._ask("topic.delete_records", {"topic": topic}, json_bytes(asked))
 
     def diff(self, topic: str, **asked: Any) -> int:
         return self._ask("diff", {"topic": topic}, json_bytes(asked))
@@ -177,7 +181,8 @@ class Desk:
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
-        self.actor.broken = found
+        self.actor.room.show(found)
+        self.actor.repeat_deletes()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

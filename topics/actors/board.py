@@ -48,6 +48,7 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
+    NO_ROOM = 6  # the disk is full: it reads, and does what makes room
 
 
 class FrontState(IntEnum):

@@ -25,7 +25,7 @@ _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
 }
 EVENTS = ("feed.page", "feed.ended")
-SERVING = (ShardState.READY, ShardState.READ_ONLY)
+SERVING = (ShardState.READY, ShardState.READ_ONLY, ShardState.NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import mapped
 from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments import segment_path
-from topics.storage.wal_file import SPARE, log_name, log_paths
+from topics.storage.wal_file import RESERVE, SPARE, log_name, log_paths
 
 _ZEROS = bytes(1 << 20)
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
@@ -186,7 +186,7 @@ class LogCheck:
             yield Finding(self.path, 0, str(error))
             return
         self.base = header.base
-        if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix != SPARE):
+        if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix not in (SPARE, RESERVE)):
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")

@@ -14,10 +14,11 @@ from topics.formats.wal import (
     decode_file_header,
     encode_file_header,
 )
-from topics.storage.disk import Damaged, sync_directory
+from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-LOG, NEW, SPARE = ".wal", ".new", ".spare"  # new files are no part of the log yet, spare ones no more
+# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes room (`wal_stock`).
+LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
 class NoRoom(OSError):
@@ -34,7 +35,7 @@ def prepare(folder: Path, name: str, size: int) -> Path:
     path = folder / f"{name}{SPARE}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)
+        allocate(fd, folder, size)
         os.fsync(fd)
         sync_directory(folder)
     except OSError:
@@ -53,7 +54,7 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     """
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
-    for spare in folder.glob(f"*{SPARE}"):
+    for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
         with contextlib.suppress(BadHeader), spare.open("rb") as file:
             header = decode_file_header(file.read(FILE_HEADER_BYTES))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
@@ -97,7 +98,7 @@ class WalFile:
         try:
             self._fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0), 0o600)
             if spare is None:
-                os.posix_fallocate(self._fd, 0, self.size)
+                allocate(self._fd, self.folder, self.size)
             os.pwrite(self._fd, encode_file_header(self.header), 0)
             os.fdatasync(self._fd)
         except OSError as error:
@@ -114,7 +115,7 @@ class WalFile:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
-            if header.shard != shard or (log_name(header.base) != path.name and path.suffix != SPARE):
+            if header.shard != shard or (log_name(header.base) != path.name and path.suffix not in (SPARE, RESERVE)):
                 raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
@@ -150,11 +151,17 @@ class WalFile:
             self._view = self._map = None
 
     def cut(self, position: int) -> None:
-        """Turn everything from ``position`` on into zeros, durably: no frame of the cut part may ever be found again."""
-        assert self._view is None, "a mapped file is not cut"
-        os.ftruncate(self._fd, self.offset(position))
-        os.posix_fallocate(self._fd, 0, self.size)
-        os.fsync(self._fd)
+        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut part is ever found again."""
+        offset = self.offset(position)
+        zero(self._fd, offset, self.size - offset)
+
+    def blank(self, start: int, end: int) -> None:
+        """Write zeros over the frames between two positions."""
+        write_zeros(self._fd, self.offset(start), end - start)
+
+    def write_again(self, start: int, end: int) -> None:
+        """Let the next sync bring the frames between two positions to the disk, though the kernel may think that they are there."""
+        write_again(self._fd, self.offset(start), end - start)
 
     def sync(self) -> None:
         """fdatasync."""
