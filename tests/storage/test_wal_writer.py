@@ -450,6 +450,44 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monk
 
 
 @pytest.mark.usefixtures("no_spares")
+def test_a_delete_gets_the_reserve_where_an_append_has_no_room(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over(wal, frame(4000), sync=True)
+    wal.writer.stock.fill_reserve()
+    assert not wal.short_of_room
+    delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        for among in ([frame(10)], [delete, frame(10)]):
+            refused = hand_over(wal, *among)
+            assert isinstance(refused.error, NoRoom)
+            assert wal.short_of_room
+            wal.resume(refused.written)
+        assert hand_over(wal, delete, sync=True).synced == wal.position
+        assert not wal.find_room()
+    assert [header.kind for header in frames_on_disk(wal.folder)] == [FrameKind.APPEND, FrameKind.DELETE]
+    assert wal.short_of_room
+    assert wal.find_room()
+    assert not wal.short_of_room
+
+
+def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
+    assert not wal.is_gone()
+    hand_over(wal, frame())
+    assert not wal.is_gone()
+    (path,) = wal.folder.glob("*.wal")
+    path.rename(path.with_suffix(".other"))
+    assert wal.is_gone()
+    path.with_suffix(".other").rename(path)
+    assert not wal.is_gone()
+    wal.folder.rename(wal.folder.with_name("moved"))
+    assert wal.is_gone()
+    wal.folder.mkdir()
+    assert wal.is_gone()
+    wal.give_up(OSError(errno.ENOENT, "gone"))
+    assert wal.next_progress().error is wal.failed is not None
+
+
+@pytest.mark.usefixtures("no_spares")
 def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     wal.append(frame(2000, seq=1))

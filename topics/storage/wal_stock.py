@@ -80,10 +80,11 @@ class WalStock:
             return None
         if not self.has_reserve and self._path not in kept:
             return self._path
-        return file.path.with_suffix(SPARE) if len(self._spares) + len(kept) < SPARES else None
+        spares = len(self._spares) + len(kept) - (self._path in kept)
+        return file.path.with_suffix(SPARE) if spares < SPARES else None
 
     def look_ahead(self, base: int) -> None:
-        """Have a spare, if there is none. ``base``: of the file before it. Raises OSError."""
+        """Have a spare, if there still is none: files may have come since it was wanted. ``base``: of the file before it. Raises OSError."""
         with self._adding:
             if not self._spares:
                 self._spares.append(prepare(self.folder, f"{base:016x}.fresh", self.file_bytes))
