@@ -46,7 +46,8 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
         log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
         sys.exit(EXIT_DAMAGED)
     except OSError as error:
-        log.critical("start failed", path=error.filename, error=str(error))  # the supervisor tries again
+        # the supervisor tries again
+        log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(FAILED)
     log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
     gc.freeze()  # what recovery built stays: the collector need not look at it again

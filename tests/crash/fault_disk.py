@@ -1,9 +1,10 @@
 """A disk that fails at a chosen call, and knows what a power loss would leave of it.
 
-Every call of this process that writes or syncs below one folder passes here, whichever module makes it: they all go through
-`os`. The calls are counted; one of them, or all from one on, fails. What a file durably holds is its writes up to its last
-sync that went well, without those that a failed sync was told of: Linux takes these pages for written and never tries again.
-A name is durable once its folder was synced.
+Every call of this process that writes or syncs below one folder passes here, whichever module makes
+it: they all go through `os`. The calls are counted; one of them, or all from one on, fails. What a
+file durably holds is its writes up to its last sync that went well, without those that a failed
+sync was told of: Linux takes these pages for written and never tries again. A name is durable once
+its folder was synced.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
 
 
 class FaultDisk:
-    """The folder ``root``; use as a context. ``graveyard`` keeps what is unlinked: no inode is used twice."""
+    """The folder ``root``; use as a context. ``graveyard`` keeps what is unlinked: no inode is used
+    twice.
+    """
 
     def __init__(self, root: Path, graveyard: Path) -> None:
         self.root, self._graveyard = str(root), graveyard
@@ -119,7 +122,14 @@ class FaultDisk:
 
     def _pwrite(self, fd: int, data: Any, offset: int) -> int:
         taken = bytes(data)
-        return int(self._change("pwrite", fd, (offset, taken, len(taken)), lambda: self._real["pwrite"](fd, taken, offset)))
+        return int(
+            self._change(
+                "pwrite",
+                fd,
+                (offset, taken, len(taken)),
+                lambda: self._real["pwrite"](fd, taken, offset),
+            )
+        )
 
     def _pwritev(self, fd: int, pieces: Any, offset: int) -> int:
         return self._pwrite(fd, b"".join(pieces), offset)
@@ -129,7 +139,12 @@ class FaultDisk:
         return int(self._change("write", fd, (0, taken, len(taken)), lambda: self._real["write"](fd, taken)))
 
     def _allocate(self, fd: int, offset: int, length: int) -> None:
-        self._change("fallocate", fd, (offset + length, b"", 0), lambda: self._real["posix_fallocate"](fd, offset, length))
+        self._change(
+            "fallocate",
+            fd,
+            (offset + length, b"", 0),
+            lambda: self._real["posix_fallocate"](fd, offset, length),
+        )
 
     def _truncate(self, fd: int, length: int) -> None:
         self._change("ftruncate", fd, (-1, None, length), lambda: self._real["ftruncate"](fd, length))

@@ -1,14 +1,17 @@
-"""Every write and every sync fails once: ``python -m tests.crash.fault_walk [--from I] [--to I] [--every N] [--seed-shift S]``.
+"""Every write and every sync fails once: ``python -m tests.crash.fault_walk``.
 
-One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append, rotation, sealing, checkpoints,
-deletes of records and of a topic, changes of class, an orderly stop. Its calls that write or sync are counted, 1 to N; then it
-runs anew for each of them with exactly that call failing (ENOSPC for writes, EIO for syncs), or that and all later ones of its
+One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append,
+rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, an orderly
+stop. Its calls that write or sync are counted, 1 to N; then it runs anew for each of them with
+exactly that call failing (ENOSPC for writes, EIO for syncs), or that and all later ones of its
 kind, and ends in order or by a kill. Afterwards:
 
     the power goes at once              everything that a synced class promised is there
-    the process starts again            every acknowledged record is there once, with its seq; nothing refused is shown; writes
-                                        go on, and no seq is given twice; `topics verify` finds nothing
-    the power goes after that           so it is, also for what the failed sync has marked clean: the start writes it again
+    the process starts again            every acknowledged record is there once, with its seq;
+                                        nothing refused is shown; writes go on, and no seq is
+                                        given twice; `topics verify` finds nothing
+    the power goes after that           so it is, also for what the failed sync has marked clean:
+                                        the start writes it again
 
 Exit status 0: nothing is wrong. 1: each line says what is, and how to repeat it.
 """
@@ -95,7 +98,14 @@ class Walker:
                 file.close()
 
     async def _work(self) -> None:
-        for topic, durability in (("f", "fsync"), ("d", "disk"), ("m", "memory"), ("e", "ephemeral"), ("g", "fsync"), ("c", "disk")):
+        for topic, durability in (
+            ("f", "fsync"),
+            ("d", "disk"),
+            ("m", "memory"),
+            ("e", "ephemeral"),
+            ("g", "fsync"),
+            ("c", "disk"),
+        ):
             await self._put(topic, durability=durability)
         await self._appends("fdmegc", 3)
         await self._burst("d", 4)
@@ -138,7 +148,12 @@ class Walker:
         made = []
         for _ in range(count):
             self._number += 1
-            made.append({"data": f"{self._number} {'x' * size}", "tag": "odd" if self._number % 2 else "even"})
+            made.append(
+                {
+                    "data": f"{self._number} {'x' * size}",
+                    "tag": "odd" if self._number % 2 else "even",
+                }
+            )
         return made
 
     async def _append(self, topic: str, count: int, size: int) -> None:
@@ -225,7 +240,9 @@ class Walker:
 
 
 def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) -> Iterator[str]:
-    """Start on ``path``, look at everything, write once more to every topic; the process is killed afterwards."""
+    """Start on ``path``, look at everything, write once more to every topic; the process is killed
+    afterwards.
+    """
     try:
         client = Client(path, boot=boot, now=clock(), file_bytes=FILE_BYTES, sync_ms=60_000)
     except BaseException as error:  # whatever it is, it is a finding
@@ -360,9 +377,9 @@ def main() -> int:
     parser.add_argument("--stop", action="store_true", help="only the runs that end in order")
     asked = parser.parse_args()
     quiet()
-    modes = [(asked.goes_on, asked.stop)] if asked.goes_on or asked.stop or asked.first == asked.last else [
-        (goes_on, stop) for goes_on in (False, True) for stop in (False, True)
-    ]  # fmt: skip
+    modes = [(goes_on, stop) for goes_on in (False, True) for stop in (False, True)]
+    if asked.goes_on or asked.stop or asked.first == asked.last:
+        modes = [(asked.goes_on, asked.stop)]
     runs = failed = 0
     for goes_on, stop in modes:
         wrong, calls = in_folder(Case(stop=stop))

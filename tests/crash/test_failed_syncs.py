@@ -1,4 +1,6 @@
-"""A sync that fails: the kernel has marked the pages clean, so nothing that was written before it is trusted afterwards."""
+"""A sync that fails: the kernel has marked the pages clean, so nothing that was written before it
+is trusted afterwards.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_a_record_refused_by_a_failed_sync_is_not_shown_after_a_restart(lossy: L
         assert data_of(server, "t") == [*range(5)]
 
 
-def test_what_is_acknowledged_after_a_failed_sync_and_a_restart_outlives_a_power_loss(lossy: Lossy) -> None:
+def test_what_is_acknowledged_after_a_failed_sync_and_a_restart_outlives_a_power_loss(
+    lossy: Lossy,
+) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         refuse_one(server, lossy)
         server.kill()
@@ -67,7 +71,9 @@ def test_what_is_acknowledged_after_a_failed_sync_and_a_restart_outlives_a_power
         assert data_of(server, "t") == [*range(5), "goes on"]
 
 
-def test_what_was_acknowledged_before_a_failed_sync_is_written_again_by_the_next_start(lossy: Lossy) -> None:
+def test_what_was_acknowledged_before_a_failed_sync_is_written_again_by_the_next_start(
+    lossy: Lossy,
+) -> None:
     """Records of class `disk` are in the pages that the failed sync has marked clean."""
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB, wal_sync_ms=60_000) as server:
         with Api(server.address) as api:

@@ -21,7 +21,10 @@ def silence() -> Iterator[None]:
     structlog.configure(**before)
 
 
-@pytest.mark.parametrize(("goes_on", "stop", "first"), [(False, False, 1), (False, True, 4), (True, False, 7), (True, True, 10)])
+@pytest.mark.parametrize(
+    ("goes_on", "stop", "first"),
+    [(False, False, 1), (False, True, 4), (True, False, 7), (True, True, 10)],
+)
 def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_refused_is_shown(
     goes_on: bool, stop: bool, first: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard notices by itself when there is room."""
+"""A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard
+notices by itself when there is room.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def serving(disk: Path) -> Server:
 
 
 def fill_up(api: Api, topic: str, disk: Path) -> int:
-    """Append until a write is refused, by little pieces at last, so that the log's file is full, too; how many were acknowledged."""
+    """Append until a write is refused, by little pieces at last, so that the log's file is full,
+    too; how many were acknowledged.
+    """
     for number in range(8000):
         found = os.statvfs(disk)
         last = found.f_bavail * found.f_frsize < 8 * FILE_BYTES
@@ -120,7 +124,9 @@ def without_reserves(data: Path) -> None:
         path.unlink()
 
 
-def test_a_shard_without_a_reserve_whose_log_is_full_starts_to_be_read_and_goes_on_when_there_is_room(disk: Path) -> None:
+def test_a_shard_without_a_reserve_whose_log_is_full_starts_to_be_read_and_goes_on_when_there_is_room(
+    disk: Path,
+) -> None:
     with serving(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)

@@ -1,4 +1,6 @@
-"""A data directory that is taken from under a running server: nothing is acknowledged into files that no name leads to."""
+"""A data directory that is taken from under a running server: nothing is acknowledged into files
+that no name leads to.
+"""
 
 from __future__ import annotations
 

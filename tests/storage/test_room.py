@@ -1,4 +1,6 @@
-"""Room that is looked for before it is taken, and room that is kept: spares, the log's reserve, the next checkpoint's."""
+"""Room that is looked for before it is taken, and room that is kept: spares, the log's reserve, the
+next checkpoint's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ SIZE = 64 << 10
 
 def leave(patch: pytest.MonkeyPatch, size: int) -> None:
     """A disk with so much room, which says so and does not give it."""
-    patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=1 << 30, f_bavail=size // 512, f_frsize=512))
+    patch.setattr(
+        os,
+        "statvfs",
+        lambda _: SimpleNamespace(f_blocks=1 << 30, f_bavail=size // 512, f_frsize=512),
+    )
     patch.setattr(os, "posix_fallocate", failing(errno.EIO))
 
 
@@ -56,7 +62,9 @@ def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(tmp_path: P
         allocate(0, tmp_path, SIZE)
 
 
-def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(tmp_path: Path) -> None:
+def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(
+    tmp_path: Path,
+) -> None:
     read, write = os.pipe()
     with pytest.raises(OSError, match="Illegal seek"):
         write_back(write, 0, 4096)
@@ -86,7 +94,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(tmp_path: Path) -> None:
+def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
+    tmp_path: Path,
+) -> None:
     stock = WalStock(tmp_path, SIZE)
     stock.add([log_file(tmp_path, base) for base in range(2 + SPARES)])
     assert (stock.has_reserve, len(stock)) == (True, SPARES)
@@ -126,7 +136,9 @@ def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> 
     assert (stock.take(), stock.take_reserve()) == (None, None)
 
 
-def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(tmp_path: Path) -> None:
+def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
+    tmp_path: Path,
+) -> None:
     stock = WalStock(tmp_path, SIZE)
     stock.add([log_file(tmp_path, base) for base in range(1 + SPARES)])
     stock.look_ahead(99)

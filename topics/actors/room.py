@@ -2,7 +2,8 @@
 
     READY      --no room was met, or the reserve is used up--> NO_ROOM
     NO_ROOM    --a file for what comes next, and the reserve, were found--> READY
-    both       --the log is broken, or its files are gone--> READ_ONLY, until the process starts anew
+    both       --the log is broken, or its files are gone--> READ_ONLY, until the process starts
+               anew
 
 In NO_ROOM what makes room is still done; what grows is refused.
 """
@@ -78,7 +79,8 @@ class Room:
             await trio.sleep(pause)
             self.show()
             short = self._words.state == ShardState.NO_ROOM
-            pause = min(2 * pause, AGAIN_MAX_S) if short and not await self._find() else AGAIN_FIRST_S
+            in_vain = short and not await self._find()
+            pause = min(2 * pause, AGAIN_MAX_S) if in_vain else AGAIN_FIRST_S
 
     async def _find(self) -> bool:
         """Whether the shard may grow again."""
@@ -94,6 +96,8 @@ class Room:
         losses = self.commits.losses
         self.wal.begin(self._unsaid)
         end = self.wal.position
-        while self.wal.synced < end and self.wal.failed is None and self.commits.losses == losses:  # noqa: ASYNC110 - no event tells
+        while self.wal.synced < end:
+            if self.wal.failed is not None or self.commits.losses != losses:
+                return False
             await trio.sleep(SYNCED_S)
-        return self.wal.synced >= end
+        return True

@@ -2,8 +2,9 @@
 
     file whole and committed -> build, write, sync -> install in the index -> checkpoint -> free what the older checkpoint can spare
 
-All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run that fails leaves everything as it
-was and is begun anew; the log grows meanwhile. A log that is broken ends it all: files are found by name, and those names may be another's.
+All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run
+that fails leaves everything as it was and is begun anew; the log grows meanwhile. A log that is
+broken ends it all: files are found by name, and those names may be another's.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ class Sealing:
         began = time.monotonic()
         if self._finished is None:
             touched = await self._touched(base, end)
-            if not touched:  # nothing lives there: a full disk has no room for a segment that holds nothing
+            if not touched:
+                # A full disk has no room for a segment in which nothing lives.
                 self._sealed_up_to(end)
                 return
             self._finished = await self._build(base, end, touched), touched

@@ -60,7 +60,8 @@ class ShardActor:
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
         self.room = Room(shard, self.commits, self.words)
-        self._repeated: list[tuple[Callable[[InboundMessage], None], InboundMessage]] = []  # deletes that had no room among others
+        # Deletes that had no room among others.
+        self._repeated: list[tuple[Callable[[InboundMessage], None], InboundMessage]] = []
         self._now = clock()
         self._links: Sequence[Link] = ()
         self._nursery: trio.Nursery
@@ -292,8 +293,17 @@ class ShardActor:
 
         self.commits.submit(change, settle)
 
-    def _refuse_delete(self, handler: Callable[..., None], message: InboundMessage, error: OSError, *, again: bool) -> None:
-        """A delete that shared a group with what grows had no right to the reserve: alone it has, so it is done once more."""
+    def _refuse_delete(
+        self,
+        handler: Callable[..., None],
+        message: InboundMessage,
+        error: OSError,
+        *,
+        again: bool,
+    ) -> None:
+        """A delete that shared a group with what grows had no right to the reserve: alone it has,
+        so it is done once more.
+        """
         if isinstance(error, NoRoom) and not again:
             self._repeated.append((partial(handler, again=True), message))
             return

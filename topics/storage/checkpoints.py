@@ -12,8 +12,9 @@
     48      ...   body         CBOR items: the shard's map (last_id, last_epoch, segments, boot), then one for each
                                      topic, and some with keys that outlive their records
 
-Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used. A file
-without a meaning, ``next.reserve``, holds room for the next one: on a full disk it is written into those blocks.
+Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the
+newest that is whole is used. A file without a meaning, ``next.reserve``, holds room for the next
+one: on a full disk it is written into those blocks.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ def _write(path: Path, pieces: Sequence[Buffer]) -> None:
 
 
 def keep_room(folder: Path, size: int = 0) -> None:
-    """Hold room for the next checkpoint; ``size``: bytes of the last one. Raises OSError where there is none."""
+    """Hold room for the next checkpoint; ``size``: bytes of the last one. Raises OSError where
+    there is none.
+    """
     wanted = max(RESERVE_MIN_BYTES, 2 * size)
     fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -118,7 +118,9 @@ def _make(path: Path) -> None:
 
 
 def _sync_above(path: Path) -> None:
-    """Make the way to ``path`` durable, whoever made it: what is kept here must not go with a folder above that no disk knows of."""
+    """Make the way to ``path`` durable, whoever made it: what is kept here must not go with a
+    folder above that no disk knows of.
+    """
     for folder in path.absolute().parents:
         with contextlib.suppress(PermissionError):  # then it was not made by us
             sync_directory(folder)
@@ -133,7 +135,8 @@ def _lock(path: Path) -> int:
         error = _in_use(path, lock)
         os.close(lock)
         raise error from None
-    with contextlib.suppress(OSError):  # it is for people; a disk that is full does not keep a server from its data
+    # It is for people; a disk that is full does not keep a server from its data.
+    with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
         os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order the file keeps its room
     return lock

@@ -72,10 +72,12 @@ def mapped(path: Path) -> memoryview:
 def check_room(folder: Path, size: int) -> None:
     """Raise ENOSPC where so many bytes have no room, and take none of it.
 
-    An allocation that fails half-way has all the room there is for a moment, and fails everybody else's writes.
+    An allocation that fails half-way has all the room there is for a moment, and fails everybody
+    else's writes.
     """
     found = os.statvfs(folder)
-    if found.f_blocks and found.f_bavail * found.f_frsize < size + MARGIN_BYTES:  # no blocks at all: it does not tell
+    # No blocks at all: it does not tell.
+    if found.f_blocks and found.f_bavail * found.f_frsize < size + MARGIN_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
@@ -86,7 +88,8 @@ def allocate(fd: int, folder: Path, size: int) -> None:
 
 
 def write_aside(path: Path, pieces: Sequence[Buffer], room: Path | None = None) -> None:
-    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced, renamed, the name synced.
+    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced,
+    renamed, the name synced.
 
     ``room``: a file whose blocks are used for that; it is gone afterwards.
     """
@@ -121,7 +124,9 @@ def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
 
 
 def zero(fd: int, offset: int, length: int) -> None:
-    """Make these allocated bytes zeros without giving up their room; nothing is durable yet. Raises OSError."""
+    """Make these allocated bytes zeros without giving up their room; nothing is durable yet. Raises
+    OSError.
+    """
     if _fallocate is None or not length:
         return write_zeros(fd, offset, length)
     if _fallocate(fd, _ZERO_RANGE | _KEEP_SIZE, offset, length) == 0:
@@ -139,8 +144,8 @@ def write_zeros(fd: int, offset: int, length: int) -> None:
 
 
 def write_again(fd: int, offset: int, length: int) -> None:
-    """Write the bytes that stand there once more, so that a sync has something to do: after one that failed, the kernel takes pages
-    for written that no disk has. Raises OSError.
+    """Write the bytes that stand there once more, so that a sync has something to do: after one
+    that failed, the kernel takes pages for written that no disk has. Raises OSError.
     """
     end = offset + length
     while offset < end and (data := os.pread(fd, min(end - offset, len(_ZEROS)), offset)):
@@ -149,7 +154,8 @@ def write_again(fd: int, offset: int, length: int) -> None:
 
 
 def write_back(fd: int, offset: int, length: int) -> None:
-    """Bring what was written there to the disk, without promising anything: a later sync finds little to do. Raises OSError.
+    """Bring what was written there to the disk, without promising anything: a later sync finds
+    little to do. Raises OSError.
 
     A sync now and then would do it, too. But each also commits the journal of the file system, and while that stands in a queue with
     the data of a large file, writes to the log wait: 50 ms.
@@ -180,8 +186,9 @@ def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | N
     return call  # type: ignore[no-any-return]
 
 
-_sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_INT, _INT64, _UINT = ctypes.c_int, ctypes.c_int64, ctypes.c_uint
+_sync_file_range = _find("sync_file_range", _INT, _INT64, _INT64, _UINT)
+_fallocate = _find("fallocate", _INT, _INT, _INT64, _INT64)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ class Shard:
     absorbed: list[Path]  # blobs whose records a segment holds
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
-    unsaid: list[Frame]  # of this start: the log has no room for them, and takes nothing else before
+    # Of this start: the log has no room for them, and takes nothing else before.
+    unsaid: list[Frame]
 
 
 def recover(
@@ -141,8 +142,8 @@ def recover(
 
 
 def _begun(wal: Wal, frames: list[Frame]) -> bool:
-    """Tell the log of this start; False when it has no room for that. Records of `ephemeral` topics are acknowledged without the log,
-    but not before.
+    """Tell the log of this start; False when it has no room for that. Records of `ephemeral` topics
+    are acknowledged without the log, but not before.
     """
     wal.begin(frames)
     try:
@@ -284,7 +285,9 @@ class _Replay:
         self._keys: defaultdict[int, list[Key]] = defaultdict(list)  # by topic, in the order of the log
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
-        """Replay the files from where the checkpoint says; where the log ends, and how many bytes follow there up to the zeros."""
+        """Replay the files from where the checkpoint says; where the log ends, and how many bytes
+        follow there up to the zeros.
+        """
         self.files.extend(files)
         bases = [file.base for file in files]
         first = max(bisect_right(bases, self._from) - 1, 0)
@@ -336,7 +339,8 @@ class _Replay:
             assert header is not None, "a frame was looked at"
             reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
             raise Damaged(file.path, position + shift, reason) from error
-        self.durable = max(self.durable, base, header.durable if header else 0)  # it never falls from frame to frame
+        # It never falls from frame to frame.
+        self.durable = max(self.durable, base, header.durable if header else 0)
         self._done += file.size
         self._report(self._done / self._total)
         return header.end if header else file.base
@@ -451,10 +455,12 @@ def _synced_beyond(file: WalFile, position: int) -> int | None:
 
 
 def _end_at(file: WalFile, position: int, *, cut: bool, durable: int) -> None:
-    """Make the last file ready for the next frame at ``position``; it is known to be on the disk up to ``durable``.
+    """Make the last file ready for the next frame at ``position``; it is known to be on the disk up
+    to ``durable``.
 
-    What lies between may stand in pages that a failed sync has marked clean, and what the disk holds behind it may have been cut off in
-    pages alone. Frames must reach the disk before one that says that they have, so all of that is written again. Raises OSError.
+    What lies between may stand in pages that a failed sync has marked clean, and what the disk
+    holds behind it may have been cut off in pages alone. Frames must reach the disk before one that
+    says that they have, so all of that is written again. Raises OSError.
     """
     start = max(durable, file.base)
     file.write_again(start, position)

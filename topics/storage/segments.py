@@ -373,7 +373,9 @@ class SegmentStore:
             raise
 
     def write_flags_again(self) -> None:
-        """After an end that was not clean: a sync may have failed, and the kernel takes flags for written that no disk has."""
+        """After an end that was not clean: a sync may have failed, and the kernel takes flags for
+        written that no disk has.
+        """
         for number in self._dirty:
             segment = self.segments[number]
             fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)

@@ -186,7 +186,8 @@ class LogCheck:
             yield Finding(self.path, 0, str(error))
             return
         self.base = header.base
-        if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix not in (SPARE, RESERVE)):
+        named = self.path.name == log_name(header.base) or self.path.suffix in (SPARE, RESERVE)
+        if header.shard != self._shard or not named:
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")

@@ -4,9 +4,10 @@ The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
 
-After an error the log is `failed` until the process starts anew and replays what the disk really holds. When there was no room for a
-new file it goes on, once the loop has undone what waited and called `resume`; it is `short_of_room` until `find_room` has found a file
-for what comes next, and the reserve. Groups of frames that make room may begin the reserve (``decisions/0015``).
+After an error the log is `failed` until the process starts anew and replays what the disk really
+holds. When there was no room for a new file it goes on, once the loop has undone what waited and
+called `resume`; it is `short_of_room` until `find_room` has found a file for what comes next, and
+the reserve. Groups of frames that make room may begin the reserve (``decisions/0015``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, FrameKind, encode_frame
+from topics.formats.wal import (
+    FILE_HEADER_BYTES,
+    FRAME,
+    FRAME_HEADER_BYTES,
+    FileHeader,
+    Frame,
+    FrameKind,
+    encode_frame,
+)
 from topics.storage.blobs import BlobStore
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import Group, Progress, WalCounters, WalWriter
@@ -99,7 +108,16 @@ class Wal:
         """Send off the group under way; ``sync``: its answer must wait for the disk. The progress, when it is written already."""
         if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
             return None
-        group = Group(self._era, self._tail, self._start, self.position, self._pieces, sync, self._new_file, self._makes_room)
+        group = Group(
+            self._era,
+            self._tail,
+            self._start,
+            self.position,
+            self._pieces,
+            sync,
+            self._new_file,
+            may_use_reserve=self._makes_room,
+        )
         self._pieces, self._start, self._new_file, self._makes_room = [], self.position, False, True
         return self.writer.hand_over(group)
 
@@ -175,7 +193,9 @@ class Wal:
         self.writer.retire(files)
 
     def is_gone(self) -> bool:
-        """Whether the folder, or the file that is written to, is not any more what stands under its name. For a thread."""
+        """Whether the folder, or the file that is written to, is not any more what stands under its
+        name. For a thread.
+        """
         file = self._files[-1] if self._files else None
         try:
             if _identity(self.folder.stat()) != self._folder_id:
@@ -191,7 +211,8 @@ class Wal:
         self.writer.give_up(error)
 
     def wait_synced(self) -> None:
-        """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop.
+        """Block until everything that was handed over is on the disk; raises what kept it from
+        there. For use outside a loop.
 
         After `NoRoom` the log goes on where it was.
         """

@@ -17,7 +17,8 @@ from topics.formats.wal import (
 from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes room (`wal_stock`).
+# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes
+# room (`wal_stock`).
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
@@ -115,7 +116,8 @@ class WalFile:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
-            if header.shard != shard or (log_name(header.base) != path.name and path.suffix not in (SPARE, RESERVE)):
+            named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
+            if header.shard != shard or not named:
                 raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
@@ -151,7 +153,9 @@ class WalFile:
             self._view = self._map = None
 
     def cut(self, position: int) -> None:
-        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut part is ever found again."""
+        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut
+        part is ever found again.
+        """
         offset = self.offset(position)
         zero(self._fd, offset, self.size - offset)
 
@@ -160,7 +164,9 @@ class WalFile:
         write_zeros(self._fd, self.offset(start), end - start)
 
     def write_again(self, start: int, end: int) -> None:
-        """Let the next sync bring the frames between two positions to the disk, though the kernel may think that they are there."""
+        """Let the next sync bring the frames between two positions to the disk, though the kernel
+        may think that they are there.
+        """
         write_again(self._fd, self.offset(start), end - start)
 
     def sync(self) -> None:

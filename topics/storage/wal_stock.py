@@ -1,7 +1,9 @@
-"""Files that wait to become files of the log: spares for its rotation, and the reserve for what makes room on a full disk.
+"""Files that wait to become files of the log: spares for its rotation, and the reserve for what
+makes room on a full disk.
 
     NAME.spare    used again or made ahead, so that no write waits for a new file
-    log.reserve   taken only where no other file can be had, and only for frames that free room or that a start needs
+    log.reserve   taken only where no other file can be had, and only for frames that free room or
+                  that a start needs
 
 The reserve is filled up first. Both are found again after a restart.
 """
@@ -16,12 +18,16 @@ from pathlib import Path
 from topics.storage.disk import sync_directory
 from topics.storage.wal_file import RESERVE, SPARE, WalFile, prepare
 
-SPARES = 3  # files kept for their room and their pages: a checkpoint frees two, and the next one comes when these are used up
+# Files kept for their room and their pages: a checkpoint frees two, and the next one comes when
+# these are used up.
+SPARES = 3
 RESERVE_NAME = "log"
 
 
 class WalStock:
-    """The waiting files of one folder, all of ``file_bytes``. Any thread may take one; only one at a time adds some."""
+    """The waiting files of one folder, all of ``file_bytes``. Any thread may take one; only one at
+    a time adds some.
+    """
 
     def __init__(self, folder: Path, file_bytes: int) -> None:
         """Finds what an earlier process left."""
@@ -68,11 +74,16 @@ class WalStock:
                 if target is None:
                     file.path.unlink(missing_ok=True)
                     continue
-                with contextlib.suppress(FileNotFoundError):  # it has its name from an attempt that failed afterwards
+                # It has its name already from an attempt that failed afterwards.
+                with contextlib.suppress(FileNotFoundError):
                     file.path.replace(target)
                 if target.exists():
                     kept.append(target)
-            sync_directory(self.folder)  # or a power loss brings a file back under its old name, with the header of its next life
+            sync_directory(
+                self.folder
+                # Or a power loss brings a file back under its old name, with the header of its next
+                # life.
+            )
             self._keep(kept)
 
     def _target(self, file: WalFile, kept: list[Path]) -> Path | None:
@@ -84,13 +95,17 @@ class WalStock:
         return file.path.with_suffix(SPARE) if spares < SPARES else None
 
     def look_ahead(self, base: int) -> None:
-        """Have a spare, if there still is none: files may have come since it was wanted. ``base``: of the file before it. Raises OSError."""
+        """Have a spare, if there still is none: files may have come since it was wanted. ``base``:
+        of the file before it. Raises OSError.
+        """
         with self._adding:
             if not self._spares:
                 self._spares.append(prepare(self.folder, f"{base:016x}.fresh", self.file_bytes))
 
     def fill(self, name: str) -> bool:
-        """Have the reserve and a spare; False where there is no room for both. ``name``: for a spare that is made."""
+        """Have the reserve and a spare; False where there is no room for both. ``name``: for a
+        spare that is made.
+        """
         with self._adding:
             try:
                 if not self.has_reserve:

@@ -8,13 +8,14 @@ The writer merges all groups that wait into one write and, when one of them asks
 would otherwise wait behind the regular ones, so those have a thread of their own. Only one sync runs at a time, and none after one that
 failed: the kernel tells of lost pages once, so a second sync would seem to have gone well.
 
-Who may write: the loop while `_written` is where its group begins, since then nothing is on its way, and while nothing before it waits
-for a sync, which may fail; else the writer, until it has caught up. So there is always one that writes. ``decisions/0012`` says why the
-loop writes at all.
+Who may write: the loop while `_written` is where its group begins, since then nothing is on its
+way, and while nothing before it waits for a sync, which may fail; else the writer, until it has
+caught up. So there is always one that writes. ``decisions/0012`` says why the loop writes at all.
 
-After an error nothing more is written. What was reported as written stays, as it may have been acknowledged; all from there on is
-refused, and is cut off before anybody is told: a restart finds no frame of it (``decisions/0014``). The one exception is a new file for
-which there is no room: nothing was touched then, so the log goes on from the position where it was, in a new era.
+After an error nothing more is written. What was reported as written stays, as it may have been
+acknowledged; all from there on is refused, and is cut off before anybody is told: a restart finds
+no frame of it (``decisions/0014``). The one exception is a new file for which there is no room:
+nothing was touched then, so the log goes on from the position where it was, in a new era.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ log = structlog.get_logger()
 class Group:
     """Frames that stand one after the other in one file; ``era`` counts how often the log went on after `NoRoom`.
 
-    Without ``pieces`` it only asks for a sync, or for a look at what the loop has written. ``may_use_reserve``: for its new file.
+    Without ``pieces`` it only asks for a sync, or for a look at what the loop has written.
+    ``may_use_reserve``: for its new file.
     """
 
     era: int
@@ -100,12 +102,15 @@ class WalWriter:
         self._sync_lock = threading.Lock()  # held during a sync and while its outcome is noted
         self._synced = position
         self._asked = position  # up to where the loop wants a sync
-        # What was told and what is in doubt. The lock is for these alone and is never held during a call that may wait.
+        # What was told and what is in doubt. The lock is for these alone and is never held during a
+        # call that may wait.
         self._state = threading.Lock()
         self._reported = position  # what ends here is written, for all that the loop knows
-        self._broken: OSError | None = None  # leaves the file in doubt; nothing but this is reported after it
+        # Leaves the file in doubt; nothing but this is reported after it.
+        self._broken: OSError | None = None
         self._writing = False
-        self._tried: tuple[WalFile | None, int] = file, position  # the file of the last write, and where that was to end
+        # The file of the last write, and where that was to end.
+        self._tried: tuple[WalFile | None, int] = file, position
         self._quiet = True  # the writer knows of nothing that is to be synced: the loop must tell it
         self._told = position  # up to where the loop has told it
         self._behind: queue.SimpleQueue[tuple[WalFile, int] | None] = queue.SimpleQueue()
@@ -125,7 +130,8 @@ class WalWriter:
             self._written == group.position
             and group.end - group.position <= AT_ONCE_BYTES
             and not (group.sync or group.new_file)
-            and self._synced >= self._asked  # or a sync that fails would refuse what lies before an acknowledged record
+            # Or a sync that fails would refuse what lies before an acknowledged record.
+            and self._synced >= self._asked
             and not self._sync_lock.locked()  # a write beside a sync may have to wait for it
         ):
             return self._write_at_once(group)
@@ -145,7 +151,9 @@ class WalWriter:
         return Progress(group.end, self._synced, took_ms, 0.0)
 
     def resume(self, position: int) -> None:
-        """The log goes on here after `NoRoom`: what was handed over since is dropped, and no sync of it comes."""
+        """The log goes on here after `NoRoom`: what was handed over since is dropped, and no sync
+        of it comes.
+        """
         self._asked = min(self._asked, position)
 
     def take(self) -> list[Progress]:
@@ -161,11 +169,15 @@ class WalWriter:
         self.stock.add(files)
 
     def find_room(self) -> bool:
-        """Whether there is a file for what comes next, and the reserve; they are made where there is room. For a thread."""
+        """Whether there is a file for what comes next, and the reserve; they are made where there
+        is room. For a thread.
+        """
         return self._broken is None and self.stock.fill(f"{self._written:016x}.room")
 
     def give_up(self, error: OSError) -> None:
-        """Break the log off as a failed write does: what is handed over from now on is refused. For a thread."""
+        """Break the log off as a failed write does: what is handed over from now on is refused. For
+        a thread.
+        """
         self._break(error)
 
     def stop(self) -> None:
@@ -226,12 +238,13 @@ class WalWriter:
 
     def _look_ahead(self, file: WalFile) -> None:
         """A file that is half full will need a next one: making it takes 50 ms beside a busy journal, so it is made meanwhile."""
-        if file.base != self._prepared_for and 2 * file.offset(self._written) > self.file_bytes and not self.stock:
+        half_full = 2 * file.offset(self._written) > self.file_bytes
+        if half_full and file.base != self._prepared_for and not self.stock:
             self._prepared_for = file.base
             self._behind.put((file, PREPARE))
 
     def _sync(self, file: WalFile, position: int) -> bool:
-        """Sync what was written before ``position``; False when that fails, or an earlier sync has."""
+        """Sync what was written before ``position``; False when a sync has failed."""
         with self._sync_lock:
             if self._broken is not None:
                 return False
@@ -258,10 +271,13 @@ class WalWriter:
                 continue
             began = time.perf_counter()
             if position > self._synced and self._sync(file, position):
-                self._report(Progress(position, position, 0.0, (time.perf_counter() - began) * 1000))
+                sync_ms = (time.perf_counter() - began) * 1000
+                self._report(Progress(position, position, 0.0, sync_ms))
 
     def _write(self, groups: list[Group], *, at_once: bool = False) -> bool:
-        """Groups with frames, one behind the other. ``at_once``: they count as reported. False: the log is broken, and cut off."""
+        """Groups with frames, one behind the other. ``at_once``: they count as reported. False: the
+        log is broken, and cut off.
+        """
         file, position, end = groups[0].file, groups[0].position, groups[-1].end
         pieces = [piece for group in groups for piece in group.pieces]
         if end - position < JOIN_BYTES:
@@ -299,7 +315,9 @@ class WalWriter:
         self._cut_and_tell()
 
     def _cut_and_tell(self) -> None:
-        """Nobody writes any more. What is refused must not be found by a restart, so it goes before its refusal is known."""
+        """Nobody writes any more. What is refused must not be found by a restart, so it goes before
+        its refusal is known.
+        """
         file, end = self._tried
         error = self._broken
         assert error is not None, "only a broken log is cut"
@@ -307,17 +325,22 @@ class WalWriter:
             try:
                 file.blank(self._reported, end)
             except OSError as failure:
-                log.critical("refused frames not cut off", path=str(file.path), offset=file.offset(self._reported), error=str(failure))
+                log.critical(
+                    "refused frames not cut off",
+                    path=str(file.path),
+                    offset=file.offset(self._reported),
+                    error=str(failure),
+                )
         self._tell(Progress(self._reported, self._synced, 0.0, 0.0, error))
 
     def _create(self, group: Group) -> None:
         """Begin the group's file. Raises as `WalFile.create`."""
         file = group.file
-        spare = self.stock.take() if file.size == self.file_bytes else None
+        usual = file.size == self.file_bytes
         try:
-            file.create(spare)
+            file.create(self.stock.take() if usual else None)
         except NoRoom:
-            reserve = self.stock.take_reserve() if group.may_use_reserve and file.size == self.file_bytes else None
+            reserve = self.stock.take_reserve() if usual and group.may_use_reserve else None
             if reserve is None:
                 raise
             file.create(reserve)
