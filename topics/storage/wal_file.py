@@ -107,8 +107,12 @@ class WalFile:
             aside.unlink(missing_ok=True)
             raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
         aside.replace(self.path)
-        if spare is None:
+        if spare is None or self._is_first():
             sync_directory(self.folder)
+
+    def _is_first(self) -> bool:
+        """Whether no other file tells that a spare with a later position is one that has lost its name."""
+        return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
 
     @classmethod
     def open(cls, path: Path, shard: int) -> WalFile:
