@@ -377,7 +377,7 @@ def _clear(words: FrontWords | ShardWords) -> None:
 
 def _is_up(child: Child) -> bool:
     """A shard that answers, if only reads, or a front that serves."""
-    return child.words.state.name in ("READY", "READ_ONLY", "SERVING")
+    return child.words.state.name in ("READY", "READ_ONLY", "NO_ROOM", "SERVING")
 
 
 def _signals_to_wait_for() -> set[signal.Signals]:

@@ -16,7 +16,7 @@ from topics.actors.link import Link, LinkMemory, Side
 from topics.actors.shard_actor import ShardActor, clock
 from topics.config import Settings
 from topics.formats.requests import limits_of
-from topics.process import DAMAGED, note_sigterm
+from topics.process import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import Damaged
 from topics.storage.recovery import Shard, recover
 
@@ -44,6 +44,9 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     except Damaged as error:
         log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
         sys.exit(DAMAGED)
+    except OSError as error:  # the supervisor tries again
+        log.critical("start failed", path=error.filename, error=str(error))
+        sys.exit(FAILED)
     log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
     gc.freeze()  # what recovery built stays: the collector need not look at it again
     trio.run(_serve, settings, board, links, index, shard)
@@ -63,8 +66,11 @@ async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], 
             nursery.cancel_scope.cancel()
     # Nothing is answered any more: what the checkpoint says is the last word.
     shard.wal.stop()
-    if actor.broken is None:
-        actor.sealing.write_last()
+    if actor.room.broken is None:
+        try:
+            actor.sealing.write_last()
+        except OSError as error:  # the next start replays more of the log
+            log.warning("last checkpoint not written", error=str(error))
 
 
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:

@@ -65,14 +65,14 @@ class Sealer(Client):
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_report, self._wal_flush = self.wal.writer._report, self.wal.flush
-        self.wal.writer._report, self.wal.flush = self._report, self._flush  # type: ignore[method-assign]
+        self._wal_tell, self._wal_flush = self.wal.writer._tell, self.wal.flush
+        self.wal.writer._tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the same in every run.
 
-    def _report(self, progress: Progress) -> None:
+    def _tell(self, progress: Progress) -> None:
         with self._news:
-            self._wal_report(progress)
+            self._wal_tell(progress)
             self._told = progress
             self._news.notify_all()
 
@@ -162,7 +162,8 @@ class Sealer(Client):
 
 
 def files(path: Path, kind: str) -> list[Path]:
-    return sorted((path / kind / "00").iterdir())
+    """All but what only holds room."""
+    return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
 def findings(path: Path) -> list[Finding]:

@@ -39,6 +39,7 @@ class Log:
         self.groups: list[tuple[int, bool]] = []  # end, sync
         self.position = self.written = self.synced = 0
         self.failed: OSError | None = None
+        self.folder, self.short_of_room = folder, False
         self.at_once = self.is_syncing = False
         self._start = 0
         self._done: list[Progress] = []
@@ -117,7 +118,7 @@ class Desk:
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
-            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[])
+            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[])
         self.actor = ShardActor(shard, 0, board, LIMITS)
         self.actor._nursery = nursery
         self.commits = self.actor.commits
@@ -183,7 +184,8 @@ class Desk:
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
-        self.actor.broken = found
+        self.actor.room.show(found)
+        self.actor.repeat_deletes()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

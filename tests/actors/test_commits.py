@@ -277,7 +277,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(desk: Desk,
     kept = desk.append("a", "kept")
     desk.synced()
     position = desk.log.position
-    lost = [desk.append("a", "lost", key="k"), desk.append("a", "lost"), desk.put("a", priority=9), desk.append("new", 1), desk.delete("a")]
+    lost = [desk.append("a", "lost", key="k"), desk.append("a", "lost"), desk.put("a", priority=9), desk.append("new", 1)]
     assert desk.failed(FULL) is None
     assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
     assert (desk.log.position, len(desk.commits)) == (position, 0)
@@ -331,11 +331,30 @@ async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> 
     gone = desk.delete("a")
     new = desk.append("a", "of another topic")
     desk.failed(FULL)
-    assert desk.answers() == [(gone, "not_ready"), (new, "not_ready")]
+    assert desk.answers() == [(new, "not_ready")]
+    desk.failed(FULL)  # alone it could have had the reserve
+    assert desk.answers() == [(gone, "not_ready")]
     assert desk.seqs("a") == [1]
     again = desk.append("a", "next")
     assert desk.answers() == [(again, 200)]
     assert desk.seqs("a") == [1, 2]
+
+
+async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_itself(desk: Desk) -> None:
+    desk.make("a")
+    desk.append("a", 1, 2)
+    desk.make("b")
+    desk.append("b", 1)
+    desk.synced()
+    desk.answers()
+    some, whole = desk.delete_records("a", before_seq=2), desk.delete("b")
+    lost = desk.append("a", "lost")
+    desk.failed(FULL)
+    assert desk.answers() == [(lost, "not_ready")]
+    assert [frame.kind for frame in list(desk.log.frames.values())[-2:]] == [FrameKind.DELETE, FrameKind.TOPIC_DELETED]
+    desk.synced()
+    assert desk.answers() == [(some, 200), (whole, 200)]
+    assert desk.seqs("a") == [2]
 
 
 # Idempotency keys

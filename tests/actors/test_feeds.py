@@ -546,6 +546,8 @@ async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, erro
     front.delete("b")  # undone as well: its feed goes on
     front.wire.take()
     front.failed(error)
+    if error is FULL:
+        front.failed(error)  # the delete was done once more, by itself
     front.turn()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
     assert len(front.actor.feeds) == 1

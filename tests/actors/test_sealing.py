@@ -25,7 +25,7 @@ from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.segments import SegmentStore, SegmentWriter, split_place
 from topics.storage.wal import Wal
-from topics.storage.wal_writer import SPARES
+from topics.storage.wal_stock import SPARES
 
 Seen = dict[str, Any]
 

@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -145,6 +145,15 @@ def state(client: Client) -> dict[str, Any]:
         }
         for name, topic in client.engine.topics.items()
     }  # fmt: skip
+
+
+def failing(code: int) -> Callable[..., NoReturn]:
+    """A call that always fails."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def log_files(path: Path) -> list[Path]:

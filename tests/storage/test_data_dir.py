@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.log_support import failing
 from topics.storage import data_dir
 from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse, decode_meta, encode_meta
 
@@ -159,7 +161,30 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(path: Path, mo
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(Path, "replace", noting_rename)
     DataDirectory(path, shards=1).close()
-    assert steps == ["sync deep", "sync meta.new", "rename", "sync data"]
+    assert steps[-3:] == ["sync meta.new", "rename", "sync data"]
+
+
+def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_meta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that a process made that was killed before it could sync it."""
+    path.parent.mkdir()
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noting_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    DataDirectory(path, shards=1).close()
+    before = synced[: synced.index(path / "meta.new")]
+    assert {*before} >= {*path.parents}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_full_disk_does_not_keep_a_server_from_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DataDirectory(path, shards=1).close()
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    DataDirectory(path, shards=1).close()
 
 
 def test_the_table_is_the_struct() -> None:

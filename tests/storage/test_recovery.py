@@ -9,21 +9,21 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
 
-from tests.storage.log_support import FILE_BYTES, START, Client, ForgetfulDisk, log_files, state
+from tests.storage.log_support import FILE_BYTES, START, Client, ForgetfulDisk, failing, log_files, state
 from topics.engine.shard import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, check_frame
+from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame
 from topics.storage import checkpoints, wal_file
 from topics.storage import disk as disk_functions
 from topics.storage.disk import Damaged, boot_id, make_directory
 from topics.storage.recovery import recover
-from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal_file import WalFile
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
@@ -161,15 +161,24 @@ def test_before_the_first_write_the_disk_knows_of_this_start(tmp_path: Path) -> 
     client.kill()
 
 
-def test_a_disk_that_cannot_be_written_at_the_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_client(tmp_path / "data").kill()
+    expected = recovered_state(tmp_path / "data")
+    for path in (tmp_path / "data" / "wal" / "00").glob("*.[rs]*e"):
+        path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(NoRoom):
-            Client(tmp_path / "data")
-    Client(tmp_path / "data").kill()
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        patch.setattr(WalFile, "holds", lambda *_: False)
+        full = Client(tmp_path / "data")
+    assert [frame.kind for frame in full.shard.unsaid] == [FrameKind.MARK]
+    assert full.wal.short_of_room
+    assert state(full) == expected
+    assert full.wal.find_room()
+    full.wal.begin(full.shard.unsaid)
+    full.wal.wait_synced()
+    full.append("after", 1)
+    full.kill()
+    assert recovered_state(tmp_path / "data").keys() == expected.keys() | {"after"}
 
 
 def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +197,7 @@ def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(tm
 
     monkeypatch.setattr(os, "pwritev", noting)
     Client(tmp_path / "killed").kill()
-    assert writes == [1], "one write, and the file was synced before it"
+    assert writes == [0, 1], "the frames once more, and after a sync the one that speaks of them"
 
 
 # Idempotency keys

@@ -9,17 +9,18 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from tests.storage.log_support import ForgetfulDisk
+from tests.storage.log_support import ForgetfulDisk, failing
+from topics.formats.requests import Buffer
 from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
 from topics.storage import wal_writer
 from topics.storage.blobs import BlobStore
-from topics.storage.disk import make_directory
+from topics.storage.disk import make_directory, write_all
 from topics.storage.wal import Wal
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import AT_ONCE_BYTES, Progress, WalWriter
@@ -88,13 +89,6 @@ def frames_on_disk(folder: Path) -> list[FrameHeader]:
         assert header is Stop.END
         file.close()
     return found
-
-
-def failing(code: int) -> Callable[..., NoReturn]:
-    def fail(*_: Any) -> NoReturn:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 class Gate:
@@ -256,7 +250,7 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Pa
     for seq in (2, 3):
         assert at_once(again, frame(seq=seq)) is not None
     again.flush(sync=True)
-    assert at_once(again, frame(seq=4)) is not None
+    assert at_once(again, frame(seq=4)) is None, "what it stands behind waits for a sync"
     again.append(frame(seq=5))
     again.flush(sync=True)
     again.append(frame(seq=6))
@@ -315,7 +309,8 @@ def test_an_error_of_the_loops_own_write_breaks_the_log(tmp_path: Path, monkeypa
         patch.setattr(os, "pwritev", failing(errno.EIO))
         assert at_once(wal, frame(seq=2)) is None
     lost = wal.next_progress()
-    assert lost.error is wal.failed is not None
+    assert lost.error is wal.failed
+    assert lost.error is not None
     assert (lost.error.errno, lost.synced) == (errno.EIO, good.synced)
     for sync in (False, True):
         wal.append(frame(seq=3))
@@ -428,7 +423,7 @@ def no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
     hand_over(wal, frame(4000), sync=True)
     deadline = time.monotonic() + 5
-    while wal.writer._spares.empty():
+    while not wal.writer.stock:
         assert time.monotonic() < deadline, "no spare file was made"
         time.sleep(0.001)
     (inode,) = [spare.stat().st_ino for spare in wal.folder.glob("*.spare")]
@@ -452,6 +447,44 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monk
     hand_over(wal, frame(3000, seq=5), sync=True)
     wal.wait_synced()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 4, 5]
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_delete_gets_the_reserve_where_an_append_has_no_room(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over(wal, frame(4000), sync=True)
+    wal.writer.stock.fill_reserve()
+    assert not wal.short_of_room
+    delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        for among in ([frame(10)], [delete, frame(10)]):
+            refused = hand_over(wal, *among)
+            assert isinstance(refused.error, NoRoom)
+            assert wal.short_of_room
+            wal.resume(refused.written)
+        assert hand_over(wal, delete, sync=True).synced == wal.position
+        assert not wal.find_room()
+    assert [header.kind for header in frames_on_disk(wal.folder)] == [FrameKind.APPEND, FrameKind.DELETE]
+    assert wal.short_of_room
+    assert wal.find_room()
+    assert not wal.short_of_room
+
+
+def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
+    assert not wal.is_gone()
+    hand_over(wal, frame())
+    assert not wal.is_gone()
+    (path,) = wal.folder.glob("*.wal")
+    path.rename(path.with_suffix(".other"))
+    assert wal.is_gone()
+    path.with_suffix(".other").rename(path)
+    assert not wal.is_gone()
+    wal.folder.rename(wal.folder.with_name("moved"))
+    assert wal.is_gone()
+    wal.folder.mkdir()
+    assert wal.is_gone()
+    wal.give_up(OSError(errno.ENOENT, "gone"))
+    assert wal.next_progress().error is wal.failed is not None
 
 
 @pytest.mark.usefixtures("no_spares")
@@ -506,6 +539,68 @@ def test_after_an_error_nothing_is_ever_written_again(call: str, code: int, tmp_
     wal.stop()
     assert (wal.folder / "0000000000000000.wal").read_bytes() == content
     assert wal.synced == good.synced
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_what_is_refused_is_cut_off_before_its_refusal_is_known(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was reported as written stays, synced or not: it is acknowledged."""
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    hand_over(wal, frame(seq=2))
+    end = wal.position
+    real = os.pwritev
+
+    def torn(fd: int, pieces: list[bytes], offset: int) -> int:
+        real(fd, pieces, offset)
+        raise OSError(errno.EIO, "all of it was written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, torn if call == "pwritev" else failing(errno.EIO))
+        lost = hand_over(wal, frame(3000, seq=3), frame(seq=4), sync=True)
+    assert lost.error is not None
+    assert (lost.written, [header.first_seq for header in frames_on_disk(wal.folder)]) == (end, [1, 2])
+    content = next(wal.folder.glob("*.wal")).read_bytes()
+    assert not content[FILE_HEADER_BYTES + end :].strip(b"\0")
+    wal.stop()
+
+
+def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loop writes meanwhile is refused with the rest, though its write went well."""
+    wal = start(tmp_path / "wal", sync_ms=60_000)
+    good = hand_over(wal, frame(seq=1))
+    told: list[bool] = []
+    real = write_all
+
+    def meanwhile(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
+        real(fd, pieces, offset)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WalFile, "sync", failing(errno.EIO))
+            syncer = threading.Thread(target=wal.writer._sync, args=(wal._files[0], good.written))
+            syncer.start()
+            syncer.join()
+        told.append(bool(select.select([wal.progress_fd], [], [], 0)[0]))
+
+    monkeypatch.setattr("topics.storage.wal_writer.write_all", meanwhile)
+    assert at_once(wal, frame(seq=2)) is None
+    assert told == [False]
+    lost = wal.next_progress()
+    assert (lost.error is wal.failed is not None, lost.written) == (True, good.written)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
+    wal.stop()
+
+
+def test_frames_that_cannot_be_cut_off_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing(errno.EIO))
+        patch.setattr(WalFile, "blank", failing(errno.EIO))
+        lost = hand_over(wal, frame(seq=2), sync=True)
+    assert lost.error is not None
+    assert "refused frames not cut off" in capsys.readouterr().out
+    wal.stop()
 
 
 def test_a_background_sync_that_fails_breaks_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
+    NO_ROOM = 6  # the disk is full: it reads, and does what makes room
     DAMAGED = 7  # down for good: its data cannot be trusted
 
 

@@ -3,8 +3,9 @@
     file whole and committed -> check -> build, write, sync -> install in the index
         -> checkpoint -> free what the older checkpoint can spare
 
-All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run that fails leaves everything as it
-was and is begun anew; the log grows meanwhile.
+All of it runs in the shard's loop, a millisecond at a time; only file calls run in a thread. A run
+that fails leaves everything as it was and is begun anew; the log grows meanwhile. A log that is
+broken ends it all: files are found by name, and those names may be another's.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Sealing:
     # The task
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
+        """Until cancelled, or the log is broken."""
+        while self.wal.failed is None:
             pause = LOOK_S
             try:
                 await self._round()
@@ -168,6 +169,10 @@ class Sealing:
         began = time.monotonic()
         if self._finished is None:
             touched = await self._touched(base, end)
+            if not touched:
+                # A full disk has no room for a segment in which nothing lives.
+                self._sealed_up_to(end)
+                return
             await self._check(touched, base, end)
             self._finished = await self._build(base, end, touched), touched
             self._next_number += 1
@@ -176,12 +181,15 @@ class Sealing:
         for topic in touched.values():
             await _let_go(topic.drop_tags(base))  # of records that went before they could be sealed
         self._finished = None
-        self._absorbed += self.wal.blobs.absorb(end)
-        self.replay_from = end
-        self.sealed += 1
+        self._sealed_up_to(end)
         trailer = segment.trailer
         seconds = round(time.monotonic() - began, 3)
         log.info("sealed", segment=segment.number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
+
+    def _sealed_up_to(self, end: int) -> None:
+        self._absorbed += self.wal.blobs.absorb(end)
+        self.replay_from = end
+        self.sealed += 1
 
     async def _touched(self, base: int, end: int) -> dict[int, Topic]:
         """Topics with records in this part of the log, by id. One that is going is sealed, too: its end may be undone."""

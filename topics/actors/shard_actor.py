@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVarTuple
 
 import structlog
 import trio
 
 from topics import logs
-from topics.actors.board import Board, ShardState
+from topics.actors.board import Board
 from topics.actors.burst import Asker, Burst, Part
 from topics.actors.commits import Commits
 from topics.actors.feeds import Feeds
@@ -26,6 +27,7 @@ from topics.actors.message_router import InboundMessage, MessageRouter, RouterCo
 from topics.actors.pulse import DISK_STALLED, DISK_STALLED_S, Pulse
 from topics.actors.reads import Reads
 from topics.actors.replies import CONTRACT_ERROR, map_error, reply, request_of, total_ms
+from topics.actors.room import Room
 from topics.actors.sealing import Sealing
 from topics.engine.shard import Append, Change, Delete, Follow, Now
 from topics.engine.topic import Topic
@@ -33,8 +35,9 @@ from topics.errors import NotReady
 from topics.formats import answers
 from topics.formats.message import MessageFrame
 from topics.formats.requests import Buffer, Limits, decode_append, decode_config, decode_delete
-from topics.storage.disk import Damaged
+from topics.storage.disk import FULL, Damaged
 from topics.storage.recovery import Shard
+from topics.storage.wal_file import NoRoom
 from topics.storage.wal_writer import Progress
 
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that waits for its topic longer than this is not
@@ -61,8 +64,10 @@ class ShardActor:
         self.sealing = Sealing(shard, self.commits)
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
-        self.broken: OSError | None = None
         self._disk, self._disk_is_stalled = Pulse(), False
+        self.room = Room(shard, self.commits, self.words)
+        # Deletes that had no room among others.
+        self._repeated: list[tuple[Callable[[InboundMessage], None], InboundMessage]] = []
         self._now = clock()
         self._links: Sequence[Link] = ()
         self._nursery: trio.Nursery
@@ -93,7 +98,8 @@ class ShardActor:
             nursery.start_soon(self.router.expire_overdue)
             nursery.start_soon(self._beat)
             nursery.start_soon(self.sealing.run)
-            self.words.state = ShardState.READY
+            nursery.start_soon(self.room.run)
+            self.room.show()
             await stop.wait()
             await self._settle_all()
             nursery.cancel_scope.cancel()
@@ -124,11 +130,9 @@ class ShardActor:
     async def _follow_log(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self.wal.progress_fd)
-            error = self.commits.advance()
-            if error is not None:
-                self.broken = error
-                self.words.state = ShardState.READ_ONLY
+            self.room.show(self.commits.advance())
             self._now = clock()
+            self.repeat_deletes()
             self.send_off()
 
     def send_off(self) -> None:
@@ -148,7 +152,7 @@ class ShardActor:
 
     async def _settle_all(self) -> None:
         self.commits.flush()
-        while len(self.commits) and self.broken is None:
+        while len(self.commits) and self.room.broken is None:
             await trio.lowlevel.checkpoint()
             await trio.sleep(0.001)
 
@@ -162,7 +166,7 @@ class ShardActor:
 
     def watch_disk(self, now: float) -> None:
         """Tell how long the log's threads have hung in the kernel, while this loop lives."""
-        waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.broken is None
+        waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.room.broken is None
         silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
         self.words.disk_silent_ms = int(silent_s * 1000)
         if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
@@ -176,7 +180,7 @@ class ShardActor:
 
     def _append(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
-        self._writable()
+        self._writable(grows=True)
         if self.long_appends.holds(params["topic"], self._append, message):
             return
         if len(message.attachment) > LONG_BYTES:
@@ -191,7 +195,7 @@ class ShardActor:
     def _append_many(self, message: InboundMessage) -> None:
         """Several short ones to one topic: as if each had come by itself, but answered together."""
         rpc, params = request_of(message)
-        self._writable()
+        self._writable(grows=True)
         if self.long_appends.holds(params["topic"], self._append_many, message):
             return
         lengths = params["lengths"]
@@ -262,7 +266,7 @@ class ShardActor:
 
     def _put(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
-        self._writable()
+        self._writable(grows=params["topic"] not in self.engine.topics)
         if self.long_appends.holds(params["topic"], self._put, message):
             return
         self._freshen(self.engine.topics.get(params["topic"]))  # what is too old by the config so far does not come back
@@ -279,7 +283,7 @@ class ShardActor:
 
         self.commits.submit(change, settle)
 
-    def _delete(self, message: InboundMessage) -> None:
+    def _delete(self, message: InboundMessage, *, again: bool = False) -> None:
         rpc, params = request_of(message)
         self._writable()
         name = params["topic"]
@@ -293,12 +297,12 @@ class ShardActor:
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return _refuse(rpc, result)
+                return self._refuse_delete(self._delete, message, result, again=again)
             return reply(rpc, params, answers.deleted(name, existed=True))
 
         return self.commits.submit(change, settle)
 
-    def _delete_records(self, message: InboundMessage) -> None:
+    def _delete_records(self, message: InboundMessage, *, again: bool = False) -> None:
         rpc, params = request_of(message)
         self._writable()
         if self.long_appends.holds(params["topic"], self._delete_records, message):
@@ -309,19 +313,40 @@ class ShardActor:
             self.long_appends.take(topic.name)
             self._nursery.start_soon(self._delete_when_idle, topic, message)
             return
-        message.release()
         change = self.engine.delete_records(topic.name, asked.before_seq, asked.match, self._now)
         rpc.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return _refuse(rpc, result)
+                return self._refuse_delete(self._delete_records, message, result, again=again)
             body = answers.records_deleted(
                 topic.name, change.deleted, earliest_seq=topic.start_seq, head_seq=topic.head_seq, count=topic.count, size=topic.bytes
             )  # fmt: skip
             return reply(rpc, params, body)
 
         self.commits.submit(change, settle)
+
+    def _refuse_delete(
+        self,
+        handler: Callable[..., None],
+        message: InboundMessage,
+        error: OSError,
+        *,
+        again: bool,
+    ) -> None:
+        """A delete that shared a group with what grows had no right to the reserve: alone it has,
+        so it is done once more.
+        """
+        if isinstance(error, NoRoom) and not again:
+            self._repeated.append((partial(handler, again=True), message))
+            return
+        _refuse(request_of(message)[0], error)
+
+    def repeat_deletes(self) -> None:
+        """See `_refuse_delete`. Once the log goes on."""
+        repeated, self._repeated = self._repeated, []
+        for handler, message in repeated:
+            self._handle_late(handler, message)
 
     async def _delete_when_idle(self, topic: Topic, message: InboundMessage) -> None:
         await self.commits.idle(topic)
@@ -347,7 +372,7 @@ class ShardActor:
                 change = self.engine.expire(topic, self._now)
             except Damaged as damage:
                 return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
-            if change is not None and self.broken is None:
+            if change is not None and self.room.refusal(grows=False) is None:
                 self.commits.submit(change, None)
         return None
 
@@ -360,9 +385,10 @@ class ShardActor:
         """Run ``task`` beside the loop, until the shard stops."""
         self._nursery.start_soon(task, *args)
 
-    def _writable(self) -> None:
-        if self.broken is not None:
-            raise _unwritable(self.broken)
+    def _writable(self, *, grows: bool = False) -> None:
+        refusal = self.room.refusal(grows=grows)
+        if refusal is not None:
+            raise _unwritable(refusal)
         if self._disk_is_stalled:
             raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
 
@@ -399,7 +425,8 @@ def _reply_change(
 
 
 def _unwritable(error: OSError) -> NotReady:
-    return NotReady(f"the shard cannot write: {error.strerror or error}", reason="read_only")
+    reason = "disk_full" if error.errno in FULL else "read_only"
+    return NotReady(f"the shard cannot write: {error.strerror or error}", reason=reason)
 
 
 def _refuse(asker: Asker, error: OSError) -> None:

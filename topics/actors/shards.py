@@ -43,7 +43,7 @@ IN_MEMORY = (bytes, bytearray)
 LOOK_S = 0.5  # between two looks at the heartbeats
 EVENTS = ("feed.page", "feed.ended")
 TURNOVER_MAX_S = 10.0  # a body that takes longer to bring what it holds may have to make room
-SERVING = (ShardState.READY, ShardState.READ_ONLY)
+SERVING = (ShardState.READY, ShardState.READ_ONLY, ShardState.NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)

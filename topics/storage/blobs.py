@@ -19,7 +19,7 @@ import crc32c
 from topics.formats import blob
 from topics.formats.blob import BadBlob
 from topics.formats.requests import Buffer
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory, write_all
+from topics.storage.disk import Damaged, allocate, make_directory, mapped, sync_directory, write_all
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
@@ -36,7 +36,7 @@ class BlobWriter:
         self._aside = store.path(topic_id, first_seq).with_suffix(NEW)
         self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(self._fd, 0, blob.HEADER_BYTES + body_len)  # a full disk shows here
+            allocate(self._fd, store.folder, blob.HEADER_BYTES + body_len)  # a full disk shows here
         except OSError:
             self.abandon()
             raise

@@ -12,12 +12,15 @@
     48      ...   body         CBOR items: the shard's map (last_id, last_epoch, reserved_ts, segments, boot), then
                                      one for each topic, and some with keys that outlive their records
 
-Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the newest that is whole is used.
+Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the
+newest that is whole is used. A file without a meaning, ``next.reserve``, holds room for the next
+one: on a full disk it is written into those blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -28,13 +31,15 @@ import cbor2
 import crc32c
 
 from topics.formats.requests import Buffer
-from topics.storage.disk import make_directory, write_aside
+from topics.storage.disk import FULL, check_room, make_directory, write_aside
 from topics.storage.pulse import Pulse
 
 MAGIC = b"TPCKPT01"
 VERSION = 2
 KEEP = 2
 SUFFIX = ".ckpt"
+RESERVE_NAME = "next.reserve"
+RESERVE_MIN_BYTES = 1 << 20
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
 HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
@@ -129,8 +134,9 @@ def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer]
     make_directory(folder)
     earlier = _paths(folder)
     path = folder / f"{int(earlier[0].stem, 16) + 1 if earlier else 1:016x}{SUFFIX}"
+    pieces = encode(position, replay_from, items, clean=clean)
     try:
-        write_aside(path, encode(position, replay_from, items, clean=clean))
+        _write(path, pieces)
     except OSError:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # its name may be there and not be durable
@@ -141,6 +147,33 @@ def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer]
         for old in earlier:
             if old != kept:
                 old.unlink()
+    with contextlib.suppress(OSError):
+        keep_room(folder, sum(map(len, pieces)))
+
+
+def _write(path: Path, pieces: Sequence[Buffer]) -> None:
+    room = path.with_name(RESERVE_NAME)
+    try:
+        write_aside(path, pieces)
+    except OSError as error:
+        if error.errno not in FULL or not room.exists():
+            raise
+        write_aside(path, pieces, room)
+
+
+def keep_room(folder: Path, size: int = 0) -> None:
+    """Hold room for the next checkpoint; ``size``: bytes of the last one. Raises OSError where
+    there is none.
+    """
+    wanted = max(RESERVE_MIN_BYTES, 2 * size)
+    fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        held = os.fstat(fd).st_size
+        if held < wanted:
+            check_room(folder, wanted - held)
+            os.posix_fallocate(fd, 0, wanted)
+    finally:
+        os.close(fd)
 
 
 def whole(folder: Path, pulse: Pulse | None = None) -> list[Checkpoint]:

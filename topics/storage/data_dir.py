@@ -24,6 +24,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from topics.storage.disk import make_directory, sync_directory
+
 META = struct.Struct("<8sIIII")
 assert META.size == 24
 
@@ -57,6 +59,7 @@ class DataDirectory:
             self.is_new = stored is None
             self.shards = shards if stored is None else stored
             if self.is_new:
+                _sync_above(path)
                 _write_meta(path, shards)
         except BaseException:
             self.close()
@@ -110,11 +113,17 @@ def decode_meta(data: bytes) -> int:
 
 
 def _make(path: Path) -> None:
-    if path.is_dir():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    _sync_directory(path.parent)
+    make_directory(path.parent, mode=0o777)
+    make_directory(path)
+
+
+def _sync_above(path: Path) -> None:
+    """Make the way to ``path`` durable, whoever made it: what is kept here must not go with a
+    folder above that no disk knows of.
+    """
+    for folder in path.absolute().parents:
+        with contextlib.suppress(PermissionError):  # then it was not made by us
+            sync_directory(folder)
 
 
 def _lock(path: Path) -> int:
@@ -126,8 +135,10 @@ def _lock(path: Path) -> int:
         error = _in_use(path, lock)
         os.close(lock)
         raise error from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    # It is for people; a disk that is full does not keep a server from its data.
+    with contextlib.suppress(OSError):
+        pid = b"%d\n" % os.getpid()
+        os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order the file keeps its room
     return lock
 
 
@@ -159,12 +170,4 @@ def _write_meta(path: Path, shards: int) -> None:
     finally:
         os.close(aside)
     (path / "meta.new").replace(path / "meta")
-    _sync_directory(path)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path)

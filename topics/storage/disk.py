@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from topics.engine.store import Unreadable
 from topics.formats.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
 ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
+MARGIN_BYTES = 1 << 20  # a file that is made whole leaves so much to others
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 DAMAGED = ".damaged"  # ends the name of what was kept aside
+_KEEP_SIZE, _ZERO_RANGE = 0x01, 0x10  # of fallocate(2)
+_ZEROS = bytes(1 << 20)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -54,7 +61,7 @@ def keep_aside(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def make_directory(folder: Path) -> None:
+def make_directory(folder: Path, *, mode: int = 0o700) -> None:
     """Make ``folder`` and what is missing above it, durably."""
     missing = []
     while not folder.is_dir():
@@ -62,7 +69,7 @@ def make_directory(folder: Path) -> None:
         folder = folder.parent
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=mode)
         sync_directory(path.parent)
 
 
@@ -74,12 +81,38 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ))
 
 
-def write_aside(path: Path, pieces: Sequence[Buffer]) -> None:
-    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced, renamed, the name synced."""
+def check_room(folder: Path, size: int) -> None:
+    """Raise ENOSPC where so many bytes have no room, and take none of it.
+
+    An allocation that fails half-way has all the room there is for a moment, and fails everybody
+    else's writes.
+    """
+    found = os.statvfs(folder)
+    # No blocks at all: it does not tell.
+    if found.f_blocks and found.f_bavail * found.f_frsize < size + MARGIN_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def allocate(fd: int, folder: Path, size: int) -> None:
+    """Give an empty file in ``folder`` all its room. Raises OSError."""
+    check_room(folder, size)
+    os.posix_fallocate(fd, 0, size)
+
+
+def write_aside(path: Path, pieces: Sequence[Buffer], room: Path | None = None) -> None:
+    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced,
+    renamed, the name synced.
+
+    ``room``: a file whose blocks are used for that; it is gone afterwards.
+    """
     aside = path.with_name(path.name + ".tmp")
     try:
-        with _opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        if room is not None:
+            room.replace(aside)
+        with _opened(aside, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if room is None else 0)) as fd:
             write_all(fd, pieces, 0)
+            if room is not None:
+                os.ftruncate(fd, sum(map(len, pieces)))
             os.fdatasync(fd)
         aside.replace(path)
     except OSError:
@@ -102,16 +135,50 @@ def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
         offset += wanted
 
 
+def zero(fd: int, offset: int, length: int) -> None:
+    """Make these allocated bytes zeros without giving up their room; nothing is durable yet. Raises
+    OSError.
+    """
+    if _fallocate is None or not length:
+        return write_zeros(fd, offset, length)
+    if _fallocate(fd, _ZERO_RANGE | _KEEP_SIZE, offset, length) == 0:
+        return None
+    code = ctypes.get_errno()
+    if code not in NOT_SUPPORTED | FULL:  # it may want a block for its own lists
+        raise OSError(code, os.strerror(code))
+    return write_zeros(fd, offset, length)
+
+
+def write_zeros(fd: int, offset: int, length: int) -> None:
+    """Write zeros there. Raises OSError."""
+    for start in range(0, length, len(_ZEROS)):
+        write_all(fd, [_ZEROS[: length - start]], offset + start)
+
+
+def write_again(fd: int, offset: int, length: int) -> None:
+    """Write the bytes that stand there once more, so that a sync has something to do: after one
+    that failed, the kernel takes pages for written that no disk has. Raises OSError.
+    """
+    end = offset + length
+    while offset < end and (data := os.pread(fd, min(end - offset, len(_ZEROS)), offset)):
+        write_all(fd, [data], offset)
+        offset += len(data)
+
+
 def write_back(fd: int, offset: int, length: int) -> None:
-    """Bring what was written there to the disk, without promising anything: a later sync finds little to do.
+    """Bring what was written there to the disk, without promising anything: a later sync finds
+    little to do. Raises OSError.
 
     A sync now and then would do it, too. But each also commits the journal of the file system, and while that stands in a queue with
     the data of a large file, writes to the log wait: 50 ms.
     """
     if _sync_file_range is None:
         os.fdatasync(fd)
-    else:
-        _sync_file_range(fd, offset, length, _WRITE_AND_WAIT)  # what goes wrong shows in the sync
+    elif _sync_file_range(fd, offset, length, _WRITE_AND_WAIT):
+        # An error is told once for each descriptor: the sync that follows would not hear of it.
+        code = ctypes.get_errno()
+        if code not in NOT_SUPPORTED:
+            raise OSError(code, os.strerror(code))
 
 
 def will_need(path: Path, offset: int, length: int) -> None:
@@ -121,16 +188,19 @@ def will_need(path: Path, offset: int, length: int) -> None:
             os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
 
 
-def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | None:
+    """A call of the C library, where it has one."""
     try:
-        call = ctypes.CDLL(None).sync_file_range
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
         return None
-    call.argtypes, call.restype = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint], ctypes.c_int
-    return call
+    call.argtypes, call.restype = arguments, ctypes.c_int
+    return call  # type: ignore[no-any-return]
 
 
-_sync_file_range = _find_sync_file_range()
+_INT, _INT64, _UINT = ctypes.c_int, ctypes.c_int64, ctypes.c_uint
+_sync_file_range = _find("sync_file_range", _INT, _INT64, _INT64, _UINT)
+_fallocate = _find("fallocate", _INT, _INT, _INT64, _INT64)
 
 
 @contextlib.contextmanager

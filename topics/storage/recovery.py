@@ -12,6 +12,7 @@ A log that breaks off just at the end of its last synced write looks like a torn
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
@@ -51,7 +52,7 @@ from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.pulse import Pulse
 from topics.storage.segments import SegmentStore, split_place
 from topics.storage.wal import Wal, frame_records
-from topics.storage.wal_file import NEW, WalFile, log_paths
+from topics.storage.wal_file import NEW, NoRoom, WalFile, log_paths
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 EXTENTS_AT_ONCE, FRAMES_AT_ONCE = 64, 4096  # between two signs of life
@@ -71,6 +72,8 @@ class Shard:
     absorbed: list[Path]  # blobs whose records a segment holds
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
+    # Of this start: the log has no room for them, and takes nothing else before.
+    unsaid: list[Frame]
 
 
 def recover(
@@ -87,6 +90,8 @@ def recover(
     """Bring a shard back as it was. ``boot`` names this run of the machine.
 
     ``report`` is called with the share done, 0.0 to 1.0: several times a second, whatever there is to do.
+
+    A log that has no room for the frames of this start can be read: see `Shard.unsaid`.
 
     Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version; OSError when the
     log cannot be written.
@@ -122,22 +127,40 @@ def recover(
     extents = _restore(engine, segments, store, checkpoint, files, pulse) if checkpoint else {}
     replay = _Replay(engine, blobs, now, pulse, checkpoint)
     store.files = replay.files
-    end, cut_bytes = replay.run(folder, files)
+    end, left = replay.run(folder, files)
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     for blob_id in pulse.over(blobs.added()):
         blobs.verify(*blob_id, whole=not clean)  # after an orderly stop, the first who wants its records looks at all of it
+    cut_bytes = left if left and _is_begun(files[-1], end) else 0
+    if files:
+        _end_at(files[-1], end, cut=left > 0 or not clean, durable=end if clean else replay.durable)
+    if not clean and replay.boot == boot:
+        segments.write_flags_again()
     frames = engine.finish_replay(now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
     absorbed = blobs.sweep({topic_id: topic.head_seq for topic_id, topic in engine.by_id.items()})
     wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
+    with contextlib.suppress(OSError):  # the loop goes on looking for room
+        wal.writer.stock.fill_reserve()
+        checkpoints.keep_room(checkpoint_folder)
     mark = cbor2.dumps({"boot": boot})
-    for frame in (*frames, Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,))):
-        wal.append(frame)
-    wal.flush(sync=True)
-    wal.wait_synced()  # records of `ephemeral` topics are acknowledged without the log, but not before it tells of this start
+    frames.append(Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
+    unsaid = [] if _begun(wal, frames) else frames
     wal.rotates_by_blobs = True
     pulse.tell(1.0)
-    return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes)
+    return Shard(engine, wal, segments, checkpoint_folder, kept, absorbed, boot, cut_bytes, unsaid)
+
+
+def _begun(wal: Wal, frames: list[Frame]) -> bool:
+    """Tell the log of this start; False when it has no room for that. Records of `ephemeral` topics
+    are acknowledged without the log, but not before.
+    """
+    wal.begin(frames)
+    try:
+        wal.wait_synced()
+    except NoRoom:
+        return False
+    return True
 
 
 def _open_log(folder: Path, shard: int) -> list[WalFile]:
@@ -272,11 +295,14 @@ class _Replay:
         self._pulse = pulse
         # A checkpoint says that the log was synced up to ``promised``, and is in segments up to ``_from``.
         self._promised, self._from = (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
+        self.durable = self._promised  # the log is known to be on the disk up to here
         self._total = self._done = 0
         self._keys: defaultdict[int, list[Key]] = defaultdict(list)  # by topic, in the order of the log
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
-        """Replay the files from where the checkpoint says; where the log ends, and how many bytes of a torn tail were cut."""
+        """Replay the files from where the checkpoint says; where the log ends, and how many bytes
+        follow there up to the zeros.
+        """
         self.files.extend(files)
         bases = [file.base for file in files]
         first = max(bisect_right(bases, self._from) - 1, 0)
@@ -294,11 +320,7 @@ class _Replay:
         if position < self._promised:
             path = files[-1].path if files else folder
             raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
-        if not files:
-            return position, 0
-        torn = left > 0 and _is_begun(files[-1], position)
-        _end_at(files[-1], position, cut=left > 0)
-        return position, left if torn else 0
+        return position, left
 
     def _check_nothing_promised(self, file: WalFile, position: int, *, last: bool) -> None:
         offset = file.offset(position)
@@ -332,6 +354,8 @@ class _Replay:
             assert header is not None, "a frame was looked at"
             reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
             raise Damaged(file.path, position + shift, reason) from error
+        # It never falls from frame to frame.
+        self.durable = max(self.durable, base, header.durable if header else 0)
         self._done += file.size
         self._pulse.tell(self._done / self._total)
         return header.end if header else file.base
@@ -451,11 +475,16 @@ def _synced_beyond(file: WalFile, position: int) -> int | None:
     return None
 
 
-def _end_at(file: WalFile, position: int, *, cut: bool) -> None:
-    """Make the last file ready for the next frame at ``position``."""
+def _end_at(file: WalFile, position: int, *, cut: bool, durable: int) -> None:
+    """Make the last file ready for the next frame at ``position``; it is known to be on the disk up
+    to ``durable``.
+
+    What lies between may stand in pages that a failed sync has marked clean, and what the disk
+    holds behind it may have been cut off in pages alone. Frames must reach the disk before one that
+    says that they have, so all of that is written again. Raises OSError.
+    """
+    start = max(durable, file.base)
+    file.write_again(start, position)
     if cut:
-        file.unmap()
         file.cut(position)
-    else:
-        # Frames that were only written must reach the disk before one that says that they have.
-        file.sync()
+    file.sync()

@@ -37,7 +37,17 @@ from topics.formats.segment import (
     decode_trailer,
     padding,
 )
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory, write_all, write_back
+from topics.storage.disk import (
+    NOT_SUPPORTED,
+    Damaged,
+    check_room,
+    make_directory,
+    mapped,
+    sync_directory,
+    write_again,
+    write_all,
+    write_back,
+)
 
 SEGMENT_PLACE = 1 << 62
 EXTENT_BITS = 24
@@ -49,7 +59,6 @@ FINDINGS_MAX = 100
 SUFFIX = ".seg"
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _GONE = {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # as opposed to what lies in the process
-_NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV}
 
 
 def place_of(number: int, extent: int) -> int:
@@ -80,8 +89,9 @@ class SegmentWriter:
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Append to the file."""
         begin = self._offset
-        write_all(self._fd, pieces, begin)
         self._offset += sum(map(len, pieces))
+        check_room(self.path.parent, self._offset - begin)
+        write_all(self._fd, pieces, begin)
         write_back(self._fd, begin, self._offset - begin)
 
     def finish(self) -> Segment:
@@ -387,6 +397,20 @@ class SegmentStore:
                     self._write_again(file.fileno(), segment, extent)
             raise
 
+    def write_flags_again(self) -> None:
+        """After an end that was not clean: a sync may have failed, and the kernel takes flags for
+        written that no disk has.
+        """
+        for number in self._dirty:
+            segment = self.segments[number]
+            fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                for extent in [extent for extent, dead in enumerate(segment.has_dead) if dead]:
+                    entry = _entry(fd, segment, extent)
+                    write_again(fd, entry.flags_at, entry.record_count)
+            finally:
+                os.close(fd)
+
     def _write_again(self, fd: int, segment: Segment, extent: int) -> None:
         entry, place = _entry(fd, segment, extent), place_of(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
@@ -500,5 +524,5 @@ def _punch_hole(fd: int, offset: int, length: int) -> None:
     if not hasattr(libc, "fallocate") or libc.fallocate(*arguments) == 0:
         return
     code = ctypes.get_errno()
-    if code not in _NOT_SUPPORTED:
+    if code not in NOT_SUPPORTED:
         raise OSError(code, os.strerror(code))

@@ -36,7 +36,7 @@ from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED, mapped
 from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.segments import segment_path
-from topics.storage.wal_file import SPARE, log_name, log_paths
+from topics.storage.wal_file import RESERVE, SPARE, log_name, log_paths
 
 _ZEROS = bytes(1 << 20)
 KEPT = "kept aside; readers are told of what was in it"
@@ -195,7 +195,8 @@ class LogCheck:
         self.base = header.base
         if len(data) < header.size:
             yield Finding(self.path, len(data), f"the file is cut: it was made with {header.size} bytes")
-        if header.shard != self._shard or (self.path.name != log_name(header.base) and self.path.suffix != SPARE):
+        named = self.path.name == log_name(header.base) or self.path.suffix in (SPARE, RESERVE)
+        if header.shard != self._shard or not named:
             yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")

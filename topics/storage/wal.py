@@ -4,11 +4,14 @@ The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
 
-A file is full when its frames have no more room in it, or when the blobs that they speak of are as long as a file: so blobs are sealed
-and given back, too, however short their frames are (decision 0013).
+A file is full when its frames have no more room in it, or when the blobs that they speak of are as
+long as a file: so blobs are sealed and given back, too, however short their frames are (decision
+0013).
 
-After an error the log is `failed` until the process starts anew and replays what the disk really holds. When there was no room for a
-new file it goes on, once the loop has undone what waited and called `resume`.
+After an error the log is `failed` until the process starts anew and replays what the disk really
+holds. When there was no room for a new file it goes on, once the loop has undone what waited and
+called `resume`; it is `short_of_room` until `find_room` has found a file for what comes next, and
+the reserve. Groups of frames that make room may begin the reserve (``decisions/0015``).
 """
 
 from __future__ import annotations
@@ -17,17 +20,28 @@ import os
 import secrets
 import select
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 from topics.formats.records import RecordFlags, RecordsView
 from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME, FRAME_HEADER_BYTES, FileHeader, Frame, encode_frame, header_at
+from topics.formats.wal import (
+    FILE_HEADER_BYTES,
+    FRAME,
+    FRAME_HEADER_BYTES,
+    FileHeader,
+    Frame,
+    FrameKind,
+    encode_frame,
+    header_at,
+)
 from topics.storage.blobs import BlobStore
 from topics.storage.wal_file import NoRoom, WalFile
 from topics.storage.wal_writer import Group, Progress, WalCounters, WalWriter
 
 _EXTERNAL = int(RecordFlags.EXTERNAL)
+MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK})
 
 
 def frame_records(file: WalFile, place: int, blobs: BlobStore) -> RecordsView:
@@ -48,6 +62,7 @@ class Wal:
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
         self._files = files
+        self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
         self.position = position  # where the next frame goes
         self.synced = position
@@ -55,6 +70,8 @@ class Wal:
         self._pieces: list[Buffer] = []
         self._start = position
         self._new_file = False
+        self._makes_room = True  # the group under way has no other frames
+        self._no_room = False  # `NoRoom` was met
         self._tail: WalFile | None = files[-1] if files else None
         self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0  # of which frames of the tail speak
         self.rotates_by_blobs = False  # with frames of any kind; not while there may be no room for another file
@@ -87,6 +104,7 @@ class Wal:
         file = self._tail
         if file is None or not file.holds(position, length) or (self._blob_bytes >= self.file_bytes and self._is_full(frame)):
             file = self._begin_file(position, length)
+        self._makes_room &= frame.kind in MAKE_ROOM
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         self._pieces += encode_frame(frame, position, self.synced, file.seed)
@@ -109,9 +127,37 @@ class Wal:
         """Send off the group under way; ``sync``: its answer must wait for the disk. The progress, when it is written already."""
         if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
             return None
-        group = Group(self._era, self._tail, self._start, self.position, self._pieces, sync, self._new_file)
-        self._pieces, self._start, self._new_file = [], self.position, False
+        group = Group(
+            self._era,
+            self._tail,
+            self._start,
+            self.position,
+            self._pieces,
+            sync,
+            self._new_file,
+            may_use_reserve=self._makes_room,
+        )
+        self._pieces, self._start, self._new_file, self._makes_room = [], self.position, False, True
         return self.writer.hand_over(group)
+
+    def begin(self, frames: Iterable[Frame]) -> None:
+        """Send off what a start must tell the log before anything else: it may have the reserve."""
+        for frame in frames:
+            self.append(frame)
+        self._makes_room = True
+        self.flush(sync=True)
+
+    @property
+    def short_of_room(self) -> bool:
+        """Only what makes room may be written, until `find_room` says so."""
+        return self._no_room or not self.writer.stock.has_reserve
+
+    def find_room(self) -> bool:
+        """As `WalWriter.find_room`; the log may grow again when it is True. For a thread."""
+        found = self.writer.find_room()
+        if found:
+            self._no_room = False
+        return found
 
     def take_progress(self) -> list[Progress]:
         """What has been done since the last call, oldest first; not what `flush` returned."""
@@ -119,7 +165,9 @@ class Wal:
         for progress in taken:
             if progress.error is None:
                 self.synced = max(self.synced, progress.synced)  # the threads may report out of turn
-            elif not isinstance(progress.error, NoRoom):
+            elif isinstance(progress.error, NoRoom):
+                self._no_room = True
+            else:
                 self.failed = progress.error
         return taken
 
@@ -129,8 +177,9 @@ class Wal:
         Where the file has room for frames they go on into it, though blobs have filled it: deletes are what makes room.
         """
         self._era += 1
-        self._pieces, self._start, self._new_file = [], position, False
+        self._pieces, self._start, self._new_file, self._makes_room = [], position, False, True
         self.position = position
+        self.writer.resume(position)
         self._tail = self._files[-1] if self._files else None
         self.blobs.forget_from(position)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
@@ -177,8 +226,30 @@ class Wal:
         """As `WalWriter.retire`."""
         self.writer.retire(files)
 
+    def is_gone(self) -> bool:
+        """Whether the folder, or the file that is written to, is not any more what stands under its
+        name. For a thread.
+        """
+        file = self._files[-1] if self._files else None
+        try:
+            if _identity(self.folder.stat()) != self._folder_id:
+                return True
+            return file is not None and _identity(file.path.stat()) != _identity(os.fstat(file.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a disk that fails shows in the writes
+            return False
+
+    def give_up(self, error: OSError) -> None:
+        """As `WalWriter.give_up`."""
+        self.writer.give_up(error)
+
     def wait_synced(self) -> None:
-        """Block until everything that was handed over is on the disk; raises what kept it from there. For use outside a loop."""
+        """Block until everything that was handed over is on the disk; raises what kept it from
+        there. For use outside a loop.
+
+        After `NoRoom` the log goes on where it was.
+        """
         poller = select.poll()
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced < self.position:
@@ -198,5 +269,11 @@ class Wal:
 
     def _raise_failures(self) -> None:
         for progress in self.take_progress():
+            if isinstance(progress.error, NoRoom):
+                self.resume(progress.written)
             if progress.error is not None:
                 raise progress.error
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

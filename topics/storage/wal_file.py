@@ -15,12 +15,13 @@ from topics.formats.wal import (
     decode_file_header,
     encode_file_header,
 )
-from topics.storage.disk import Damaged, sync_directory, write_all
+from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
 
 READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-_ZEROS = bytes(1 << 20)
-LOG, NEW, SPARE = ".wal", ".new", ".spare"  # new files are no part of the log yet, spare ones no more
+# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes
+# room (`wal_stock`).
+LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
 class NoRoom(OSError):
@@ -37,7 +38,7 @@ def prepare(folder: Path, name: str, size: int) -> Path:
     path = folder / f"{name}{SPARE}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)
+        allocate(fd, folder, size)
         os.fsync(fd)
         sync_directory(folder)
     except OSError:
@@ -56,7 +57,7 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     """
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
-    for spare in folder.glob(f"*{SPARE}"):
+    for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
         with contextlib.suppress(BadHeader), spare.open("rb") as file:
             header = decode_file_header(file.read(FILE_HEADER_BYTES))
             if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
@@ -100,7 +101,7 @@ class WalFile:
         try:
             self._fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0), 0o600)
             if spare is None:
-                os.posix_fallocate(self._fd, 0, self.size)
+                allocate(self._fd, self.folder, self.size)
             os.pwrite(self._fd, encode_file_header(self.header), 0)
             os.fdatasync(self._fd)
         except OSError as error:
@@ -108,8 +109,12 @@ class WalFile:
             aside.unlink(missing_ok=True)
             raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
         aside.replace(self.path)
-        if spare is None:
+        if spare is None or self._is_first():
             sync_directory(self.folder)
+
+    def _is_first(self) -> bool:
+        """Whether no other file tells that a spare with a later position is one that has lost its name."""
+        return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
 
     @classmethod
     def open(cls, path: Path, shard: int) -> WalFile:
@@ -117,7 +122,8 @@ class WalFile:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
-            if header.shard != shard or (log_name(header.base) != path.name and path.suffix != SPARE):
+            named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
+            if header.shard != shard or not named:
                 raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
@@ -159,18 +165,29 @@ class WalFile:
             self._view = self._map = None
 
     def cut(self, position: int) -> None:
-        """Turn everything from ``position`` on into zeros, durably: no frame of the cut part may ever be found again."""
-        assert self._view is None, "a mapped file is not cut"
-        # By writing: a file that is short for a moment would, after a crash, look like one that was cut at
-        # rest. From the front on: what is left of the torn part must not begin where the log ends.
-        for offset in range(self.offset(position), self.size, len(_ZEROS)):
-            write_all(self._fd, [_ZEROS[: self.size - offset]], offset)
-        os.fsync(self._fd)
+        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut
+        part is ever found again. The file keeps its length all the time: a shorter one would, after
+        a crash, look like one that was cut at rest.
+        """
+        offset = self.offset(position)
+        zero(self._fd, offset, self.size - offset)
+
+    def blank(self, start: int, end: int) -> None:
+        """Write zeros over the frames between two positions."""
+        write_zeros(self._fd, self.offset(start), end - start)
+
+    def write_again(self, start: int, end: int) -> None:
+        """Let the next sync bring the frames between two positions to the disk, though the kernel
+        may think that they are there.
+        """
+        write_again(self._fd, self.offset(start), end - start)
 
     @property
     def is_kept(self) -> bool:
         """Whether it has another name, under which it stays as it is: see `disk.keep_aside`."""
-        return self.path.stat().st_nlink > 1
+        with contextlib.suppress(FileNotFoundError):
+            return self.path.stat().st_nlink > 1
+        return False
 
     def sync(self) -> None:
         """fdatasync."""

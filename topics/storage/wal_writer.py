@@ -8,11 +8,14 @@ The writer merges all groups that wait into one write and, when one of them asks
 would otherwise wait behind the regular ones, so those have a thread of their own. Only one sync runs at a time, and none after one that
 failed: the kernel tells of lost pages once, so a second sync would seem to have gone well.
 
-Who may write: the loop while `_written` is where its group begins, since then nothing is on its way; else the writer, until it has
-caught up. So there is always one that writes, and no lock. ``decisions/0012`` says why the loop writes at all.
+Who may write: the loop while `_written` is where its group begins, since then nothing is on its
+way, and while nothing before it waits for a sync, which may fail; else the writer, until it has
+caught up. So there is always one that writes. ``decisions/0012`` says why the loop writes at all.
 
-After an error nothing more is written: the group that failed and all behind it are lost. The one exception is a new file for which
-there is no room: nothing was touched then, so the log goes on from the position where it was, in a new era.
+After an error nothing more is written. What was reported as written stays, as it may have been
+acknowledged; all from there on is refused, and is cut off before anybody is told: a restart finds
+no frame of it (``decisions/0014``). The one exception is a new file for which there is no room:
+nothing was touched then, so the log goes on from the position where it was, in a new era.
 """
 
 from __future__ import annotations
@@ -28,15 +31,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from topics.formats.requests import Buffer
-from topics.storage.disk import sync_directory, write_all
-from topics.storage.wal_file import SPARE, NoRoom, WalFile, prepare
+from topics.storage.disk import write_all
+from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal_stock import WalStock
 
 PREPARE = -1  # instead of a position to sync to: make a spare file
-SPARES = 3  # files kept for their room and their pages: a checkpoint frees two, and the next one comes when these are used up
 SYNC_BYTES = 4 << 20  # so much is synced before its time, so that no later sync takes long
 JOIN_BYTES = 1 << 20  # below, one copy is cheaper than many pieces in one call
 AT_ONCE_BYTES = 32 << 10  # a group up to this is written by the loop, if it may
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -44,6 +50,7 @@ class Group:
     """Frames that stand one after the other in one file; ``era`` counts how often the log went on after `NoRoom`.
 
     Without ``pieces`` it only asks for a sync, or for a look at what the loop has written.
+    ``may_use_reserve``: for its new file.
     """
 
     era: int
@@ -53,6 +60,7 @@ class Group:
     pieces: list[Buffer]
     sync: bool
     new_file: bool
+    may_use_reserve: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +94,23 @@ class WalWriter:
         self.folder, self.file_bytes, self._sync_s = folder, file_bytes, sync_ms / 1000
         self._opened = opened
         self.counters = WalCounters()
-        self._spares: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        self._find_spares()
+        self.stock = WalStock(folder, file_bytes)
         self._queue: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
         self._done: deque[Progress] = deque()
         self._held: Group | None = None
         self._written = position
         self._sync_lock = threading.Lock()  # held during a sync and while its outcome is noted
         self._synced = position
-        self._broken = False  # an error has been reported that leaves the file in doubt; nothing is reported after it
+        self._asked = position  # up to where the loop wants a sync
+        # What was told and what is in doubt. The lock is for these alone and is never held during a
+        # call that may wait.
+        self._state = threading.Lock()
+        self._reported = position  # what ends here is written, for all that the loop knows
+        # Leaves the file in doubt; nothing but this is reported after it.
+        self._broken: OSError | None = None
+        self._writing = False
+        # The file of the last write, and where that was to end.
+        self._tried: tuple[WalFile | None, int] = file, position
         self._quiet = True  # the writer knows of nothing that is to be synced: the loop must tell it
         self._told = position  # up to where the loop has told it
         self._behind: queue.SimpleQueue[tuple[WalFile, int] | None] = queue.SimpleQueue()
@@ -105,14 +121,6 @@ class WalWriter:
         self._syncer = threading.Thread(target=self._sync_behind, name="wal syncer", daemon=True)
         self._thread.start()
         self._syncer.start()
-
-    def _find_spares(self) -> None:
-        """Those that an earlier process left."""
-        for path in self.folder.glob(f"*{SPARE}"):
-            if self._spares.qsize() < SPARES and path.stat().st_size == self.file_bytes:
-                self._spares.put(path)
-            else:
-                path.unlink()
 
     # The loop's side
 
@@ -127,26 +135,31 @@ class WalWriter:
             self._written == group.position
             and group.end - group.position <= AT_ONCE_BYTES
             and not (group.sync or group.new_file)
+            # Or a sync that fails would refuse what lies before an acknowledged record.
+            and self._synced >= self._asked
             and not self._sync_lock.locked()  # a write beside a sync may have to wait for it
-            and not self._broken  # asked last: a sync that failed has said so before it let go of the lock
         ):
             return self._write_at_once(group)
+        if group.sync:
+            self._asked = group.end
         self._queue.put(group)
         return None
 
     def _write_at_once(self, group: Group) -> Progress | None:
         began = time.perf_counter()
-        try:
-            self._write([group])
-        except OSError as error:
-            with self._sync_lock:
-                self._break(error)
+        if not self._write([group], at_once=True):
             return None
         took_ms = (time.perf_counter() - began) * 1000
         if self._quiet or group.end - self._told >= SYNC_BYTES:
             self._quiet, self._told = False, group.end
             self._queue.put(Group(group.era, group.file, group.end, group.end, [], False, False))
         return Progress(group.end, self._synced, took_ms, 0.0)
+
+    def resume(self, position: int) -> None:
+        """The log goes on here after `NoRoom`: what was handed over since is dropped, and no sync
+        of it comes.
+        """
+        self._asked = min(self._asked, position)
 
     def take(self) -> list[Progress]:
         """What the threads have done since the last call, oldest first."""
@@ -158,18 +171,19 @@ class WalWriter:
 
     def retire(self, files: list[WalFile]) -> None:
         """Keep files that the log needs no more as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
-        spares: list[Path] = []
-        for file in files:
-            file.close()
-            if self._spares.qsize() + len(spares) < SPARES and file.size == self.file_bytes and not file.is_kept:
-                spare = file.path.with_suffix(SPARE)
-                file.path.replace(spare)
-                spares.append(spare)
-            else:
-                file.path.unlink()
-        sync_directory(self.folder)  # or a power loss brings a file back under its old name, with the header of its next life
-        for spare in spares:
-            self._spares.put(spare)
+        self.stock.add(files)
+
+    def find_room(self) -> bool:
+        """Whether there is a file for what comes next, and the reserve; they are made where there
+        is room. For a thread.
+        """
+        return self._broken is None and self.stock.fill(f"{self._written:016x}.room")
+
+    def give_up(self, error: OSError) -> None:
+        """Break the log off as a failed write does: what is handed over from now on is refused. For
+        a thread.
+        """
+        self._break(error)
 
     def stop(self) -> None:
         """Do what was handed over, then end the threads; `take` still tells of it."""
@@ -188,7 +202,7 @@ class WalWriter:
             groups = self._next_groups(sync_at)
             if groups is None:
                 return None
-            if self._broken:
+            if self._broken is not None:
                 return self._drain()
             if groups and groups[0].era <= failed_era:
                 continue  # handed over before the loop knew of the failure
@@ -199,10 +213,10 @@ class WalWriter:
             try:
                 if groups:
                     if groups[0].new_file:
-                        self._create(groups[0].file)
+                        self._create(groups[0])
                     file = groups[0].file
-                    if full:
-                        self._write(full)
+                    if full and not self._write(full):
+                        return self._drain()
                     self._look_ahead(file)
                 wrote, written = time.perf_counter(), self._written
                 if file is not None and wants_sync:
@@ -217,8 +231,7 @@ class WalWriter:
                 failed_era = groups[0].era
                 self._report(Progress(self._written, self._synced, 0.0, 0.0, error))
             except OSError as error:
-                with self._sync_lock:
-                    self._break(error)
+                self._break(error)
                 return self._drain()
             else:
                 if full or wants_sync:
@@ -230,17 +243,22 @@ class WalWriter:
 
     def _look_ahead(self, file: WalFile) -> None:
         """A file that is half full will need a next one: making it takes 50 ms beside a busy journal, so it is made meanwhile."""
-        if file.base != self._prepared_for and 2 * file.offset(self._written) > self.file_bytes and self._spares.empty():
+        half_full = 2 * file.offset(self._written) > self.file_bytes
+        if half_full and file.base != self._prepared_for and not self.stock:
             self._prepared_for = file.base
             self._behind.put((file, PREPARE))
 
     def _sync(self, file: WalFile, position: int) -> bool:
-        """Sync what was written before ``position``; False when an earlier sync has failed. Raises OSError."""
+        """Sync what was written before ``position``; False when a sync has failed."""
         with self._sync_lock:
-            if self._broken:
+            if self._broken is not None:
                 return False
             if position > self._synced:
-                file.sync()
+                try:
+                    file.sync()
+                except OSError as error:
+                    self._break(error)  # before the lock is free: no other sync comes in between
+                    return False
                 self._synced = position
                 self.counters.fsyncs += 1
             return True
@@ -254,43 +272,83 @@ class WalWriter:
             file, position = job
             if position == PREPARE:
                 with contextlib.suppress(OSError):  # when there is no room, the writer will find out and say so
-                    self._spares.put(prepare(self.folder, f"{file.base:016x}.fresh", self.file_bytes))
+                    self.stock.look_ahead(file.base)
                 continue
             began = time.perf_counter()
-            with self._sync_lock:
-                if self._broken or position <= self._synced:
-                    continue
-                try:
-                    file.sync()
-                except OSError as error:
-                    self._break(error)
-                    continue
-                self._synced = position
-                self.counters.fsyncs += 1
-            self._report(Progress(position, position, 0.0, (time.perf_counter() - began) * 1000))
+            if position > self._synced and self._sync(file, position):
+                sync_ms = (time.perf_counter() - began) * 1000
+                self._report(Progress(position, position, 0.0, sync_ms))
 
-    def _break(self, error: OSError) -> None:
-        """Tell of an error that leaves the file in doubt, once. The lock is held."""
-        if not self._broken:
-            self._report(Progress(self._written, self._synced, 0.0, 0.0, error))
-            self._broken = True
-
-    def _write(self, groups: list[Group]) -> None:
-        """Groups with frames, one behind the other. Raises OSError."""
-        position, end = groups[0].position, groups[-1].end
+    def _write(self, groups: list[Group], *, at_once: bool = False) -> bool:
+        """Groups with frames, one behind the other. ``at_once``: they count as reported. False: the
+        log is broken, and cut off.
+        """
+        file, position, end = groups[0].file, groups[0].position, groups[-1].end
         pieces = [piece for group in groups for piece in group.pieces]
         if end - position < JOIN_BYTES:
             pieces = [b"".join(pieces)]
-        write_all(groups[0].file.fd, pieces, groups[0].file.offset(position))
-        self._written = end
-        self.counters.batches += 1
-        self.counters.bytes_written += end - position
+        with self._state:
+            if self._broken is not None:
+                return False
+            self._writing, self._tried = True, (file, end)
+        error = None
+        try:
+            write_all(file.fd, pieces, file.offset(position))
+        except OSError as failure:
+            error = failure
+        with self._state:
+            self._writing = False
+            self._broken = self._broken or error
+            if self._broken is None:
+                self._written = end
+                if at_once:
+                    self._reported = end
+                self.counters.batches += 1
+                self.counters.bytes_written += end - position
+                return True
+        self._cut_and_tell()  # also for a sync that has failed meanwhile
+        return False
 
-    def _create(self, file: WalFile) -> None:
-        spare = None
-        if file.size == self.file_bytes and not self._spares.empty():
-            spare = self._spares.get()
-        file.create(spare)
+    def _break(self, error: OSError) -> None:
+        """An error that leaves the file in doubt: refuse all that was not reported, once."""
+        with self._state:
+            if self._broken is not None:
+                return
+            self._broken = error
+            if self._writing:
+                return  # who writes cuts and tells, when it is done
+        self._cut_and_tell()
+
+    def _cut_and_tell(self) -> None:
+        """Nobody writes any more. What is refused must not be found by a restart, so it goes before
+        its refusal is known.
+        """
+        file, end = self._tried
+        error = self._broken
+        assert error is not None, "only a broken log is cut"
+        if file is not None and end > self._reported:
+            try:
+                file.blank(self._reported, end)
+            except OSError as failure:
+                log.critical(
+                    "refused frames not cut off",
+                    path=str(file.path),
+                    offset=file.offset(self._reported),
+                    error=str(failure),
+                )
+        self._tell(Progress(self._reported, self._synced, 0.0, 0.0, error))
+
+    def _create(self, group: Group) -> None:
+        """Begin the group's file. Raises as `WalFile.create`."""
+        file = group.file
+        usual = file.size == self.file_bytes
+        try:
+            file.create(self.stock.take() if usual else None)
+        except NoRoom:
+            reserve = self.stock.take_reserve() if usual and group.may_use_reserve else None
+            if reserve is None:
+                raise
+            file.create(reserve)
         self._opened(file)
         self.counters.rotations += 1
 
@@ -325,7 +383,12 @@ class WalWriter:
             pass
 
     def _report(self, progress: Progress) -> None:
-        if self._broken:
-            return
+        with self._state:
+            if self._broken is not None:
+                return
+            self._reported = max(self._reported, progress.written)
+            self._tell(progress)
+
+    def _tell(self, progress: Progress) -> None:
         self._done.append(progress)
         os.eventfd_write(self.progress_fd, 1)

@@ -1,0 +1,252 @@
+"""A disk that fails at a chosen call, and knows what a power loss would leave of it.
+
+Every call of this process that writes or syncs below one folder passes here, whichever module makes
+it: they all go through `os`. The calls are counted; one of them, or all from one on, fails. What a
+file durably holds is its writes up to its last sync that went well, without those that a failed
+sync was told of: Linux takes these pages for written and never tries again. A name is durable once
+its folder was synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topics.storage import disk as disk_module
+from topics.storage import segments
+
+Op = tuple[int, bytes | None, int]  # offset, bytes or zeros, length; an offset of -1: the new length
+SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
+
+
+class FaultDisk:
+    """The folder ``root``; use as a context. ``graveyard`` keeps what is unlinked: no inode is used
+    twice.
+    """
+
+    def __init__(self, root: Path, graveyard: Path) -> None:
+        self.root, self._graveyard = str(root), graveyard
+        graveyard.mkdir()
+        self.calls: list[str] = []  # what was called, in order; the first is number 1
+        self.fail_at = 0
+        self.goes_on = False  # all later calls of the kind fail, too: a full disk, or one that cannot sync
+        self.failed: str | None = None
+        self.dead = False  # the process was killed: nothing reaches the disk any more
+        self._lock = threading.RLock()
+        self._files: dict[int, int] = {}  # by descriptor: its inode
+        self._durable: dict[int, bytearray] = {}
+        self._dirty: dict[int, list[Op]] = {}
+        self._names: dict[Path, dict[str, int]] = {}
+        self._buried = 0
+        self._patch = pytest.MonkeyPatch()
+        self._real: dict[str, Callable[..., Any]] = {}
+
+    def __enter__(self) -> FaultDisk:
+        stand_ins = {
+            "open": self._open, "close": self._close, "pwrite": self._pwrite, "pwritev": self._pwritev, "write": self._write,
+            "posix_fallocate": self._allocate, "ftruncate": self._truncate, "replace": self._replace, "unlink": self._unlink,
+            "mkdir": self._mkdir, "fsync": self._fsync, "fdatasync": self._fdatasync,
+        }  # fmt: skip
+        for name, stand_in in stand_ins.items():
+            self._real[name] = getattr(os, name)
+            self._patch.setattr(os, name, stand_in)
+        self._patch.setattr(disk_module, "_sync_file_range", self._write_back)
+        self._patch.setattr(disk_module, "_fallocate", self._zero_range)
+        self._patch.setattr(segments, "_punch_hole", self._punch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def heal(self) -> None:
+        """It works again, and goes on counting."""
+        self.fail_at, self.goes_on = 0, False
+
+    # What a call must pass
+
+    def _pass(self, call: str, name: str, *, takes_room: bool = True) -> None:
+        if self.dead:
+            raise OSError(errno.EIO, "killed")
+        self.calls.append(f"{call} {name}")
+        sync = call in SYNCS
+        if self.failed is None:
+            hit = len(self.calls) == self.fail_at
+        else:
+            hit = self.goes_on and sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
+        if hit:
+            self.failed = self.failed or self.calls[-1]
+            code = errno.EIO if sync else errno.ENOSPC
+            raise OSError(code, os.strerror(code), name)
+
+    def _ours(self, path: Any) -> bool:
+        return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.root)
+
+    # Files
+
+    def _open(self, path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        with self._lock:
+            ours = self._ours(path)
+            new = ours and bool(flags & os.O_CREAT) and not Path(path).exists()
+            if new:
+                self._pass("create", Path(path).name)
+            fd: int = self._real["open"](path, flags, *rest, **more)
+            if ours:
+                ino = self._files[fd] = os.fstat(fd).st_ino
+                if flags & os.O_TRUNC and not new:
+                    self._dirty.setdefault(ino, []).append((-1, None, 0))
+            return fd
+
+    def _close(self, fd: int) -> None:
+        with self._lock:
+            self._files.pop(fd, None)
+            self._real["close"](fd)
+
+    def _name(self, fd: int) -> str:
+        return Path(f"/proc/self/fd/{fd}").readlink().name
+
+    def _change(self, call: str, fd: int, op: Op, real: Callable[[], Any]) -> Any:
+        with self._lock:
+            if fd not in self._files:
+                return real()
+            grows = op[0] + op[2] > os.fstat(fd).st_size
+            self._pass(call, self._name(fd), takes_room=grows)
+            result = real()
+            self._dirty.setdefault(self._files[fd], []).append(op)
+            return result
+
+    def _pwrite(self, fd: int, data: Any, offset: int) -> int:
+        taken = bytes(data)
+        return int(
+            self._change(
+                "pwrite",
+                fd,
+                (offset, taken, len(taken)),
+                lambda: self._real["pwrite"](fd, taken, offset),
+            )
+        )
+
+    def _pwritev(self, fd: int, pieces: Any, offset: int) -> int:
+        return self._pwrite(fd, b"".join(pieces), offset)
+
+    def _write(self, fd: int, data: Any) -> int:
+        taken = bytes(data)
+        return int(self._change("write", fd, (0, taken, len(taken)), lambda: self._real["write"](fd, taken)))
+
+    def _allocate(self, fd: int, offset: int, length: int) -> None:
+        self._change(
+            "fallocate",
+            fd,
+            (offset + length, b"", 0),
+            lambda: self._real["posix_fallocate"](fd, offset, length),
+        )
+
+    def _truncate(self, fd: int, length: int) -> None:
+        self._change("ftruncate", fd, (-1, None, length), lambda: self._real["ftruncate"](fd, length))
+
+    def _zero_range(self, fd: int, _: int, offset: int, length: int) -> int:
+        zeros = bytes(length)
+        self._change("zero", fd, (offset, zeros, length), lambda: self._real["pwrite"](fd, zeros, offset))
+        return 0
+
+    def _punch(self, fd: int, offset: int, length: int) -> None:
+        self._zero_range(fd, 0, offset, length)
+
+    # Syncs
+
+    def _fsync(self, fd: int) -> None:
+        self._sync("fsync", fd)
+
+    def _fdatasync(self, fd: int) -> None:
+        self._sync("fdatasync", fd)
+
+    def _sync(self, call: str, fd: int) -> None:
+        with self._lock:
+            ino = self._files.get(fd)
+            if ino is None:
+                return
+            path = Path(f"/proc/self/fd/{fd}")
+            try:
+                self._pass(call, self._name(fd))
+            except OSError:
+                if not self.dead:
+                    self._dirty.pop(ino, None)
+                raise
+            if path.is_dir():
+                self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
+            else:
+                held = self._durable.setdefault(ino, bytearray())
+                for op in self._dirty.pop(ino, []):
+                    _apply(held, op)
+
+    def _write_back(self, fd: int, offset: int, length: int, _: int) -> int:
+        with self._lock:
+            try:
+                self._pass("writeback", self._name(fd))
+            except OSError as error:
+                if not self.dead:
+                    self._dirty.pop(self._files[fd], None)
+                disk_module.ctypes.set_errno(error.errno or errno.EIO)  # type: ignore[attr-defined]
+                return -1
+            return 0
+
+    # Names
+
+    def _bury(self, path: Any) -> None:
+        self._buried += 1
+        os.link(path, self._graveyard / str(self._buried))
+
+    def _replace(self, source: Any, target: Any) -> None:
+        with self._lock:
+            if self._ours(source):
+                self._pass("rename", f"{Path(source).name} -> {Path(target).name}", takes_room=False)
+                if Path(target).exists():
+                    self._bury(target)
+            self._real["replace"](source, target)
+
+    def _unlink(self, path: Any, *rest: Any, **more: Any) -> None:
+        with self._lock:
+            if self._ours(path):
+                if self.dead:
+                    raise OSError(errno.EIO, "killed")
+                if Path(path).exists():
+                    self._bury(path)
+            self._real["unlink"](path, *rest, **more)
+
+    def _mkdir(self, path: Any, *rest: Any, **more: Any) -> None:
+        with self._lock:
+            if self._ours(path) and not Path(path).exists():
+                self._pass("mkdir", Path(path).name)
+            self._real["mkdir"](path, *rest, **more)
+
+    # What is left
+
+    def power_loss(self, target: Path) -> Path:
+        """Build in ``target`` what the disk durably holds."""
+        with self._lock:
+            return self._left(Path(self.root).resolve(), target)
+
+    def _left(self, folder: Path, target: Path) -> Path:
+        self._real["mkdir"](target)
+        for name, ino in self._names.get(folder, {}).items():
+            if folder / name in self._names or (folder / name).is_dir():
+                self._left(folder / name, target / name)
+            else:
+                (target / name).write_bytes(self._durable.get(ino, b""))
+        return target
+
+
+def _apply(held: bytearray, op: Op) -> None:
+    offset, data, length = op
+    if offset < 0:
+        del held[length:]
+        held.extend(bytes(length - len(held)))
+        return
+    held.extend(bytes(max(offset - len(held), 0)))
+    assert data is not None, "only a new length has no bytes"
+    held[offset : offset + length] = data

@@ -1,0 +1,44 @@
+"""A part of the walk over all faults; the whole is a program of its own (`tests.crash.fault_walk`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tests.crash.fault_walk import Case, in_folder, quiet
+from topics.storage.wal_file import WalFile
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    before = structlog.get_config()
+    quiet()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "stop", "first"),
+    [(False, False, 1), (False, True, 4), (True, False, 7), (True, True, 10)],
+)
+def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_refused_is_shown(
+    goes_on: bool, stop: bool, first: int
+) -> None:
+    wrong, calls = in_folder(Case(stop=stop))
+    assert wrong == []
+    assert len(calls) > 250, "all kinds of calls are made"
+    for index in range(first, len(calls) + 1, 12):
+        wrong += in_folder(Case(index, goes_on, stop))[0]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("forgotten", ["blank", "write_again"])
+def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, calls = in_folder(Case())
+    syncs = [index for index, call in enumerate(calls, 1) if call.startswith("fdatasync") and call.endswith(".wal")]
+    monkeypatch.setattr(WalFile, forgotten, lambda *_: None)
+    assert any(in_folder(Case(index))[0] for index in syncs[len(syncs) // 2 :])

@@ -1,0 +1,156 @@
+"""A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard
+notices by itself when there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Answer, Api, ok, refused
+from tests.crash.mounts import needs_root, small_disk
+from tests.server import Server
+
+pytestmark = [pytest.mark.slow, needs_root]
+
+KIB, MIB = 1 << 10, 1 << 20
+FILE_BYTES = 256 * KIB
+AGAIN_S = 40.0  # two checkpoints, five seconds apart, and what comes before and after
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 16 * MIB) as disk:
+        yield disk
+
+
+def serving(disk: Path) -> Server:
+    return Server(disk / "data", shards=1, wal_file_bytes=FILE_BYTES)
+
+
+def fill_up(api: Api, topic: str, disk: Path) -> int:
+    """Append until a write is refused, by little pieces at last, so that the log's file is full,
+    too; how many were acknowledged.
+    """
+    for number in range(8000):
+        found = os.statvfs(disk)
+        last = found.f_bavail * found.f_frsize < 8 * FILE_BYTES
+        answer = api.append(topic, [number, "x" * (300 if last else 8_000)])
+        if answer.status != 200:
+            refused(answer, 503, "not_ready")
+            return number
+    raise AssertionError("a small disk took 32 MB")
+
+
+@contextlib.contextmanager
+def not_a_byte_left(disk: Path) -> Iterator[None]:
+    """Somebody else has all that is left."""
+    path = disk / "others"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(disk).f_bavail == 0
+    yield
+    path.unlink()
+
+
+def numbers(api: Api, topic: str) -> list[Any]:
+    return [record["data"][0] for record in api.read(topic, max_batch_bytes=8 * MIB)]
+
+
+def until(api: Api, topic: str, status: int = 200) -> Answer:
+    """The first append that is taken again."""
+    deadline = time.monotonic() + AGAIN_S
+    while (answer := api.append(topic, ["again", ""])).status != status:
+        refused(answer, 503, "not_ready")
+        assert answer.json()["error"]["detail"]["reason"] == "disk_full"
+        assert time.monotonic() < deadline, "room was made, and nobody has noticed"
+        time.sleep(0.1)
+    return answer
+
+
+def test_on_a_full_disk_deletes_and_drops_work_and_make_room(disk: Path) -> None:
+    with serving(disk) as server, Api(server.address) as api:
+        for topic in ("kept", "dropped"):
+            ok(api.put(topic, {"durability": "fsync"}), 201)
+        for number in range(200):
+            ok(api.append("kept", records=[{"data": [number, "y" * 1_000], "tag": f"t{number % 2}"}]))
+        taken = fill_up(api, "dropped", disk)
+        with not_a_byte_left(disk):
+            refused(api.put("new"), 503, "not_ready")
+            assert ok(api.call("POST", "/v0/topics/kept/delete", {"match": "t1"}))["deleted"] == 100
+            assert numbers(api, "kept") == [*range(0, 200, 2)]
+            assert numbers(api, "dropped") == [*range(taken)]
+            ok(api.delete("dropped"))
+            until(api, "kept")
+            ok(api.put("new"), 201)
+            assert numbers(api, "kept") == [*range(0, 200, 2), "again"]
+        server.stop()
+
+
+def test_a_shard_starts_on_a_full_disk_reads_and_deletes(disk: Path) -> None:
+    with serving(disk) as server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+            taken = fill_up(api, "t", disk)
+        with not_a_byte_left(disk):
+            server.kill()
+            server.start()
+            with Api(server.address) as api:
+                assert numbers(api, "t") == [*range(taken)]
+                refused(api.append("t", [-1, "x" * 8_000]), 503, "not_ready")
+                ok(api.call("POST", "/v0/topics/t/delete", {"before_seq": 2}))
+            server.kill()
+            server.start()
+            with Api(server.address) as api:
+                assert numbers(api, "t") == [*range(1, taken)]
+                ok(api.delete("t"))
+                until(api, "u", 201)
+            server.stop()
+            server.start()
+            with Api(server.address) as api:
+                assert numbers(api, "u") == ["again"]
+
+
+def without_reserves(data: Path) -> None:
+    """As a directory looks that an earlier version has left."""
+    for path in (*data.rglob("*.reserve"), *data.rglob("*.spare")):
+        path.unlink()
+
+
+def test_a_shard_without_a_reserve_whose_log_is_full_starts_to_be_read_and_goes_on_when_there_is_room(
+    disk: Path,
+) -> None:
+    with serving(disk) as server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+            taken = 0
+            while len(list((disk / "data" / "wal" / "00").glob("*.wal"))) < 2:
+                ok(api.append("t", [taken, "x" * 8_000]))
+                taken += 1
+        server.kill()
+        without_reserves(disk / "data")
+        newest = max((disk / "data" / "wal" / "00").glob("*.wal"))
+        with newest.open("rb") as file:
+            used = len(file.read().rstrip(b"\0")) + 8 & -8
+        os.truncate(newest, used)  # it is as long as it is full
+        with not_a_byte_left(disk):
+            server.start()
+            with Api(server.address) as api:
+                assert numbers(api, "t") == [*range(taken)]
+                for answer in (api.append("t", [-1, ""]), api.put("new"), api.delete("t")):
+                    refused(answer, 503, "not_ready")
+                    assert answer.json()["error"]["detail"]["reason"] == "disk_full"
+        with Api(server.address) as api:
+            until(api, "t")
+            assert numbers(api, "t") == [*range(taken), "again"]
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert numbers(api, "t") == [*range(taken), "again"]
