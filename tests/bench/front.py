@@ -30,7 +30,7 @@ from quart_trio import QuartTrio
 
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.front.backend import Body, Readiness
+from topics.front.backend import Body, Holder, Readiness
 from topics.front.server import Server
 
 KEY = "a-secret-of-ordinary-length"
@@ -70,7 +70,7 @@ class StubBackend:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return self.reply
 
-    def reserve(self, shard: int, length: int) -> None:
+    def reserve(self, shard: int, length: int, holder: Holder) -> None:
         return None
 
     def readiness(self) -> Readiness:
