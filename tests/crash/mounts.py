@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -96,3 +96,29 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 def remount(path: Path, options: str) -> None:
     """Change a mounted file system: ``ro``, ``rw``, ``size=N``."""
     subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def freezable_disk(path: Path) -> Iterator[Callable[[bool], None]]:
+    """A file system of its own at ``path``; call with True to let every write to it hang, with False to let it go on."""
+    image = path.with_name(f"{path.name}.image")
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    path.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=False, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no loop device: {mounted.stderr.strip()}")
+    frozen = False
+
+    def freeze(now: bool) -> None:
+        nonlocal frozen
+        if now != frozen:
+            subprocess.run(["fsfreeze", "-f" if now else "-u", str(path)], check=True)
+            frozen = now
+
+    try:
+        yield freeze
+    finally:
+        freeze(False)
+        subprocess.run(["umount", str(path)], check=True)

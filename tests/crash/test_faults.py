@@ -17,7 +17,7 @@ import pytest
 
 from tests.contract.api import Answer, Api, ok, refused
 from tests.contract.sse import watch
-from tests.crash.mounts import Lossy, needs_lossy, needs_root, remount, small_disk
+from tests.crash.mounts import Lossy, freezable_disk, needs_lossy, needs_root, remount, small_disk
 from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
@@ -386,3 +386,30 @@ def _impatient(server: Server, topic: str) -> int | None:
             return api.append(topic, "during", idempotency_key="during").status
         except TimeoutError:
             return None
+
+
+# --- a disk that hangs
+
+
+@needs_root
+@pytest.mark.parametrize(("durability", "reason"), [("fsync", "disk_stalled"), ("disk", "stalled")])
+def test_a_disk_that_hangs_ends_the_writes_and_is_told(tmp_path: Path, durability: str, reason: str) -> None:
+    """A short write of class ``disk`` is made by the loop, which hangs with it and shows no sign of life."""
+    with (
+        freezable_disk(tmp_path / "disk") as freeze,
+        Server(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+        Api(server.address) as api,
+    ):
+        ok(api.put("t", {"durability": durability}), 201)
+        ok(api.append("t", 1))
+        freeze(True)
+        for number in (2, 3):  # one that hangs, and one that is refused at once
+            assert refused(api.append("t", number), 503, "not_ready")["detail"]["reason"] == reason
+        ready = refused(api.call("GET", "/v0/ready"), 503, "not_ready")
+        assert ready["detail"]["shards"] == [{"shard": 0, "state": reason}]
+        if reason == "disk_stalled":
+            assert data_of(api, "t") == [1], "the loop lives, so reads go on"
+        freeze(False)
+        server.wait_ready()
+        ok(api.append("t", 4))
+        assert data_of(api, "t") == [1, 2, 4], "what hung is there; what was refused is not"

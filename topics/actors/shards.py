@@ -43,7 +43,8 @@ IN_MEMORY = (bytes, bytearray)
 LOOK_S = 0.5  # between two looks at the heartbeats
 EVENTS = ("feed.page", "feed.ended")
 TURNOVER_MAX_S = 10.0  # a body that takes longer to bring what it holds may have to make room
-SERVING = (ShardState.READY, ShardState.READ_ONLY, ShardState.NO_ROOM)
+LIMITED = (ShardState.READ_ONLY, ShardState.NO_ROOM)
+SERVING = (ShardState.READY, *LIMITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Readiness:
 
     ``progress``: share of the logs that is replayed, 0 to 1. ``topics`` is up to a heartbeat old.
     ``unwell``: shards that do not serve as they should, each with its trouble in a word.
+    ``limited``: shards that serve readers, and writers not or not all, each with its state.
     """
 
     ready: bool
@@ -59,6 +61,7 @@ class Readiness:
     topics: int
     draining: bool
     unwell: tuple[tuple[int, str], ...] = ()
+    limited: tuple[tuple[int, str], ...] = ()
 
 
 class ShardReply:
@@ -311,7 +314,9 @@ class Shards:
         unwell = tuple((shard, trouble) for shard in range(self.shards) if (trouble := self._trouble(shard)))
         progress = sum(map(self._progress, range(self.shards))) / self.shards
         topics = sum(self._board.shard(shard).topics for shard in range(self.shards))
-        return Readiness(not unwell, progress, topics, self._board.draining, unwell)
+        states = {shard: self._board.shard(shard).state for shard in range(self.shards)}
+        limited = tuple((shard, state.name.lower()) for shard, state in states.items() if state in LIMITED)
+        return Readiness(not unwell, progress, topics, self._board.draining, unwell, limited)
 
     def _trouble(self, shard: int) -> str:
         """Why it does not serve, in a word; none when it does."""

@@ -173,7 +173,10 @@ class Operations:
             raise draining()
         if not readiness.ready:
             raise unready(readiness)
-        return json_answer({"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}, at)
+        answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
+        if readiness.limited:  # readers are served, so the server is ready; whoever watches it is told
+            answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
+        return json_answer(answer, at)
 
     async def hello(self, _request: Request, _body: Body, at: int) -> Answer:
         """The root: who is here and where to look."""

@@ -189,7 +189,10 @@ class SocketStream(Stream):
             except BlockingIOError:
                 continue
             if amid:
-                self._patience_s = self._message_due - time.monotonic() + len(data) / self._connection.timings.body_bytes_per_s
+                timings = self._connection.timings
+                earned_s = len(data) / timings.body_bytes_per_s
+                left_s = self._message_due - time.monotonic()
+                self._patience_s = min(left_s + earned_s, timings.body_grace_s)
                 self._message_due = NEVER
             return data
 
