@@ -32,7 +32,7 @@ from typing import Any
 from tests.contract.api import Api, Wire, listed, ok, request
 from tests.contract.ws import TEXT, Socket
 from tests.crash.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
-from tests.crash.hostile import MIB, Bystander, Memory, Probe, beside, watched
+from tests.crash.hostile import Bystander, Memory, Probe, beside, watched
 from tests.server import Server
 
 WORKERS = 6  # two for each lane
@@ -365,28 +365,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument(
-        "--rate",
-        type=float,
-        default=120.0,
-        help="fuzzed connections a second, by all workers together",
-    )
+    parser.add_argument("--rate", type=float, default=120.0, help="fuzzed connections a second")
     arguments = parser.parse_args()
+    seed, seconds, rate = arguments.seed, 60 * arguments.minutes, arguments.rate
+    # The other server shows what the machine does meanwhile to one that nobody fuzzes.
     with (
         tempfile.TemporaryDirectory(prefix="topics-fuzz-") as directory,
+        Server(Path(directory) / "other", shards=1) as other,
         Server(Path(directory) / "data", shards=1) as server,
+        beside(other, Probe) as control,
     ):
-        with beside(server, Probe) as alone:
-            time.sleep(5)
-        findings, probe, memory = fuzz(server, seed=arguments.seed, seconds=60 * arguments.minutes, rate=arguments.rate)
+        findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
     if probe.percentile(99) > AIM_MS:
-        findings.problems.append(f"99 of 100 probes took up to {probe.percentile(99):.1f} ms, {AIM_MS:.0f} ms are aimed at")
-    print(f"seed {arguments.seed}: {findings.sent} connections; {sum(map(len, findings.steady.values()))} records between them")
-    print(", ".join(f"{outcome}: {count}" for outcome, count in sorted(findings.outcomes.items())))
-    print(f"probe alone: {alone}\nprobe beside it: {probe}\nmemory: {memory}; {len(findings.stored)} topics made by mutated requests")
-    print("\n".join([f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX]]))
-    assert max(memory.rise.values()) < 1024 * MIB, "a process grew beyond all measure"
+        took = f"{probe.percentile(99):.1f} ms, beside {control.percentile(99):.1f} ms elsewhere"
+        findings.problems.append(f"99 of 100 probes took up to {took}; the aim is {AIM_MS:.0f} ms")
+    _tell(seed, findings, probe, control, memory)
     return 1 if findings.problems else 0
+
+
+def _tell(
+    seed: int,
+    findings: Findings,
+    probe: Bystander,
+    control: Bystander,
+    memory: Memory,
+) -> None:
+    steady = sum(map(len, findings.steady.values()))
+    print(f"seed {seed}: {findings.sent} connections; {steady} records between them")
+    print(", ".join(f"{outcome}: {n}" for outcome, n in sorted(findings.outcomes.items())))
+    print(f"probe: {probe}\nprobe of another server meanwhile: {control}")
+    print(f"memory: {memory}; {len(findings.stored)} topics made by mutated requests")
+    print("\n".join([f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX]]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ OURS = [
 ]  # fmt: skip
 THEIRS = [
     "evil.example", "evil.example:4000", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", "10.0.0.7", "[fd00::1]",
-    "a..b", "[::2]:80", "0.0.0.0", "127.1", "2130706433", ":4000",
+    "a..b", "[::2]:80", "0.0.0.0", "127.1", "2130706433", ":4000", "a" * 255 + ".localhost",
 ]  # fmt: skip
 SHAKE = {
     "upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13", "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",

@@ -43,7 +43,7 @@ REQUESTS: dict[str, tuple[bytes, int, bool]] = {
     "a space before the colon": (b" HTTP/1.1\r\n" + HOST + b"x-a : b\r\n\r\n", 400, SHUT),
     "an empty field name": (b" HTTP/1.1\r\n" + HOST + b": b\r\n\r\n", 400, SHUT),
     "octets above ASCII in a field": (b" HTTP/1.1\r\n" + HOST + b"x-a: \xff\xe9\r\n\r\n", 200, OPEN),
-    "a thousand fields": (b" HTTP/1.1\r\n" + HOST + b"x: y\r\n" * 1000 + b"\r\n", 200, OPEN),
+    "two hundred fields": (b" HTTP/1.1\r\n" + HOST + b"x: y\r\n" * 200 + b"\r\n", 200, OPEN),
     "a head of the longest size": (b" HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 65_000 + b"\r\n\r\n", 200, OPEN),
     "a head that is too long": (b" HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 65_536 + b"\r\n\r\n", 400, SHUT),
     "a fragment": (b"#x HTTP/1.1\r\n" + HOST + b"\r\n", -1, OPEN),

@@ -19,6 +19,7 @@ from topics.config import Settings
 from topics.errors import Forbidden
 
 AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
+AUTHORITY_MAX_BYTES = 255 + 6  # the longest name of DNS, and a port
 SHOWN_MAX = 100  # characters of a name that a message repeats
 
 
@@ -49,6 +50,8 @@ class HostRule:
 
 def host_of(authority: bytes) -> bytes | None:
     """``name:port`` without the port, in lower case; None when it is not of that form."""
+    if len(authority) > AUTHORITY_MAX_BYTES:  # nobody knows yet whose request it is
+        return None
     found = AUTHORITY.fullmatch(authority)
     return found[1].lower() if found else None
 
