@@ -116,7 +116,7 @@ async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(desk: Des
     assert isinstance(heard[0], NotReady)
     new = desk.ask("append")
     with pytest.raises(NotReady):
-        desk.shards.reserve(0, 100_000)
+        desk.shards.reserve(0, 100_000, None)
     await wait_all_tasks_blocked()
     assert new == ["stalled"]
     assert desk.shards.readiness().unwell == ((0, "stalled"),)

@@ -53,7 +53,7 @@ class Shards:
         assert shard == self.shard_of(params["topic"])
         self.asked.append(Asked(method, params, body if isinstance(body, bytes) else bytes(body.view), then))
 
-    def reserve(self, shard: int, length: int) -> Any:
+    def reserve(self, shard: int, length: int, holder: object) -> Any:
         return None if self.is_full else SimpleNamespace(view=memoryview(bytearray(length)))
 
     def flush(self, shard: int) -> None:

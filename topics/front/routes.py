@@ -75,7 +75,7 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split("/")[1:])
 
 
-PATH_MAX_BYTES = 1024  # the longest path that leads anywhere has 255 percent-encoded characters in a name
+PATH_MAX_BYTES = 8 * 1024  # many times the longest path that leads anywhere: a name that is too long is told so
 PATTERNS = {_segments(route.pattern) for route in ROUTES}
 BY_PATTERN = {pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods} for pattern in PATTERNS}
 NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in pattern]
