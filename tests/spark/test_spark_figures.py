@@ -9,10 +9,13 @@ import pytest
 
 from topics.client.chunks import Chunk
 from topics.client.http import Receipt
-from workers.spark_producer import MIB, format_of, last_line, parser
-from workers.spark_progress import Progress, bar_of, line_of
-from workers.spark_summary import Summary, summarize
-from workers.spark_task import FIGURES, Figures, string_block
+from topics.spark.errors import last_line
+from topics.spark.main import parser
+from topics.spark.producer import MIB
+from topics.spark.progress import Progress, bar_of, line_of
+from topics.spark.reading import format_of
+from topics.spark.summary import Summary, summarize
+from topics.spark.task import FIGURES, Figures, string_block
 
 
 def receipt(first: int, last: int, *, deduped: bool = False) -> Receipt:

@@ -109,7 +109,10 @@ class TopicsClient:
         status, body = self._send("GET", topic, "?touch=false")
         if status == 404 and _error_of(body).code == "topic_not_found":
             return None
-        return _json_object(topic, _success(topic, status, body))
+        state = _json_object(topic, _success(topic, status, body))
+        if type(state.get("head_seq")) is not int or not isinstance(state.get("config"), dict):
+            raise RequestError(topic, status, "bad_answer", "it has no head_seq or no config")
+        return state
 
     def put_topic(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the topic, or change the named fields of its config (§1)."""
@@ -126,6 +129,17 @@ class TopicsClient:
         if receipt.count != count or receipt.last_seq - receipt.first_seq + 1 != count:
             raise RequestError(topic, status, "bad_answer", f"{count} records sent under key {key}, answered with {receipt}")
         return receipt
+
+    def check_access(self, topic: str, *, configure: bool) -> None:
+        """Raise ``RequestError`` unless this key may append to the topic, and make or configure it if ``configure`` is set.
+
+        Nothing is written: both requests are wrong, and a server tells a caller who may not ask at all before it tells that.
+        """
+        probes = [("POST", b'{"create":false,"records":[]}')] + ([("PUT", b'{"ttl_ms":-1}')] if configure else [])
+        for method, body in probes:
+            status, answer = self._send(method, topic, "", body)
+            if (code := _error_of(answer).code) not in ("invalid_request", "topic_not_found"):
+                raise RequestError(topic, status, code, _error_of(answer).message)
 
     def ready(self) -> bool:
         """Whether the server takes requests now. One try, no retry: the caller has its own patience."""
