@@ -1,6 +1,6 @@
 """The Spark producer as a job of this checkout: ``python -m workers.spark_producer SOURCE TOPIC``."""
 
-from topics.spark.main import main
+from topics.spark.__main__ import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

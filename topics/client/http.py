@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import urllib3
@@ -52,6 +52,22 @@ class Target:
             raise_on_status=False,
             raise_on_redirect=False,
         )
+
+
+def mistake_in(target: Target) -> str | None:
+    """What is wrong with an address or a key that no server can have, in a line for people; None when nothing is."""
+    url, key = target.url, target.api_key or "key"
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fits = fits and not parts.query and not parts.fragment and url.isascii() and url.isprintable() and " " not in url
+    except ValueError:  # a port that is no number, brackets without an address
+        fits = False
+    if not fits:
+        return f"the URL {url!r} is no address of a server; it looks like {DEFAULT_URL}"
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        return "TOPICS_API_KEY holds a character that no key has: keys are visible ASCII"
+    return None
 
 
 class Receipt(msgspec.Struct, frozen=True):

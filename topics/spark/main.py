@@ -12,6 +12,7 @@ from pathlib import Path
 
 from topics.client.errors import RequestError
 from topics.client.http import DEFAULT_URL, Target
+from topics.formats.surrogates import has_surrogate
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.preflight import check_server, check_source, check_spark
 from topics.spark.producer import MIB, produce, say, session
@@ -83,7 +84,10 @@ def byte_count(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job from the command line."""
-    options = parser().parse_args(arguments)
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    options = parser().parse_args(given)
+    if broken := next(filter(has_surrogate, given), None):
+        parser().error(f"the argument {broken!r} is not UTF-8")
     try:
         summary = run_job(options)
     except (RequestError, JobError) as error:

@@ -10,10 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from topics.client.errors import RequestError
-from topics.client.http import RETRIED_STATUS, Target, TopicsClient
+from topics.client.http import RETRIED_STATUS, Target, TopicsClient, mistake_in
 from topics.spark.errors import JobError
 
 CONNECT_S = 0.8
@@ -36,7 +35,8 @@ def check_server(target: Target, topic: str, durability: str | None) -> None:
     A server that is busy or recovering is waited for as the job would; an address where nobody answers is told at once. Raises
     ``RequestError`` or ``JobError``.
     """
-    check_url(target.url)
+    if mistake := mistake_in(target):
+        raise JobError(mistake)
     quick = replace(target, retries=0, connect_s=CONNECT_S, read_s=READ_S)
     try:
         state = _ask(quick, topic, durability)
@@ -53,18 +53,6 @@ def _ask(target: Target, topic: str, durability: str | None) -> dict[str, Any] |
         state = client.state(topic)
         client.check_access(topic, configure=state is None or durability not in (None, state["config"]["durability"]))
         return state
-
-
-def check_url(url: str) -> None:
-    """Raises ``JobError`` for what is no address of a server."""
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        fits = fits and not parts.query and not parts.fragment and url.isascii() and url.isprintable() and " " not in url
-    except ValueError:  # a port that is no number, brackets without an address
-        fits = False
-    if not fits:
-        raise JobError(f"the URL {url!r} is no address of a server; it looks like http://127.0.0.1:4000")
 
 
 def refuse_queue(topic: str, state: dict[str, Any]) -> None:
