@@ -23,7 +23,7 @@ EPILOG = "Settings are TOPICS_* variables; 'topics serve --print-config' lists t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status (2: wrong arguments, paths or settings; 3: damaged data)."""
+    """Run the command line; the exit status: 2 wrong arguments, paths or settings, 3 damaged data."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
             stream.reconfigure(errors="backslashreplace")
@@ -59,7 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("directory", metavar="DIR", type=_path)
     verify.set_defaults(run=_verify)
     inspect = commands.add_parser(
-        "inspect", help="show what a data file holds", description="Show what a file of a data directory holds.", epilog=STATUSES
+        "inspect",
+        help="show what a data file holds",
+        description="Show what a file of a data directory holds.",
+        epilog=STATUSES,
     )
     inspect.add_argument("file", metavar="FILE", type=_path)
     inspect.set_defaults(run=_inspect)
@@ -99,7 +102,12 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, NotADataDirectory, held_for_reading
+    from topics.storage.data_dir import (
+        DataDirectoryDamaged,
+        DataDirectoryInUse,
+        NotADataDirectory,
+        held_for_reading,
+    )
     from topics.storage.verify import Finding, verify_directory
 
     files = findings = 0
@@ -154,7 +162,8 @@ def _wrong(message: str) -> int:
 
 def _print_config(start: Boot) -> None:
     keys = len(start.access.principals)
-    lines = [*start.settings.lines(), *(f"# {name} has no effect in this version" for name in start.settings.idle())]
+    lines = start.settings.lines()
+    lines += [f"# {name} has no effect in this version" for name in start.settings.idle()]
     lines += [f"# keys: {keys}" if keys else "# keys: none, everyone may do everything"]
     lines += [f"# {line}" for line in _unknown_lines(start)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

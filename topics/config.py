@@ -22,7 +22,7 @@ INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
-CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # of the tools that ask a server; a server has no use for them
+CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
 MAX_BATCH_BYTES = 8 * MIB  # the largest byte budget of one read (§7.2); an answer also holds at least one record
 
 
@@ -178,7 +178,8 @@ class Settings:
 
     def idle(self) -> list[str]:
         """The variables that are set to something and have no effect in this version."""
-        return [variable_of(field.name) for field in fields(self) if field.name in IDLE and getattr(self, field.name) != field.default]
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return [variable_of(field.name) for field in changed if field.name in IDLE]
 
     def lines(self) -> list[str]:
         """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
@@ -186,8 +187,8 @@ class Settings:
         return [f"{name}={_shown(value)}" for name, value in values.items() if value is not None]
 
 
-# Accepted and checked, so that an environment file need not change later; nothing reads them yet. tests/test_config.py compares this
-# table with the code.
+# Accepted and checked, so that an environment file need not change later; nothing reads them yet.
+# tests/test_config.py compares this table with the code.
 IDLE = frozenset({"max_claim", "max_topics", "max_routers", "max_total_bytes"})
 
 
@@ -204,7 +205,8 @@ def usable_cores() -> int:
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
     """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that does."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
-    unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in (*known, *CLIENT_VARIABLES))
+    ours = {*known, *CLIENT_VARIABLES}
+    unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
     return [(name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)) for name in unknown]
 
 

@@ -1,4 +1,4 @@
-"""The Spark producer as a job of this checkout: ``python -m workers.spark_producer SOURCE TOPIC``."""
+"""The Spark producer, as a job: ``python -m workers.spark_producer SOURCE TOPIC``."""
 
 from topics.spark.__main__ import main
 

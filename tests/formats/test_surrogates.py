@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from topics.formats.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_surrogate
 
 
-@given(st.lists(st.sampled_from(["a", "\\", '"', "é", "\ud83d", "\ude00", "\U0001f600", "u", "d800"]), max_size=8).map("".join))
+@given(
+    st.lists(
+        st.sampled_from(["a", "\\", '"', "é", "\ud83d", "\ude00", "\U0001f600", "u", "d800"]),
+        max_size=8,
+    ).map("".join)
+)
 def test_a_lone_surrogate_is_found_where_it_stands(text: str) -> None:
     halves = json.loads(json.dumps(text))  # two halves that stand together are a pair in JSON
     encoded = json.dumps(text).encode()

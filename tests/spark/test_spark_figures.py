@@ -130,7 +130,13 @@ def test_the_format_follows_the_suffix(source: str, form: str) -> None:
 def test_sizes_and_options_are_checked() -> None:
     options = parser().parse_args(["s", "t", "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="])
     assert (options.batch_bytes, options.batch_records, options.option) == (2 * MIB, 5000, [("sep", ";"), ("quote", "=")])
-    for wrong in (["--batch-records", "0"], ["--batch-bytes", "x"], ["--option", "sep"], ["--durability", "none"]):
+    for wrong in (
+        ["--batch-records", "0"],
+        ["--batch-bytes", "5MB"],
+        ["--batch-bytes", "xMiB"],
+        ["--option", "sep"],
+        ["--durability", "none"],
+    ):
         with pytest.raises(SystemExit):
             parser().parse_args(["s", "t", *wrong])
 

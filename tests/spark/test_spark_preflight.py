@@ -35,7 +35,13 @@ def run(tmp_path: Path, *arguments: str, **environ: str) -> tuple[int, str, floa
     line = [sys.executable, "-m", "workers.spark_producer", str(tmp_path / "rows.csv"), *arguments]
     began = time.monotonic()
     done = subprocess.run(
-        line, env=env | {"PYTHONPATH": str(ROOT)} | environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        line,
+        env=env | {"PYTHONPATH": str(ROOT)} | environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr, time.monotonic() - began
@@ -79,7 +85,18 @@ def test_an_address_where_nobody_answers_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:4000", "ftp://x", "http://", "http://x:port", "http://[::1", "http://x y", "http://x/?a", "http://x:0", "http://é"],
+    [
+        "",
+        "localhost:4000",
+        "ftp://x",
+        "http://",
+        "http://x:port",
+        "http://[::1",
+        "http://x y",
+        "http://x/?a",
+        "http://x:0",
+        "http://é",
+    ],
 )
 def test_what_is_no_address_is_told_as_such(url: str) -> None:
     with pytest.raises(JobError, match="is no address of a server; it looks like http://127"):

@@ -46,7 +46,22 @@ def load(spark: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
 # What a CSV value may be. Line breaks within quotes need multiLine and have a test of their own.
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=8)
 CELLS = st.one_of(
-    TEXTS, st.sampled_from(['"', '""', 'a"b', ",", "\\", '\\"', " x ", "007", "1d", "NaN", "2024-01-02T03:04:05.123456789+02:00"])
+    TEXTS,
+    st.sampled_from(
+        [
+            '"',
+            '""',
+            'a"b',
+            ",",
+            "\\",
+            '\\"',
+            " x ",
+            "007",
+            "1d",
+            "NaN",
+            "2024-01-02T03:04:05.123456789+02:00",
+        ]
+    ),
 )
 NUMBERS = st.one_of(
     st.integers(-(10**30), 10**30).map(str),
@@ -61,7 +76,9 @@ def same(text: str, value: object) -> bool:
         return text == {None: "", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return value == text
-    return re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) is not None and type(value)(text) == value
+    if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) is None:
+        return False
+    return (int(text) if text.lstrip("-").isdigit() else float(text)) == value
 
 
 def as_csv(rows: list[list[str]]) -> bytes:
@@ -75,6 +92,7 @@ FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChec
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 @FEW
 @given(st.lists(st.tuples(CELLS, CELLS, NUMBERS), min_size=1, max_size=12))
 def test_what_pythons_csv_module_reads_is_what_arrives(load: Load, rows: list[tuple[str, str, str]]) -> None:
@@ -96,11 +114,43 @@ JSON_VALUES = st.recursive(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 @FEW
-@given(st.lists(st.dictionaries(TEXTS, JSON_VALUES, max_size=4), min_size=1, max_size=12), st.booleans())
+@given(
+    st.lists(st.dictionaries(TEXTS, JSON_VALUES, max_size=4), min_size=1, max_size=12),
+    st.booleans(),
+)
 def test_what_pythons_json_module_reads_is_what_arrives(load: Load, rows: list[dict[str, Any]], ascii_only: bool) -> None:
     content = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows).encode()
     assert [record["data"] for record in load("rows.json", content)] == [json.loads(line) for line in content.splitlines() if line]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("values", "read_as"),
+    [
+        (["1", "-2", ""], [1, -2, None]),
+        (["123456789012345678", "1"], [123456789012345678, 1]),
+        (["1", "12345678901234567890123"], [1, 12345678901234567890123]),
+        (["1", "2.5", "1e-5"], [1.0, 2.5, 1e-5]),
+        (["true", "false", ""], [True, False, None]),
+        # No one type holds these: they stay what they are.
+        (["1", "1.5", "12345678901234567890"], None),
+        (["1.5", "1234567890123456"], None),
+        (["0.123456789012345678"], None),
+        (["1", "true"], None),
+        (["1e400"], None),
+        (["TRUE"], None),
+        (["+5", "5"], None),
+        ([" 5"], None),
+    ],
+)
+def test_a_column_is_numbers_only_when_one_type_holds_each_of_them_exactly(
+    load: Load, values: list[str], read_as: list[Any] | None
+) -> None:
+    content = as_csv([["n", "x"], *([value, "x"] for value in values)])
+    assert [record["data"]["n"] for record in load("n.csv", content)] == (read_as or values)
 
 
 @pytest.mark.spark
@@ -110,16 +160,28 @@ def test_values_that_spark_would_repair_or_guess_arrive_as_written(load: Load) -
     first, second = load("rows.csv", content, tag_column="say")
     assert first == {"data": {"zip": "007", "grade": "1d", "time": "2024-01-02T03:04:05.123456+02:00", "say": 'say "hi"', "price": 1.1},
                      "tag": 'say "hi"'}  # fmt: skip
-    assert second == {"data": {"zip": "008", "grade": "2F", "time": None, "say": "c:\\dir\\", "price": 3.0}, "tag": "c:\\dir\\"}
+    assert second == {
+        "data": {"zip": "008", "grade": "2F", "time": None, "say": "c:\\dir\\", "price": 3.0},
+        "tag": "c:\\dir\\",
+    }
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_json_lines_are_sent_byte_by_byte_and_tagged_by_a_member(load: Load) -> None:
-    lines = ['{"z":1.10,"a":{},"t":"x\\"y"}', '{"t":5, "t2":[1,"two"]}', "", '{"t":null,"a":1,"A":2}']
+    lines = [
+        '{"z":1.10,"a":{},"t":"x\\"y"}',
+        '{"t":5, "t2":[1,"two"]}',
+        "",
+        '{"t":null,"a":1,"A":2}',
+    ]
     records = load("rows.ndjson", "\r\n".join(lines).encode(), tag_column="t")
     assert [record["data"] for record in records] == [json.loads(line) for line in lines if line]
-    assert [list(record["data"]) for record in records] == [["z", "a", "t"], ["t", "t2"], ["t", "a", "A"]]
+    assert [list(record["data"]) for record in records] == [
+        ["z", "a", "t"],
+        ["t", "t2"],
+        ["t", "a", "A"],
+    ]
     assert [record.get("tag") for record in records] == ['x"y', "5", None]
 
 
@@ -130,7 +192,11 @@ def test_times_of_a_frame_keep_their_microseconds_in_utc(spark: SparkSession, st
         "select timestamp'2024-01-02 03:04:05.123456+02:00' as t, timestamp_ntz'2024-01-02 03:04:05.123456' as n, date'2024-01-02' as d"
     )
     produce(df, "t", target=Target(url=stub.url))
-    data = {"t": "2024-01-02T01:04:05.123456Z", "n": "2024-01-02T03:04:05.123456", "d": "2024-01-02"}
+    data = {
+        "t": "2024-01-02T01:04:05.123456Z",
+        "n": "2024-01-02T03:04:05.123456",
+        "d": "2024-01-02",
+    }
     assert stub.topics["t"].records == [{"data": data}]
 
 
@@ -152,7 +218,13 @@ def test_times_of_a_frame_keep_their_microseconds_in_utc(spark: SparkSession, st
     ],
 )
 def test_a_broken_line_refuses_the_job_with_file_and_line_and_nothing_is_appended(
-    load: Load, stub: StubServer, tmp_path: Path, name: str, lines: list[bytes], broken: int, reason: str
+    load: Load,
+    stub: StubServer,
+    tmp_path: Path,
+    name: str,
+    lines: list[bytes],
+    broken: int,
+    reason: str,
 ) -> None:
     with pytest.raises(JobError) as refused:
         load(name, b"\n".join(lines) + b"\n")
@@ -170,9 +242,12 @@ def test_options_of_the_user_win(load: Load) -> None:
     assert [r["data"] for r in load("a.csv", b"a;b\n1;NA\n", sep=";", nullValue="NA")] == [{"a": 1, "b": None}]
     assert [r["data"] for r in load("b.csv", b"1,007\n", header="false", inferSchema="true")] == [{"_c0": 1, "_c1": 7}]
     assert [r["data"] for r in load("c.csv", b"a,b\n1\n2,3\n", mode="DROPMALFORMED", MULTILINE="true")] == [{"a": 2, "b": 3}]
-    assert [r["data"] for r in load("d.csv", b'a,b\n1,"x\ny"\n', multiLine="true")] == [{"a": 1, "b": "x\ny"}]
+    assert [r["data"] for r in load("d.csv", b'a,b\n"1\n","x\ny"\n', multiLine="true")] == [{"a": "1\n", "b": "x\ny"}]
     assert [r["data"] for r in load("e.csv", b"a\ncaf\xe9\n", encoding="ISO-8859-1")] == [{"a": "caf\xe9"}]
-    assert [r["data"] for r in load("f.json", b'[{"a":1},\n {"a":2}]', multiLine="true")] == [{"a": 1}, {"a": 2}]
+    assert [r["data"] for r in load("f.json", b'[{"a":1},\n {"a":2}]', multiLine="true")] == [
+        {"a": 1},
+        {"a": 2},
+    ]
 
 
 @pytest.mark.spark
@@ -205,4 +280,16 @@ def test_the_check_of_a_line_reads_as_python_does() -> None:
     assert all(check(line) for line in (b"a", b"a,b,c", b'a,"b', b'a,"b"c', b"a,\xe9", b"  "))
     assert check_csv(1, ",")(b"  ")
     assert [check_json(line) for line in (b"{}", b" ", b'{"a":[1e400,{}]}'[:0], b'{"a":1} ')] == [None] * 4
-    assert all(check_json(line) for line in (b"5", b"[]", b"{", b"{'a':1}", b'{"a":NaN}', b"{}{}", b'{"a":"\xff"}', b"[" * 100_000))
+    assert all(
+        check_json(line)
+        for line in (
+            b"5",
+            b"[]",
+            b"{",
+            b"{'a':1}",
+            b'{"a":NaN}',
+            b"{}{}",
+            b'{"a":"\xff"}',
+            b"[" * 100_000,
+        )
+    )

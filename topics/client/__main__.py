@@ -1,6 +1,7 @@
-"""``python -m topics.client ready [--url URL] [--wait-s S]``: exit 0 as soon as the server is ready, 1 when it is not in time.
+"""``python -m topics.client ready [--url URL] [--wait-s S]``: is a server ready?
 
-2 means that nobody can be asked: a wrong argument, or urllib3 is missing.
+Exit 0 as soon as it is, 1 when it is not in time, 2 when nobody can be asked: a wrong argument, or
+urllib3 is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--url", default=os.environ.get("TOPICS_URL", DEFAULT_URL))
     parser.add_argument("--wait-s", type=float, default=0.0, help="how long to keep asking (default: ask once)")
     options = parser.parse_args(arguments)
-    target = Target(url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), connect_s=1.0, read_s=2.0)
+    key = os.environ.get("TOPICS_API_KEY")
+    target = Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)
     if mistake := mistake_in(target):
         parser.error(mistake)
     deadline = time.monotonic() + options.wait_s

@@ -55,12 +55,13 @@ class Target:
 
 
 def mistake_in(target: Target) -> str | None:
-    """What is wrong with an address or a key that no server can have, in a line for people; None when nothing is."""
+    """Why no server can have this address or this key, in a line for people; None when it can."""
     url, key = target.url, target.api_key or "key"
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        fits = fits and not parts.query and not parts.fragment and url.isascii() and url.isprintable() and " " not in url
+        fits = fits and not parts.query and not parts.fragment
+        fits = fits and url.isascii() and url.isprintable() and " " not in url
     except ValueError:  # a port that is no number, brackets without an address
         fits = False
     if not fits:
@@ -147,11 +148,14 @@ class TopicsClient:
         return receipt
 
     def check_access(self, topic: str, *, configure: bool) -> None:
-        """Raise ``RequestError`` unless this key may append to the topic, and make or configure it if ``configure`` is set.
+        """Raise ``RequestError`` unless this key may append, and make or configure if ``configure``.
 
-        Nothing is written: both requests are wrong, and a server tells a caller who may not ask at all before it tells that.
+        Nothing is written: both requests are wrong in themselves, and a caller without the right
+        to ask is told that first.
         """
-        probes = [("POST", b'{"create":false,"records":[]}')] + ([("PUT", b'{"ttl_ms":-1}')] if configure else [])
+        probes = [("POST", b'{"create":false,"records":[]}')]
+        if configure:
+            probes.append(("PUT", b'{"ttl_ms":-1}'))
         for method, body in probes:
             status, answer = self._send(method, topic, "", body)
             if (code := _error_of(answer).code) not in ("invalid_request", "topic_not_found"):

@@ -1,7 +1,8 @@
-"""What a JSON decoder says about a body, in the words of the API: the field, what it must be, what came instead.
+"""Refusals of request bodies: what a JSON decoder says, in the words of the API.
 
-The decoder's own lines (``Expected `int | null`, got `str` - at `$.priority```) speak of Python's types. ``detail.field`` is the
-path of the field as the text shows it, without the leading ``$.``.
+The decoder's lines (``Expected `int | null`, got `str` - at `$.priority```) speak of Python's types.
+A refusal names the field, what it must be and what came instead; ``detail.field`` is the path of the
+field without the leading ``$.``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def _choices() -> dict[str, Sequence[str]]:
     """The values of every field that takes one of a few words."""
     hints = get_type_hints(TopicConfigPatch)
     kinds = {name: [kind, *get_args(kind)] for name, kind in hints.items()}
-    return {name: get_args(kind) for name, found in kinds.items() for kind in found if get_origin(kind) is Literal}
+    words: dict[str, Sequence[str]] = {}
+    for name, found in kinds.items():
+        words |= {name: get_args(kind) for kind in found if get_origin(kind) is Literal}
+    return words
 
 
 CHOICES = _choices()
@@ -49,17 +53,26 @@ def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> Inv
     expected, choice = _EXPECTED.fullmatch(what), _CHOICE.fullmatch(what)
     if allowed and (expected or choice):
         given = _kinds(expected[2]) if expected else choice[1] if choice else ""
-        return InvalidRequest(f"{subject} must be one of {', '.join(allowed)}, not {given}", **detail, allowed=list(allowed))
+        return InvalidRequest(
+            f"{subject} must be one of {', '.join(allowed)}, not {given}",
+            **detail,
+            allowed=list(allowed),
+        )
     if expected:
-        return InvalidRequest(f"{subject} must be {_kinds(expected[1])}, not {_kinds(expected[2])}", **detail)
+        said = f"{subject} must be {_kinds(expected[1])}, not {_kinds(expected[2])}"
+        return InvalidRequest(said, **detail)
     if missing := _MISSING.fullmatch(what):
         where = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"{where} is required", field=where)
     if (place := lone_surrogate(body)) is not None:
-        return InvalidRequest(f"half of a surrogate pair at byte {place} of the body: it stands for no character", offset=place)
+        return InvalidRequest(
+            f"half of a surrogate pair at byte {place} of the body: it stands for no character",
+            offset=place,
+        )
     if what == "Input data was truncated":
-        half = "" if 0 < len(body) <= SEARCH_MAX_BYTES else ", or holds half of a surrogate pair, which stands for no character"
-        return InvalidRequest(f"the body ends in the middle of its JSON{half}")
+        searched = 0 < len(body) <= SEARCH_MAX_BYTES
+        or_half = "" if searched else ", or holds half of a surrogate pair: that is no character"
+        return InvalidRequest(f"the body ends in the middle of its JSON{or_half}")
     if what.startswith("JSON is malformed: "):
         return InvalidRequest(f"the body is not JSON: {what.removeprefix('JSON is malformed: ')}")
     return InvalidRequest(f"{subject}: {what[:1].lower()}{what[1:]}", **detail)

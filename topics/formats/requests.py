@@ -117,7 +117,8 @@ _BAD_BODY = (UnicodeDecodeError, msgspec.MsgspecError, RecursionError)
 
 def _refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
     if isinstance(error, UnicodeDecodeError):
-        return InvalidRequest(f"the body is not valid UTF-8: byte {error.start}", offset=error.start)
+        at = error.start
+        return InvalidRequest(f"the body is not valid UTF-8: byte {at}", offset=at)
     if isinstance(error, msgspec.MsgspecError):
         return refusal(error, body)
     return InvalidRequest("the body is nested too deeply")

@@ -1,6 +1,6 @@
-"""The Spark producer: rows of a DataFrame, or of Parquet, CSV and JSON files, as records of a topic.
+"""The Spark producer: rows of a DataFrame, or of Parquet, CSV and JSON files, into a topic.
 
-    reading.py    files as a DataFrame in which every value is what the file says; a broken line refuses the job
+    reading.py    files as a DataFrame: every value as the file says, no broken line
     producer.py   one job: make the topic, send the partitions, compare with the server's count
     rows.py       rows as JSON records, rows as a name for the job
     task.py       what an executor does with a partition

@@ -6,18 +6,21 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OURS = ("RequestError: ", "BrokenLine: ")  # what our own code raises in an executor; Spark wraps it in pages of text
+OURS = (
+    "RequestError: ",
+    "BrokenLine: ",
+)  # what our own code raises in an executor; Spark wraps it in pages of text
 _FILE = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _RECORD = re.compile(r"Malformed (?:CSV|JSON) record: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
 
 
 class JobError(Exception):
-    """The job did not finish. The text is one line: the server's refusal, or the broken line, where there is one."""
+    """The job did not finish. The text is one line: the refusal or the broken line, if there is one."""
 
 
 class BrokenLine(Exception):
-    """A line of a source is not what its format says. Raised in executors; reaches the driver as text."""
+    """A line of a source breaks its format. Raised in executors; the driver gets the text."""
 
 
 @contextmanager
@@ -33,7 +36,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """The line that tells the user most: our own refusal inside Spark's text, a broken record, else the first line of that."""
+    """The line that tells most: our refusal in Spark's text, a broken record, else the first line."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in OURS:
@@ -41,7 +44,8 @@ def last_line(error: BaseException) -> str:
             return ours[-1]
     if _FAILFAST in text:
         return _broken_record(text)
-    if (file := _FILE.search(text)) and (causes := [line for line in lines if line.startswith("Caused by: ")]):
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    if causes and (file := _FILE.search(text)):
         return f"{_path(file)}: {causes[-1].removeprefix('Caused by: ')}"
     if lines and lines[0].startswith("An error occurred while calling ") and len(lines) > 1:
         return lines[1].removeprefix(": ")
@@ -51,7 +55,8 @@ def last_line(error: BaseException) -> str:
 def _broken_record(text: str) -> str:
     """File and record, as far as Spark tells them."""
     file, record = _FILE.search(text), _RECORD.search(text)
-    return f"{_path(file) if file else 'the source'} holds a broken record" + (f": {record.group(1)!r}" if record else "")
+    where = _path(file) if file else "the source"
+    return f"{where} holds a broken record" + (f": {record.group(1)!r}" if record else "")
 
 
 def _path(file: re.Match[str]) -> str:

@@ -26,15 +26,21 @@ def parser() -> argparse.ArgumentParser:
     """The command line; ``--help`` is its manual."""
     build = argparse.ArgumentParser(
         prog="python -m topics.spark",
-        description="Append the rows of Parquet, CSV or JSON files to a topic. Running the same job again appends nothing. JSON lines are "
-        "sent as they stand; a CSV column is numbers when all its values are written as JSON numbers, else text. A broken line "
-        "refuses the job before the first record.",
-        epilog="Environment: TOPICS_URL, TOPICS_API_KEY. Exit: 0 done, 1 failed or the server's count does not agree, 130 interrupted.",
+        description="Append the rows of Parquet, CSV or JSON files to a topic. Running the same job "
+        "again appends nothing. JSON lines are sent as they stand; a CSV column is numbers when all "
+        "its values are written as JSON numbers, else text. A broken line refuses the job before "
+        "the first record.",
+        epilog="Environment: TOPICS_URL, TOPICS_API_KEY. Exit: 0 done, 1 failed or the server's count "
+        "does not agree, 2 wrong arguments, 130 interrupted.",
     )
     add = build.add_argument
     add("source", help="file, directory or URI that Spark can read")
     add("topic")
-    add("--url", default=os.environ.get("TOPICS_URL", DEFAULT_URL), help="of the server (default: %(default)s)")
+    add(
+        "--url",
+        default=os.environ.get("TOPICS_URL", DEFAULT_URL),
+        help="of the server (default: %(default)s)",
+    )
     add("--format", choices=FORMATS, help="default: by the suffix")
     add(
         "--option",
@@ -44,16 +50,47 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="for Spark's reader, such as sep=; or multiLine=true; it wins over what the producer would set",
     )
-    add("--durability", choices=("ephemeral", "memory", "disk", "fsync"), help="of the topic; an existing one is changed")
-    add("--batch-records", type=positive, default=5000, help="records in a request at most (default: %(default)s)")
-    add("--batch-bytes", type=byte_count, default=4 * MIB, help="bytes in a request at most, such as 512KiB (default: 4MiB)")
-    add("--job-id", help="name of the job for idempotency (default: made of source path, schema and rows, which reads them twice)")
-    add("--total", type=positive, help="how many rows there are, for the progress of a job with --job-id")
+    add(
+        "--durability",
+        choices=("ephemeral", "memory", "disk", "fsync"),
+        help="of the topic; an existing one is changed",
+    )
+    add(
+        "--batch-records",
+        type=positive,
+        default=5000,
+        help="records in a request at most (default: %(default)s)",
+    )
+    add(
+        "--batch-bytes",
+        type=byte_count,
+        default=4 * MIB,
+        help="bytes in a request at most, such as 512KiB (default: 4MiB)",
+    )
+    add(
+        "--job-id",
+        help="name of the job for idempotency (default: made of source path, schema and rows, which reads them twice)",
+    )
+    add(
+        "--total",
+        type=positive,
+        help="how many rows there are, for the progress of a job with --job-id",
+    )
     add("--tag-column", help="column whose value becomes the record's tag")
     add("--node", help="origin node of the records; readers with the same node do not get them")
-    add("--partitions", type=positive, default=8, help="into how many parts files are split at least (default: %(default)s)")
+    add(
+        "--partitions",
+        type=positive,
+        default=8,
+        help="into how many parts files are split at least (default: %(default)s)",
+    )
     add("--cores", type=positive, default=2, help="parts sent at a time (default: %(default)s)")
-    add("--retries", type=positive, default=12, help="tries after the first for a busy or absent server (default: %(default)s)")
+    add(
+        "--retries",
+        type=positive,
+        default=12,
+        help="tries after the first for a busy or absent server (default: %(default)s)",
+    )
     add("--quiet", action="store_true", help="no progress")
     return build
 
@@ -68,18 +105,20 @@ def pair(text: str) -> tuple[str, str]:
 
 def positive(text: str) -> int:
     """An integer from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be an integer from 1")
+    return int(text)
 
 
 def byte_count(text: str) -> int:
     """``4MiB``, ``512KiB`` or plain bytes."""
-    for unit, factor in (("MiB", MIB), ("KiB", 1024)):
-        if text.endswith(unit):
-            return positive(text.removesuffix(unit)) * factor
-    return positive(text)
+    try:
+        for unit, factor in (("MiB", MIB), ("KiB", 1024)):
+            if text.endswith(unit):
+                return positive(text.removesuffix(unit)) * factor
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError("must be like 4MiB, 512KiB or 65536") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What is asked before a JVM starts, so that a mistake is told in a moment: the source, the server, the key, the topic, Java."""
+"""Preflight of a job: source, server, key, topic and Java are checked before a JVM starts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ READ_S = 5.0
 JAVA_MIN = 17
 JAVA_S = 20.0
 GLOB = re.compile(r"[*?\[{]")
-INSTALL_JAVA = "Install it (Debian, Ubuntu: apt install openjdk-17-jre-headless) or let JAVA_HOME name it"
+INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or let JAVA_HOME name it"
 
 
 def check_source(source: str) -> None:
-    """Raises ``JobError`` when a plain local path is not there; what Spark has to resolve is left to Spark."""
+    """Raise ``JobError`` when a plain local path is not there; others are left to Spark."""
     if "://" not in source and not GLOB.search(source) and not Path(source).exists():
         raise JobError(f"{source}: no such file or directory")
 
@@ -32,8 +32,8 @@ def check_source(source: str) -> None:
 def check_server(target: Target, topic: str, durability: str | None) -> None:
     """Ask for the topic, and whether this key may do what the job does. Changes nothing.
 
-    A server that is busy or recovering is waited for as the job would; an address where nobody answers is told at once. Raises
-    ``RequestError`` or ``JobError``.
+    A server that is busy or recovering is waited for, as by the job; an address where nobody answers
+    is told at once. Raises ``RequestError`` or ``JobError``.
     """
     if mistake := mistake_in(target):
         raise JobError(mistake)
@@ -51,7 +51,10 @@ def check_server(target: Target, topic: str, durability: str | None) -> None:
 def _ask(target: Target, topic: str, durability: str | None) -> dict[str, Any] | None:
     with TopicsClient(target) as client:
         state = client.state(topic)
-        client.check_access(topic, configure=state is None or durability not in (None, state["config"]["durability"]))
+        client.check_access(
+            topic,
+            configure=state is None or durability not in (None, state["config"]["durability"]),
+        )
         return state
 
 
@@ -81,7 +84,14 @@ def check_spark() -> None:
 def _java_version(java: str) -> int | None:
     """17 for 17.0.15, 8 for 1.8.0; None when it does not say."""
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, errors="replace", timeout=JAVA_S, check=False)
+        done = subprocess.run(
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=JAVA_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)

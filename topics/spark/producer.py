@@ -46,8 +46,8 @@ def say(line: str) -> None:
 def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer") -> SparkSession:
     """A local session whose tasks are retried, with executors that find this interpreter and this package.
 
-    ``partitions`` fixes how files are split, so that the number of cores has no part in the keys. Raises ``JobError`` without a
-    Java that Spark can run on.
+    ``partitions`` fixes how files are split, so that the number of cores has no part in the keys.
+    Raises ``JobError`` without a Java that Spark can run on.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer
         "spark.sql.files.minPartitionNum": str(partitions),
         "spark.sql.session.timeZone": "UTC",  # timestamps must not render by the machine's zone
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        "spark.sql.caseSensitive": "true",  # a and A are two members of a JSON object, and two columns
+        "spark.sql.caseSensitive": "true",  # a and A are two columns
         "spark.log.level": "OFF",  # Java stacks; what matters of them is in our one line
     }
     # local[N] alone never retries a task; the 4 is the number of attempts.
@@ -97,8 +97,8 @@ def produce(
     number of rows is given as ``total``. By default the job is named after ``source``, the schema and the rows themselves, so
     the same rows are the same job; that computes ``df`` twice. Computed again, it must give the same rows in the same
     partitions and order: what comes out of a shuffle must be sorted within its partitions first. Raises ``RequestError`` when
-    the topic cannot be made, ``JobError`` when it is a queue, or tasks failed for good: what they had appended stays, and the same
-    job run again does not append it twice.
+    the topic cannot be made, ``JobError`` when it is a queue, or tasks failed for good: what they had
+    appended stays, and the same job run again does not append it twice.
     """
     target = target or Target(url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY"))
     started = time.monotonic()
@@ -129,7 +129,7 @@ def produce(
 
 
 def _look_for_tags(df: DataFrame, tag_column: str | None, warn: Callable[[str], None]) -> None:
-    """JSON lines have no columns that Spark could check: a name that none of the first lines has is told."""
+    """Warn of a name that none of the first JSON lines has: Spark has no columns to check it."""
     if tag_column is None or not are_lines(df):
         return
     if not df.limit(TAG_LINES).where(member(tag_column).isNotNull()).limit(1).collect():
@@ -144,7 +144,8 @@ def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
     except RequestError:
         return ""
     moved = state["head_seq"] - before["head_seq"]
-    return f". {moved:,} records were appended before that; the same job run again does not append them twice" if moved else ""
+    told = f". {moved:,} records were appended before that; the same job run again appends none of them twice"
+    return told if moved else ""
 
 
 def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: Callable[[str], None]) -> dict[str, Any]:

@@ -1,17 +1,19 @@
 """Files as a DataFrame in which every value is what the file says (Parquet, CSV, JSON lines).
 
-Spark's readers guess and repair: a broken JSON line becomes a record, an open quote ends where the line ends, ``007`` becomes 7 and
-``1d`` becomes 1.0, a time loses its digits behind the third. Here nothing is guessed:
+Spark's readers guess and repair: a broken JSON line becomes a record, an open quote ends where the
+line ends, ``007`` becomes 7 and ``1d`` becomes 1.0, a time loses its digits behind the third. Here
+nothing is guessed:
 
-- Every line is checked before the first record is sent. A line that Python's ``csv`` or ``json`` would not read, or that has another
-  number of fields than the header, refuses the job with file, line and reason.
+- Every line is checked before the first record is sent. A line that Python's ``csv`` or ``json``
+  would not read, or that has another number of fields than the header, refuses the job with file,
+  line and reason.
 - JSON lines are sent as they stand in the file.
-- A CSV column holds numbers, or true and false, when each of its values is written as JSON writes them and fits 64-bit integers, 38
-  digits or a double exactly enough to be printed back; else it holds text. Times and dates are text: nothing of them is lost. An empty
-  field is null.
+- A CSV column holds numbers, or true and false, when each of its values is written as JSON writes
+  them and one type holds them all exactly; else it holds text. Times and dates are text: nothing of
+  them is lost. An empty field is null.
 
-Options of the caller go to Spark's reader and win. One that changes what a line or a field is switches the check off, and Spark's own
-``FAILFAST`` mode is what is left of it.
+Options of the caller go to Spark's reader and win. One that changes what a line or a field is
+switches the check off, and Spark's own ``FAILFAST`` mode is what is left of it.
 """
 
 from __future__ import annotations
@@ -34,28 +36,63 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 FORMATS = ("parquet", "csv", "json")
-SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-CSV_DEFAULTS = {"header": "true", "inferSchema": "false", "quote": '"', "escape": '"', "enforceSchema": "false", "mode": "FAILFAST"}
-JSON_DEFAULTS = {"mode": "FAILFAST", "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
-CHECKED_OPTIONS = {"sep", "delimiter", "nullvalue", "header", "inferschema", "compression"}  # the check of CSV lines goes with these
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
+CSV_DEFAULTS = {
+    "header": "true",
+    "inferSchema": "false",
+    "quote": '"',
+    "escape": '"',
+    "enforceSchema": "false",  # the header of every file is compared, not only of the first
+    "mode": "FAILFAST",
+}
+JSON_DEFAULTS = {
+    "mode": "FAILFAST",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+}
+CHECKED_OPTIONS = {
+    "sep",
+    "delimiter",
+    "nullvalue",
+    "header",
+    "inferschema",
+}  # the check of CSV lines goes with these
 EXCERPT_CHARS = 80
+EXCERPT_BYTES = 1024  # of a broken line, for the message and to find it in the file
 FIELD_MAX_CHARS = 1 << 30  # csv's own bound is 128 KiB
 
-# How a value of a CSV column is written; the first that fits. Numbers as JSON writes them, so that 007 and +5 stay text.
+# How a value of a CSV column may be written; the first that fits. Numbers are written as in JSON, so
+# that 007 and +5 stay text. A double holds integers of 15 digits, and gives 17 digits back.
+_SHORT, _LONG, _HUGE, _FRACTION, _TRUTH, _TEXT = (1 << bit for bit in range(6))
+_FRACTION_PATTERN = r"-?(?=[0-9.]{1,18}([eE]|\z))(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _KINDS = (
-    (1, r"^(0|-?[1-9][0-9]{0,17})$"),
-    (2, r"^-?[1-9][0-9]{18,37}$"),
-    (3, r"^-?(?=[0-9.]{1,18}([eE]|$))(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?$"),  # at most 17 digits: a double has them
-    (4, r"^(true|false)$"),
+    (_SHORT, r"\A(0|-?[1-9][0-9]{0,14})\z"),
+    (_LONG, r"\A-?[1-9][0-9]{15,17}\z"),
+    (_HUGE, r"\A-?[1-9][0-9]{18,37}\z"),
+    (_FRACTION, rf"\A{_FRACTION_PATTERN}\z"),
+    (_TRUTH, r"\A(true|false)\z"),
 )
-_TEXT = 5
-_TYPES = {(1, 1): "bigint", (1, 2): "decimal(38,0)", (2, 2): "decimal(38,0)", (1, 3): "double", (3, 3): "double", (4, 4): "boolean"}
+# The first type that holds every kind that a column has.
+_TYPES = (
+    ("string", 0),  # nothing but nulls
+    ("bigint", _SHORT | _LONG),
+    ("decimal(38,0)", _SHORT | _LONG | _HUGE),
+    ("double", _SHORT | _FRACTION),
+    ("boolean", _TRUTH),
+)
 
 
 def read(spark: SparkSession, source: str, form: str | None, options: dict[str, str]) -> DataFrame:
-    """The rows of ``source``, a path or URI that Spark can read; ``form`` is one of ``FORMATS``, else the suffix decides.
+    """The rows of ``source``, a path or URI that Spark can read.
 
-    Raises ``JobError`` when Spark cannot read it, or when a line is broken.
+    ``form`` is one of ``FORMATS``; without it the suffix decides. Raises ``JobError`` when Spark cannot read it, or when a line is broken.
     """
     kind = form or format_of(source)
     with spark_errors():
@@ -78,8 +115,9 @@ def _read_csv(spark: SparkSession, source: str, options: dict[str, str]) -> Data
     given = {name.lower(): value for name, value in options.items()}
     separator = given.get("sep", given.get("delimiter", "\t" if ".tsv" in source else ","))
     defaults = {name: value for name, value in CSV_DEFAULTS.items() if name.lower() not in given}
-    rows = spark.read.format("csv").options(**defaults, **options, **({} if {"sep", "delimiter"} & given.keys() else {"sep": separator}))
-    df = rows.load(source)
+    if not {"sep", "delimiter"} & given.keys():
+        defaults["sep"] = separator
+    df = spark.read.format("csv").options(**defaults, **options).load(source)
     if given.keys() <= CHECKED_OPTIONS and len(separator) == 1:
         width = len(df.columns)
         _check(spark, source, lambda: check_csv(width, separator))
@@ -94,28 +132,32 @@ def _read_json(spark: SparkSession, source: str, options: dict[str, str]) -> Dat
     from pyspark.sql import functions as f
 
     _check(spark, source, lambda: check_json)
-    lines = spark.read.text(source)
-    return lines.where(f.col("value").rlike(r"\S")).select(f.col("value").alias("value", metadata={LINE_MARK: True}))
+    lines = spark.read.text(source).where(f.col("value").rlike(r"\S"))
+    return lines.select(f.col("value").alias("value", metadata={LINE_MARK: True}))
 
 
 def typed(df: DataFrame) -> DataFrame:
-    """``df``, all text, with the columns as numbers and truth values that are written so in every row."""
+    """``df``, all text, with the columns as numbers or truth values that hold only those."""
     from pyspark.sql import functions as f
 
     def kind(column: Column) -> Column:
         first, pattern = _KINDS[0]
         found = f.when(column.rlike(pattern), first)
-        for number, pattern in _KINDS[1:]:
-            found = found.when(column.rlike(pattern), number)
+        for bit, pattern in _KINDS[1:]:
+            found = found.when(column.rlike(pattern), bit)
         return f.when(column.isNotNull(), found.otherwise(_TEXT))
 
     if not df.columns:
         return df
-    columns = [f.col(quoted(name)) for name in df.columns]
-    kinds = [kind(column) for column in columns]
-    seen = df.agg(*(f.min(k) for k in kinds), *(f.max(k) for k in kinds)).collect()[0]
-    types = [_TYPES.get((low, high), "string") for low, high in zip(seen[: len(kinds)], seen[len(kinds) :], strict=True)]
-    return df.select(*(c.cast(t).alias(name) for c, t, name in zip(columns, types, df.columns, strict=True)))
+    columns = {name: f.col(quoted(name)) for name in df.columns}
+    kinds = df.agg(*(f.bit_or(kind(column)) for column in columns.values())).collect()[0]
+    typed = [column.cast(type_of(kinds[i] or 0)).alias(name) for i, (name, column) in enumerate(columns.items())]
+    return df.select(*typed)
+
+
+def type_of(kinds: int) -> str:
+    """The type of a column that holds these kinds of values."""
+    return next((name for name, holds in _TYPES if not kinds & ~holds), "string")
 
 
 # The check of every line, in the executors
@@ -125,7 +167,7 @@ NOT_UTF8 = "it is not UTF-8; --option encoding=... names another encoding"
 
 
 def check_csv(width: int, separator: str) -> Check:
-    """A line is one row of ``width`` fields, as Python's ``csv`` reads it in its strict mode, or empty."""
+    """A line is empty, or one row of ``width`` fields for Python's ``csv`` in strict mode."""
     csv.field_size_limit(FIELD_MAX_CHARS)
 
     def check(line: bytes) -> str | None:
@@ -134,7 +176,8 @@ def check_csv(width: int, separator: str) -> Check:
         except UnicodeDecodeError:
             return NOT_UTF8
         except csv.Error as error:
-            return f"{error}; line breaks within quotes need --option multiLine=true" if "end of data" in str(error) else str(error)
+            advice = "; line breaks within quotes need --option multiLine=true"
+            return f"{error}{advice if 'end of data' in str(error) else ''}"
         if row and len(row) != width:
             return f"it has {len(row)} fields, the header has {width}"
         if row and line.isspace():
@@ -155,11 +198,13 @@ def check_json(line: bytes) -> str | None:
         if (place := lone_surrogate(line)) is not None:
             return f"half of a surrogate pair at byte {place}, which stands for no character"
         return f"{error}; a document of several lines needs --option multiLine=true"
-    return None if isinstance(value, dict) else "it is not an object; an array of objects needs --option multiLine=true"
+    if isinstance(value, dict):
+        return None
+    return "it is not an object; an array of objects needs --option multiLine=true"
 
 
 def _check(spark: SparkSession, source: str, make_check: Callable[[], Check]) -> None:
-    """Look at every line. Raises ``JobError`` with file, line number (of a local file), reason and text."""
+    """Check every line. Raises ``JobError`` with file, line number if local, reason and text."""
     from pyspark.sql import functions as f
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -170,10 +215,15 @@ def _check(spark: SparkSession, source: str, make_check: Callable[[], Check]) ->
             for index, line in enumerate(batch.column(0).to_pylist()):
                 if reason := check(line):
                     # As hexadecimal digits, no byte of the line can spoil the message on its way.
-                    raise BrokenLine(f"{batch.column(1)[index].as_py()} {line.hex()} {reason}")
+                    shown = line[:EXCERPT_BYTES].hex()
+                    raise BrokenLine(f"{batch.column(1)[index].as_py()} {shown} {reason}")
         yield pa.RecordBatch.from_pydict({"done": [True]})
 
-    lines = spark.read.text(source).select(f.col("value").cast("binary").alias("line"), f.col("_metadata.file_path").alias("file"))
+    line, file = (
+        f.col("value").cast("binary").alias("line"),
+        f.col("_metadata.file_path").alias("file"),
+    )
+    lines = spark.read.text(source).select(line, file)
     try:
         with spark_errors():
             map_arrow(lines, run, "done boolean").collect()
@@ -183,7 +233,7 @@ def _check(spark: SparkSession, source: str, make_check: Callable[[], Check]) ->
 
 def _located(text: str) -> JobError:
     """The message of a broken line for people; any other message as it is."""
-    found = re.fullmatch(r"(\S+) ([0-9a-f]+) (.*)", text)
+    found = re.fullmatch(r"(\w+:\S+) ((?:[0-9a-f]{2})+) (.*)", text)
     if found is None:
         return JobError(text)
     file, line, reason = found.group(1), bytes.fromhex(found.group(2)), found.group(3)
@@ -191,13 +241,18 @@ def _located(text: str) -> JobError:
     number = _line_number(Path(where), line)
     shown = line.decode(errors="replace")
     shown = repr(shown if len(shown) <= EXCERPT_CHARS else shown[:EXCERPT_CHARS] + "...")
-    return JobError(f"{where}{f', line {number}' if number else ''}: {reason}: {shown}. Nothing of this source was appended")
+    if number:
+        where += f", line {number}"
+    return JobError(f"{where}: {reason}: {shown}. Nothing of this source was appended")
 
 
-def _line_number(path: Path, line: bytes) -> int | None:
+def _line_number(path: Path, start: bytes) -> int | None:
     """Where the line stands first, from 1; None in what is not a plain local file."""
     try:
         with path.open("rb") as file:
-            return next((number for number, found in enumerate(file, 1) if found.rstrip(b"\r\n") == line), None)
+            for number, line in enumerate(file, 1):
+                if line.rstrip(b"\r\n")[:EXCERPT_BYTES] == start:
+                    return number
     except OSError:
-        return None
+        pass
+    return None

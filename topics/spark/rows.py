@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-LINE_MARK = "topics.json_lines"  # in the metadata of a column that holds whole JSON objects, to be sent as they are
-# to_json's own patterns cut times behind the third digit. A TIMESTAMP is a moment and shown in UTC; a TIMESTAMP_NTZ has no zone.
+# In the metadata of a column that holds whole JSON objects, to be sent as they are.
+LINE_MARK = "topics.json_lines"
+# to_json's own patterns cut times behind the third digit. A TIMESTAMP is a moment and is shown in
+# UTC; a TIMESTAMP_NTZ has no zone.
 TO_JSON = {
     "timeZone": "UTC",
     "ignoreNullFields": "false",
@@ -65,7 +67,11 @@ def fingerprint(encoded: DataFrame, source: str, schema: str) -> tuple[int, str]
     return count, job
 
 
-def map_arrow(df: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> DataFrame:
+def map_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
     """``df.mapInArrow(function, schema)`` without its demand for pandas.
 
     PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is not installed, though nothing

@@ -43,11 +43,11 @@ class DataDirectoryDamaged(Exception):
 
 
 class NotADataDirectory(Exception):
-    """The path names something else: nothing, a file, or a directory of somebody else. Not damage, but a wrong path."""
+    """A wrong path, not damage: it names nothing, a file, or a directory of somebody else."""
 
 
 def check_place(path: Path) -> None:
-    """Raise ``NotADataDirectory`` when a server cannot have ``path``, without touching anything. ``OSError`` when nobody can tell."""
+    """Raise ``NotADataDirectory`` when a server cannot have ``path``; nothing is touched."""
     for place in (path, *path.absolute().parents):
         if place.exists():
             if not place.is_dir():
@@ -56,8 +56,10 @@ def check_place(path: Path) -> None:
     if not path.is_dir() or (path / "meta").exists():
         return
     strangers = _strangers(path)
-    if strangers and not PARTS & {*strangers}:  # with parts of ours it is one that has lost its meta, which is damage
-        raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {', '.join(strangers[:5])}")
+    # With parts of ours it is a data directory that has lost its meta, which is damage.
+    if strangers and not PARTS & {*strangers}:
+        held = ", ".join(strangers[:5])
+        raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
 
 
 class DataDirectory:

@@ -24,7 +24,10 @@ class ForeignFile(Exception):
 
 
 def describe(path: Path) -> Iterator[str]:
-    """Lines about any file of ours; it is known by its first bytes. Damage is said in its line. Raises ForeignFile or OSError."""
+    """Lines about any file of ours, known by its first bytes. Damage is said in its line.
+
+    Raises ForeignFile or OSError.
+    """
     with path.open("rb") as file:
         magic = file.read(MAGIC_BYTES)
     known = _KINDS.get(magic)
