@@ -32,11 +32,11 @@ _KINDS: Mapping[str, str] = {
 
 def _choices() -> dict[str, Sequence[str]]:
     """The values of every field that takes one of a few words."""
-    hints = get_type_hints(TopicConfigPatch)
-    kinds = {name: [kind, *get_args(kind)] for name, kind in hints.items()}
     words: dict[str, Sequence[str]] = {}
-    for name, found in kinds.items():
-        words |= {name: get_args(kind) for kind in found if get_origin(kind) is Literal}
+    for name, hint in get_type_hints(TopicConfigPatch).items():
+        for kind in (hint, *get_args(hint)):
+            if get_origin(kind) is Literal:
+                words[name] = get_args(kind)
     return words
 
 
