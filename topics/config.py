@@ -5,6 +5,7 @@ Key secrets are not settings: ``topics/boot.py`` turns them into digests and dro
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import os
@@ -74,19 +75,18 @@ class Bound(NamedTuple):
         return number
 
 
-class Host(NamedTuple):
+class Host:
     """A name or an address to listen on; an IPv6 address may stand in brackets, as in a URL."""
 
     def parse(self, text: str) -> str:
         """Without brackets. ``ValueError`` for what no resolver takes."""
         host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        try:
-            return str(host) if ipaddress.ip_address(host) else host
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return host
         if not host or host != text or re.search(r"[\s/@?#\[\]]", host) or not _has_idna(host):
             raise ValueError("must be a host name or an IP address")
-        if ":" in host and "%" not in host:
+        if ":" in host:
             raise ValueError("must be a host name or an IP address; the port goes into TOPICS_PORT")
         return host
 
