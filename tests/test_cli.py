@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ MODULE = [sys.executable, "-m", "topics"]
 SCRIPT = [str(ROOT / "supervisor.py")]
 
 
-def run(command: list[str], *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], *arguments: str | bytes, **environ: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"  # supervisor.py finds its python3 there
     return subprocess.run(
         [*command, *arguments],
@@ -63,6 +66,7 @@ def test_print_config_shows_what_would_be_used_and_no_secret(command: list[str],
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert {"TOPICS_PORT=4711", "TOPICS_MAX_TOPICS=7", f"TOPICS_DATA_DIR={tmp_path}/d", "TOPICS_HOST=127.0.0.1"} <= {*lines}
+    assert "# TOPICS_MAX_TOPICS has no effect in this version" in lines
     assert lines[-2:] == ["# keys: 2", "# TOPICS_MAX_TOPIC is not a setting; did you mean TOPICS_MAX_TOPICS?"]
     assert "hunter2" not in done.stdout + done.stderr
     assert not (tmp_path / "d").exists()
@@ -96,6 +100,87 @@ def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Pa
     assert '"TOPICS_ELEPHANT is not a setting"' in unknown
     assert "Cannot assign requested address" in refused
     assert "203.0.113.7" in refused
+
+
+def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_clients_are_known(tmp_path: Path) -> None:
+    blocker = socket.create_server(("127.0.0.1", 0))
+    with blocker:  # the start ends where the port is taken, after the warnings
+        arguments = ["serve", "--port", str(blocker.getsockname()[1]), "--data-dir", str(tmp_path / "d")]
+        idle = {"TOPICS_MAX_TOPICS": "7", "TOPICS_MAX_CLAIM": "5", "TOPICS_MAX_ROUTERS": "10000"}  # the last is the default
+        done = run(MODULE, *arguments, TOPICS_URL="http://x", TOPICS_API_KEY="k", **idle)
+    assert done.returncode == 1
+    warned, refused = [json.loads(line) for line in done.stderr.splitlines()]
+    assert warned["event"] == "settings without effect in this version"
+    assert warned["variables"] == ["TOPICS_MAX_CLAIM", "TOPICS_MAX_TOPICS"]
+    assert "Address already in use" in refused["reason"]
+
+
+def test_a_data_directory_that_is_none_is_status_2_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").touch()
+    for place, reason in [
+        ("file", f"{tmp_path}/file is not a directory"),
+        ("file/sub", f"{tmp_path}/file is not a directory"),
+        ("foreign", f"{tmp_path}/foreign is no data directory and not empty: it holds thesis.tex"),
+    ]:
+        done = run(MODULE, "serve", "--port", "0", "--data-dir", str(tmp_path / place))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"topics: {reason} (TOPICS_DATA_DIR={tmp_path / place})\n"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "foreign", "thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify", "nowhere"], "topics: nowhere: no such directory\n"),
+        (["verify", "pyproject.toml"], "topics: pyproject.toml: not a directory\n"),
+        (["verify", "deploy"], "topics: deploy is no data directory: it has no file meta\n"),
+        (["inspect", "nowhere"], "topics: nowhere: No such file or directory\n"),
+        (["inspect", "deploy"], "topics: deploy: Is a directory\n"),
+        (["inspect", "deploy/run/x"], "topics: deploy/run/x: Not a directory\n"),
+        (["inspect", "pyproject.toml"], "topics: pyproject.toml is no file of a data directory, or its first 8 bytes are damaged\n"),
+        (["inspect", "/dev/null"], "topics: /dev/null is no file of a data directory, or its first 8 bytes are damaged\n"),
+        (["inspect", b"\xff"], "topics: \\udcff: No such file or directory\n"),
+    ],
+)
+def test_a_mistyped_path_is_status_2_and_no_damage(arguments: list[str | bytes], said: str) -> None:
+    done = run(MODULE, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize("arguments", [["verify", ""], ["inspect", ""]])
+def test_an_empty_path_is_a_wrong_argument(arguments: list[str]) -> None:
+    done = run(MODULE, *arguments)
+    assert done.returncode == 2
+    assert "must not be empty" in done.stderr
+
+
+def test_names_that_are_not_utf_8_are_shown_with_escapes(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/\xff"
+    done = run(MODULE, "serve", "--print-config", "--data-dir", directory, PYTHONIOENCODING="utf-8:strict")
+    assert done.returncode == 0, done.stderr
+    assert f"TOPICS_DATA_DIR={tmp_path}/\\udcff" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["run", "test"])
+def test_the_scripts_help_and_do_nothing_for_an_argument_that_they_do_not_know(script: str) -> None:
+    for option in ("--help", "-h"):
+        done = run([str(ROOT / "deploy" / script)], option)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"  deploy/{script} --help" in done.stdout
+    done = run([str(ROOT / "deploy" / script)], "quikc")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: unknown argument quikc; deploy/{script} --help\n"
+
+
+@pytest.mark.parametrize("url", ["localhost:4000", "http://x y", "http://[::1", b"http://\xff"])
+def test_the_client_says_what_is_wrong_with_an_address(url: str | bytes) -> None:
+    pytest.importorskip("urllib3")
+    done = run([sys.executable, "-m", "topics.client"], "ready", "--url", url)
+    assert done.returncode == 2
+    assert "is no address of a server; it looks like http://127.0.0.1:4000" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("there", [True, False])

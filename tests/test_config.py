@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from topics import boot
-from topics.config import MIB, ConfigError, Settings, unknown_variables, usable_cores, variable_of
+from topics.config import IDLE, MIB, ConfigError, Settings, unknown_variables, usable_cores, variable_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -171,6 +172,62 @@ def test_the_inside_follows_what_was_asked_for() -> None:
     settings = Settings.from_environment({"TOPICS_MAX_BODY_BYTES": str(300 * MIB), "TOPICS_RING_BYTES": str(64 * 1024)})
     assert settings.arena_bytes >= 2 * settings.max_body_bytes
     assert settings.inline_bytes == 16 * 1024
+
+
+def attributes_read(of: str) -> set[str]:
+    """Every ``name`` that the code reads as ``x.name``, where ``x`` is called ``of``, with or without an underscore."""
+    paths = [*(ROOT / "topics").rglob("*.py"), *(ROOT / "workers").rglob("*.py"), ROOT / "supervisor.py"]
+    nodes = [node for path in paths if path.name != "config.py" for node in ast.walk(ast.parse(path.read_text()))]
+    read = [node for node in nodes if isinstance(node, ast.Attribute)]
+    return {node.attr for node in read if name_of(node.value).lstrip("_") == of}
+
+
+def name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def test_a_setting_is_in_the_table_of_those_without_effect_exactly_when_nothing_reads_it() -> None:
+    read = attributes_read("settings") | {"api_keys_file"}  # boot takes that one from the environment itself
+    assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "boot.py").read_text()
+    assert {field.name for field in dataclasses.fields(Settings)} - read == IDLE
+
+
+def test_settings_without_effect_are_named_where_they_are_documented() -> None:
+    example = (ROOT / "deploy" / "topics.env.example").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for name in IDLE:
+        line = example.splitlines().index(f"#{variable_of(name)}={Settings.__dataclass_fields__[name].default}")
+        assert "no effect yet" in "".join(example.splitlines()[line - 5 : line])
+        assert variable_of(name) in readme
+    assert Settings.from_environment({}).idle() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("[::1]", "::1"),
+        ("::1", "::1"),
+        ("[127.0.0.1]", "127.0.0.1"),
+        ("localhost", "localhost"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("b\u00fccher.example", "b\u00fccher.example"),
+    ],
+)
+def test_a_host_is_a_name_or_an_address_with_or_without_brackets(text: str, host: str) -> None:
+    assert Settings.from_environment({"TOPICS_HOST": text}).host == host
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["http://localhost", "127.0.0.1:4000", "localhost:80", "a b", "...", "a" * 70, "a\udcffb", "[::1", "[::1]:4000", "[name]", "", "[]"],
+)
+def test_what_no_resolver_takes_is_no_host(text: str) -> None:
+    assert "must be a host name or an IP address" in mistakes({"TOPICS_HOST": text})["TOPICS_HOST"]
+
+
+def test_the_variables_of_the_clients_are_known_and_mean_nothing_to_a_server() -> None:
+    assert unknown_variables(["TOPICS_URL", "TOPICS_API_KEY", "TOPICS_API_KEYS"]) == []
+    assert unknown_variables(["TOPICS_API_KEYZ"]) == [("TOPICS_API_KEYZ", "TOPICS_API_KEYS")]
 
 
 def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     ["topics", "topics.errors", "topics.config", "topics.formats"],
     ["topics.client"],
+    ["topics.spark"],
     ["topics.engine"],
     ["topics.logs", "topics.log_sink"],
     ["topics.storage"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE_ERROR = 2
 DAMAGED = 3
+STATUSES = "Exit status: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data."
 EPILOG = "Settings are TOPICS_* variables; 'topics serve --print-config' lists them with the values that would be used."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status (2: wrong arguments or settings; 3: damaged data)."""
+    """Run the command line; the exit status: 2 wrong arguments, paths or settings, 3 damaged data."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -48,14 +53,26 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser(
         "verify",
         help="look for damage in a data directory",
-        description="Look for damage in a data directory that no server has. 3: found.",
+        description="Read every byte of a data directory that no server has, and look for damage.",
+        epilog=STATUSES,
     )
-    verify.add_argument("directory", metavar="DIR", type=Path)
+    verify.add_argument("directory", metavar="DIR", type=_path)
     verify.set_defaults(run=_verify)
-    inspect = commands.add_parser("inspect", help="show what a data file holds", description="Show what a file of a data directory holds.")
-    inspect.add_argument("file", metavar="FILE", type=Path)
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what a data file holds",
+        description="Show what a file of a data directory holds.",
+        epilog=STATUSES,
+    )
+    inspect.add_argument("file", metavar="FILE", type=_path)
     inspect.set_defaults(run=_inspect)
     return parser
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
 
 
 def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> int:
@@ -73,11 +90,24 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
     if arguments.print_config:
         _print_config(start)
         return 0
+    from topics.storage.data_dir import NotADataDirectory, check_place
+
+    try:
+        check_place(start.settings.data_dir)
+    except NotADataDirectory as error:
+        return _wrong(f"{error} (TOPICS_DATA_DIR={start.settings.data_dir})")
+    except OSError as error:
+        return _cannot_read(error)
     return _run(start, environ)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, held_for_reading
+    from topics.storage.data_dir import (
+        DataDirectoryDamaged,
+        DataDirectoryInUse,
+        NotADataDirectory,
+        held_for_reading,
+    )
     from topics.storage.verify import Finding, verify_directory
 
     files = findings = 0
@@ -92,6 +122,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     except DataDirectoryInUse as error:
         sys.stderr.write(f"topics: {error}; stop it first, or verify a copy\n")
         return FAILED
+    except NotADataDirectory as error:
+        return _wrong(str(error))
     except DataDirectoryDamaged as error:
         sys.stderr.write(f"topics: {error}\n")
         return DAMAGED
@@ -102,11 +134,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from topics.storage.inspect import describe
+    from topics.storage.inspect import ForeignFile, describe
 
     try:
         for line in describe(arguments.file):
             sys.stdout.write(f"{line}\n")
+    except ForeignFile as error:
+        return _wrong(str(error))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return _wrong(f"{arguments.file}: {error.strerror}")
     except OSError as error:
         return _cannot_read(error)
     return 0
@@ -119,9 +155,16 @@ def _cannot_read(error: OSError) -> int:
     return FAILED
 
 
+def _wrong(message: str) -> int:
+    sys.stderr.write(f"topics: {message}\n")
+    return USAGE_ERROR
+
+
 def _print_config(start: Boot) -> None:
     keys = len(start.access.principals)
-    lines = [*start.settings.lines(), f"# keys: {keys}" if keys else "# keys: none, everyone may do everything"]
+    lines = start.settings.lines()
+    lines += [f"# {name} has no effect in this version" for name in start.settings.idle()]
+    lines += [f"# keys: {keys}" if keys else "# keys: none, everyone may do everything"]
     lines += [f"# {line}" for line in _unknown_lines(start)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
@@ -140,4 +183,6 @@ def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):
         structlog.get_logger().warning(line)
+    if idle := start.settings.idle():
+        structlog.get_logger().warning("settings without effect in this version", variables=idle)
     return supervisor.serve(start.settings, start.access, Notifier.from_environment(environ, os.getpid()))

@@ -5,6 +5,7 @@ Key secrets are not settings: ``topics/boot.py`` turns them into digests and dro
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import os
@@ -22,6 +23,7 @@ INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
+CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
 MAX_BATCH_BYTES = 8 * MIB  # the largest byte budget of one read (§7.2); an answer also holds at least one record
 
 
@@ -97,6 +99,29 @@ class HostNames:
             raise ValueError(self.rule) from None
 
 
+class Host:
+    """A name or an address to listen on; an IPv6 address may stand in brackets, as in a URL."""
+
+    def parse(self, text: str) -> str:
+        """Without brackets. ``ValueError`` for what no resolver takes."""
+        host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return host
+        if not host or host != text or re.search(r"[\s/@?#\[\]]", host) or not _has_idna(host):
+            raise ValueError("must be a host name or an IP address")
+        if ":" in host:
+            raise ValueError("must be a host name or an IP address; the port goes into TOPICS_PORT")
+        return host
+
+
+def _has_idna(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:  # a label that is empty or too long, a lone surrogate
+        return False
+
+
 Count = Annotated[int, Bound(1)]
 Cap = Annotated[int, Bound(0)]
 
@@ -106,7 +131,7 @@ class Settings:
     """Everything that the environment may set. Sizes in bytes, times in milliseconds, unless the name says otherwise."""
 
     # Where
-    host: str = "127.0.0.1"
+    host: Annotated[str, Host()] = "127.0.0.1"
     port: Annotated[int, Bound(0, 65_535)] = 4000  # 0 lets the kernel choose
     data_dir: Path = Path("topics-data")
     shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
@@ -176,11 +201,21 @@ class Settings:
         except ValueError:
             return self.host == "localhost"
 
+    def idle(self) -> list[str]:
+        """The variables that are set to something and have no effect in this version."""
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return [variable_of(field.name) for field in changed if field.name in IDLE]
+
     def lines(self) -> list[str]:
         """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value not in (None, ())}
         return [f"{name}={_shown(value)}" for name, value in given.items()]
+
+
+# Accepted and checked, so that an environment file need not change later; nothing reads them yet.
+# tests/test_config.py compares this table with the code.
+IDLE = frozenset({"max_claim", "max_topics", "max_routers", "max_total_bytes"})
 
 
 def variable_of(field_name: str) -> str:
@@ -196,7 +231,8 @@ def usable_cores() -> int:
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
     """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that does."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
-    unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in known)
+    ours = {*known, *CLIENT_VARIABLES}
+    unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
     return [(name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)) for name in unknown]
 
 
@@ -210,7 +246,7 @@ def _parse(kind: Any, text: str) -> Any:
             raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
         return _BOOLEANS[text.lower()]
     if get_origin(kind) is Annotated:
-        bound: Bound | HostNames = get_args(kind)[1]
+        bound: Bound | Host | HostNames = get_args(kind)[1]
         return bound.parse(text)
     if get_origin(kind) is Literal:
         if text.lower() not in get_args(kind):

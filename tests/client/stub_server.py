@@ -124,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         config = self._body()
+        if config.get("ttl_ms", 0) < 0:
+            self._refuse(400, "invalid_request")
+            return
         with self.stub.lock:
             created = self._name() not in self.stub.topics
             topic = self.stub.make(self._name()) if created else self.stub.topics[self._name()]
@@ -136,12 +139,15 @@ class _Handler(BaseHTTPRequestHandler):
             fault = self.stub.faults.popleft() if self.stub.faults else None
             topic = self.stub.topics.get(self._name())
             answer = None
-            if topic is not None and (fault is None or fault.commit):
+            empty = not body["records"]
+            if topic is not None and not empty and (fault is None or fault.commit):
                 answer = topic.append(self._name(), body["records"], self.headers.get("Idempotency-Key"))
         if fault is not None and (fault.cut or fault.drop):
             self._break(answer or {}, send_half=fault.cut)
         elif fault is not None and fault.status:
             self._refuse(fault.status, fault.code, fault.retry_after)
+        elif empty:
+            self._refuse(400, "invalid_request")
         elif answer is None:
             self._refuse(404, "topic_not_found")
         else:

@@ -9,10 +9,13 @@ import pytest
 
 from topics.client.chunks import Chunk
 from topics.client.http import Receipt
-from workers.spark_producer import MIB, format_of, last_line, parser
-from workers.spark_progress import Progress, bar_of, line_of
-from workers.spark_summary import Summary, summarize
-from workers.spark_task import FIGURES, Figures, string_block
+from topics.spark.errors import last_line
+from topics.spark.main import parser
+from topics.spark.producer import MIB
+from topics.spark.progress import Progress, bar_of, line_of
+from topics.spark.reading import format_of
+from topics.spark.summary import Summary, summarize
+from topics.spark.task import FIGURES, Figures, string_block
 
 
 def receipt(first: int, last: int, *, deduped: bool = False) -> Receipt:
@@ -127,7 +130,13 @@ def test_the_format_follows_the_suffix(source: str, form: str) -> None:
 def test_sizes_and_options_are_checked() -> None:
     options = parser().parse_args(["s", "t", "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="])
     assert (options.batch_bytes, options.batch_records, options.option) == (2 * MIB, 5000, [("sep", ";"), ("quote", "=")])
-    for wrong in (["--batch-records", "0"], ["--batch-bytes", "x"], ["--option", "sep"], ["--durability", "none"]):
+    for wrong in (
+        ["--batch-records", "0"],
+        ["--batch-bytes", "5MB"],
+        ["--batch-bytes", "xMiB"],
+        ["--option", "sep"],
+        ["--durability", "none"],
+    ):
         with pytest.raises(SystemExit):
             parser().parse_args(["s", "t", *wrong])
 

@@ -15,8 +15,11 @@ import pytest
 from tests.client.stub_server import Fault, StubServer
 from topics.client.errors import RequestError
 from topics.client.http import Target
-from workers.spark_producer import HOUR_MS, WINDOW_MS, JobError, format_of, main, produce, read
-from workers.spark_rows import map_arrow
+from topics.spark.errors import JobError
+from topics.spark.main import main
+from topics.spark.producer import HOUR_MS, WINDOW_MS, produce
+from topics.spark.reading import format_of, read
+from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -215,7 +218,7 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
     assert "50 appended, 0 already there from an earlier run of job j" in shown.out
     assert "50 of 50 records, 100 %" in shown.err
     assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
-    assert "PATH_NOT_FOUND" in capsys.readouterr().err
+    assert "absent.csv: no such file or directory" in capsys.readouterr().err
 
 
 def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(

@@ -13,8 +13,8 @@ import pytest
 from tests.server import Server
 from tests.spark.reading import read_back
 from topics.client.http import Target, TopicsClient
-from workers.spark_producer import produce
-from workers.spark_rows import map_arrow
+from topics.spark.producer import produce
+from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

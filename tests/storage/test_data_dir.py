@@ -14,7 +14,16 @@ import pytest
 
 from tests.storage.log_support import failing
 from topics.storage import data_dir
-from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse, decode_meta, encode_meta
+from topics.storage.data_dir import (
+    DataDirectory,
+    DataDirectoryDamaged,
+    DataDirectoryInUse,
+    NotADataDirectory,
+    check_place,
+    decode_meta,
+    encode_meta,
+    held_for_reading,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -124,7 +133,27 @@ def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
     (path / "thesis.tex").touch()
     with pytest.raises(DataDirectoryDamaged, match=r"not empty: it holds thesis\.tex"):
         DataDirectory(path, shards=1)
-    assert not (path / "meta").exists()
+    with pytest.raises(NotADataDirectory, match=r"not empty: it holds thesis\.tex"):
+        check_place(path)
+    assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], "nothing of ours is left there"
+
+
+def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
+    (path / "wal").mkdir(parents=True)
+    check_place(path)
+    with pytest.raises(DataDirectoryDamaged, match="it holds wal"):
+        DataDirectory(path, shards=1)
+    with pytest.raises(DataDirectoryDamaged, match="has wal and no file meta"), held_for_reading(path):
+        pass
+
+
+def test_what_is_no_directory_is_told_with_the_name_that_is_none(path: Path) -> None:
+    path.parent.mkdir()
+    check_place(path)
+    path.touch()
+    for place in (path, path / "deeper" / "still"):
+        with pytest.raises(NotADataDirectory, match=f"{path} is not a directory"):
+            check_place(place)
 
 
 def test_an_empty_mounted_volume_is_taken(path: Path) -> None:

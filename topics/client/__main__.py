@@ -1,12 +1,21 @@
-"""``python -m topics.client ready [--url URL] [--wait-s S]``: exit 0 as soon as the server is ready, 1 when it is not in time."""
+"""``python -m topics.client ready [--url URL] [--wait-s S]``: is a server ready?
+
+Exit 0 as soon as it is, 1 when it is not in time, 2 when nobody can be asked: a wrong argument, or
+urllib3 is missing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 
-from topics.client.http import DEFAULT_URL, Target, TopicsClient
+try:
+    from topics.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
+except ModuleNotFoundError as missing:
+    sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
+    raise SystemExit(2) from None
 
 POLL_S = 0.1
 
@@ -19,8 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wait-s", type=float, default=0.0, help="how long to keep asking (default: ask once)")
     options = parser.parse_args(arguments)
     key = os.environ.get("TOPICS_API_KEY")
+    target = Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)
+    if mistake := mistake_in(target):
+        parser.error(mistake)
     deadline = time.monotonic() + options.wait_s
-    with TopicsClient(Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)) as client:
+    with TopicsClient(target) as client:
         while not client.ready():
             if time.monotonic() >= deadline:
                 return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 ADVICE = {
     "unauthorized": "set TOPICS_API_KEY to one of the server's keys",
     "forbidden": "the key needs read and write, admin to create the topic, and a prefix that covers its name",
+    "not_found": "the URL of a server has no path: http://HOST:PORT",
     "topic_not_found": "the topic was deleted while the job ran; run the job again",
     "topic_full": 'the topic is full and its discard is "reject"; raise its cap or read it empty, then run the job again',
     "batch_too_large": "lower --batch-records",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import urllib3
@@ -52,6 +52,23 @@ class Target:
             raise_on_status=False,
             raise_on_redirect=False,
         )
+
+
+def mistake_in(target: Target) -> str | None:
+    """Why no server can have this address or this key, in a line for people; None when it can."""
+    url, key = target.url, target.api_key or "key"
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fits = fits and not parts.query and not parts.fragment
+        fits = fits and url.isascii() and url.isprintable() and " " not in url
+    except ValueError:  # a port that is no number, brackets without an address
+        fits = False
+    if not fits:
+        return f"the URL {url!r} is no address of a server; it looks like {DEFAULT_URL}"
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        return "TOPICS_API_KEY holds a character that no key has: keys are visible ASCII"
+    return None
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -109,7 +126,10 @@ class TopicsClient:
         status, body = self._send("GET", topic, "?touch=false")
         if status == 404 and _error_of(body).code == "topic_not_found":
             return None
-        return _json_object(topic, _success(topic, status, body))
+        state = _json_object(topic, _success(topic, status, body))
+        if type(state.get("head_seq")) is not int or not isinstance(state.get("config"), dict):
+            raise RequestError(topic, status, "bad_answer", "it has no head_seq or no config")
+        return state
 
     def put_topic(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create the topic, or change the named fields of its config (§1)."""
@@ -126,6 +146,20 @@ class TopicsClient:
         if receipt.count != count or receipt.last_seq - receipt.first_seq + 1 != count:
             raise RequestError(topic, status, "bad_answer", f"{count} records sent under key {key}, answered with {receipt}")
         return receipt
+
+    def check_access(self, topic: str, *, configure: bool) -> None:
+        """Raise ``RequestError`` unless this key may append, and make or configure if ``configure``.
+
+        Nothing is written: both requests are wrong in themselves, and a caller without the right
+        to ask is told that first.
+        """
+        probes = [("POST", b'{"create":false,"records":[]}')]
+        if configure:
+            probes.append(("PUT", b'{"ttl_ms":-1}'))
+        for method, body in probes:
+            status, answer = self._send(method, topic, "", body)
+            if (code := _error_of(answer).code) not in ("invalid_request", "topic_not_found"):
+                raise RequestError(topic, status, code, _error_of(answer).message)
 
     def ready(self) -> bool:
         """Whether the server takes requests now. One try, no retry: the caller has its own patience."""

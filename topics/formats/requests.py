@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.refusals import refusal
 from topics.formats.topic_config import U64_MAX, TopicConfigPatch
 
 Buffer = bytes | bytearray | memoryview
@@ -114,11 +115,12 @@ def refusing_bad_bodies() -> Iterator[None]:
 _BAD_BODY = (UnicodeDecodeError, msgspec.MsgspecError, RecursionError)
 
 
-def _refusal(error: Exception) -> InvalidRequest:
+def _refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
     if isinstance(error, UnicodeDecodeError):
-        return InvalidRequest("the body is not valid UTF-8")
+        at = error.start
+        return InvalidRequest(f"the body is not valid UTF-8: byte {at}", offset=at)
     if isinstance(error, msgspec.MsgspecError):
-        return InvalidRequest(f"the body is not as documented: {error}")
+        return refusal(error, body)
     return InvalidRequest("the body is nested too deeply")
 
 
@@ -130,7 +132,7 @@ def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
             str(body, "utf-8")
         return parse(body)
     except _BAD_BODY as error:
-        raise _refusal(error) from error
+        raise _refusal(error, body) from error
 
 
 def decode_config(body: Buffer) -> TopicConfigPatch:

@@ -32,6 +32,7 @@ assert META.size == 24
 MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
+PARTS = frozenset({"wal", "blob", "segment", "checkpoint"})  # the directories beside meta
 _OURS = frozenset({"LOCK", "meta", "meta.new", "lost+found"})  # what a directory without meta may hold
 
 
@@ -41,6 +42,26 @@ class DataDirectoryInUse(Exception):
 
 class DataDirectoryDamaged(Exception):
     """What stands there is not ours, is damaged, or is of a version that this program does not know."""
+
+
+class NotADataDirectory(Exception):
+    """A wrong path, not damage: it names nothing, a file, or a directory of somebody else."""
+
+
+def check_place(path: Path) -> None:
+    """Raise ``NotADataDirectory`` when a server cannot have ``path``; nothing is touched."""
+    for place in (path, *path.absolute().parents):
+        if place.exists():
+            if not place.is_dir():
+                raise NotADataDirectory(f"{place} is not a directory")
+            break
+    if not path.is_dir() or (path / "meta").exists():
+        return
+    strangers = _strangers(path)
+    # With parts of ours it is a data directory that has lost its meta, which is damage.
+    if strangers and not PARTS & {*strangers}:
+        held = ", ".join(strangers[:5])
+        raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
 
 
 class DataDirectory:
@@ -53,6 +74,7 @@ class DataDirectory:
         """
         self.path = path
         _make(path)
+        _refuse_strangers(path)  # before LOCK: what is not ours stays as it is
         self._lock = _lock(path)
         try:
             stored = _read_meta(path)
@@ -74,10 +96,15 @@ class DataDirectory:
 def held_for_reading(path: Path) -> Iterator[int]:
     """The shard count of a directory that no server has, nor can take meanwhile. Nothing in it is changed.
 
-    Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
+    Raises ``NotADataDirectory``, ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
     """
+    if not path.is_dir():
+        raise NotADataDirectory(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
     if not (path / "meta").exists():
-        raise DataDirectoryDamaged(f"{path} is no data directory: it has no file meta")
+        ours = sorted(entry.name for entry in path.iterdir() if entry.name in PARTS)
+        if ours:
+            raise DataDirectoryDamaged(f"{path} has {', '.join(ours)} and no file meta: it is lost")
+        raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
     # A copy may have no LOCK; then nobody can hold it, and the directory itself stands in.
     lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -151,14 +178,22 @@ def _read_meta(path: Path) -> int | None:
     """The stored shard count, or None in a directory that is new."""
     meta = path / "meta"
     if not meta.exists():
-        strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith("."))
-        if strangers:
-            raise DataDirectoryDamaged(f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}")
+        _refuse_strangers(path)
         return None
     try:
         return decode_meta(meta.read_bytes())
     except ValueError as error:
         raise DataDirectoryDamaged(f"{meta}: {error}") from None
+
+
+def _refuse_strangers(path: Path) -> None:
+    if not (path / "meta").exists() and (strangers := _strangers(path)):
+        raise DataDirectoryDamaged(f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}")
+
+
+def _strangers(path: Path) -> list[str]:
+    """What a directory without ``meta`` holds and a new one would not."""
+    return sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith("."))
 
 
 def _write_meta(path: Path, shards: int) -> None:

@@ -19,15 +19,21 @@ MAGIC_BYTES = 8
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
 
 
+class ForeignFile(Exception):
+    """A file that does not begin like one of a data directory."""
+
+
 def describe(path: Path) -> Iterator[str]:
-    """Lines about any file of ours; it is known by its first bytes. Damage is said in its line. Raises OSError."""
+    """Lines about any file of ours, known by its first bytes. Damage is said in its line.
+
+    Raises ForeignFile or OSError.
+    """
     with path.open("rb") as file:
         magic = file.read(MAGIC_BYTES)
     known = _KINDS.get(magic)
     if known is None:
-        yield f"{path} is no file of a data directory"
-    else:
-        yield from known(path)
+        raise ForeignFile(f"{path} is no file of a data directory, or its first {MAGIC_BYTES} bytes are damaged")
+    yield from known(path)
 
 
 def describe_segment(path: Path) -> Iterator[str]:

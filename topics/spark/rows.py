@@ -11,18 +11,43 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
+# In the metadata of a column that holds whole JSON objects, to be sent as they are.
+LINE_MARK = "topics.json_lines"
+# to_json's own patterns cut times behind the third digit. A TIMESTAMP is a moment and is shown in
+# UTC; a TIMESTAMP_NTZ has no zone.
+TO_JSON = {
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
 def record_column(df: DataFrame, tag_column: str | None) -> Column:
     """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as topics/client/chunks.py takes it."""
     from pyspark.sql import functions as f
 
-    data = f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), {"ignoreNullFields": "false"})
+    lines = are_lines(df)
+    data = f.col("value") if lines else f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), TO_JSON)
     plain = f.concat(f.lit('{"data":'), data, f.lit("},"))
     if tag_column is None:
         return plain
-    tag = f.col(quoted(tag_column)).cast("string")
+    tag = member(tag_column) if lines else f.col(quoted(tag_column)).cast("string")
     # {"tag":"..."} without its first brace: to_json does the escaping.
     tail = f.substring(f.to_json(f.struct(tag.alias("tag"))), 2, 2**31 - 1)
     return f.when(tag.isNull(), plain).otherwise(f.concat(f.lit('{"data":'), data, f.lit(","), tail, f.lit(",")))
+
+
+def are_lines(df: DataFrame) -> bool:
+    """Whether the rows are JSON objects already, as ``reading.read`` gives them."""
+    return len(df.columns) == 1 and bool(df.schema[0].metadata.get(LINE_MARK))
+
+
+def member(name: str) -> Column:
+    """A member of the JSON object in ``value``, as text; null where it is null or not there."""
+    from pyspark.sql import functions as f
+
+    return f.get_json_object(f.col("value"), f"$['{name}']")
 
 
 def quoted(name: str) -> str:
@@ -42,7 +67,11 @@ def fingerprint(encoded: DataFrame, source: str, schema: str) -> tuple[int, str]
     return count, job
 
 
-def map_arrow(df: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> DataFrame:
+def map_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
     """``df.mapInArrow(function, schema)`` without its demand for pandas.
 
     PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is not installed, though nothing

@@ -1,0 +1,176 @@
+"""What a caller is told about a wrong body: the field and what it must be, never a decoder's own words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.config import Settings
+from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.refusals import CHOICES
+from topics.formats.requests import (
+    decode_append,
+    decode_config,
+    decode_delete,
+    decode_diff,
+    limits_of,
+)
+from topics.formats.surrogates import SEARCH_MAX_BYTES
+from topics.formats.watch import decode_watch
+
+LIMITS = limits_of(Settings())
+DECODERS = {
+    "PUT": decode_config,
+    "append": lambda body: decode_append(body, None, LIMITS),
+    "diff": lambda body: decode_diff(body, LIMITS),
+    "delete": decode_delete,
+    "watch": lambda body: decode_watch(body, LIMITS, 10),
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message", "field"),
+    [
+        (
+            "PUT",
+            '{"durability":"fast"}',
+            "durability must be one of ephemeral, memory, disk, fsync, not 'fast'",
+            "durability",
+        ),
+        (
+            "PUT",
+            '{"durability":5}',
+            "durability must be one of ephemeral, memory, disk, fsync, not an integer",
+            "durability",
+        ),
+        ("PUT", '{"type":"box"}', "type must be one of log, queue, not 'box'", "type"),
+        ("PUT", '{"discard":null}', "discard must be one of old, reject, not null", "discard"),
+        ("PUT", '{"ttl_ms":"5"}', "ttl_ms must be an integer, not a string", "ttl_ms"),
+        (
+            "PUT",
+            '{"ttl_ms":1.5}',
+            "ttl_ms must be an integer, not a number with a fraction or exponent",
+            "ttl_ms",
+        ),
+        ("PUT", '{"priority":[]}', "priority must be an integer or null, not an array", "priority"),
+        ("PUT", "[]", "the body must be an object, not an array", None),
+        ("PUT", "{", "the body ends in the middle of its JSON", None),
+        ("PUT", '{"a":}', "the body is not JSON: invalid character (byte 5)", None),
+        (
+            "PUT",
+            '{"dead_letter":"\\ud800"}',
+            "half of a surrogate pair at byte 16 of the body: it stands for no character",
+            None,
+        ),
+        ("append", "{}", "records is required", "records"),
+        ("append", '{"records":[{}]}', "records[0].data is required", "records[0].data"),
+        (
+            "append",
+            '{"records":[{"data":1},{"data":1,"tag":5}]}',
+            "records[1].tag must be a string or null, not an integer",
+            "records[1].tag",
+        ),
+        (
+            "append",
+            '{"records":[{"data":1}],"config":{"type":"x"}}',
+            "config.type must be one of log, queue, not 'x'",
+            "config.type",
+        ),
+        (
+            "append",
+            '{"records":[{"data":"\\ud800"}]}',
+            "half of a surrogate pair at byte 21 of the body: it stands for no character",
+            None,
+        ),
+        ("diff", '{"node":5}', "node must be a string or an array or null, not an integer", "node"),
+        ("diff", '{"from_seq":1e400}', "from_seq: number out of range", "from_seq"),
+        (
+            "diff",
+            '{"include_tags":"y"}',
+            "include_tags must be true or false, not a string",
+            "include_tags",
+        ),
+        (
+            "delete",
+            '{"before_seq":true}',
+            "before_seq must be an integer or null, not true or false",
+            "before_seq",
+        ),
+        (
+            "watch",
+            '{"topics":{"t":5}}',
+            "topics[...] must be an object, not an integer",
+            "topics[...]",
+        ),
+        (
+            "watch",
+            '{"topics":{"\\udfff":{}}}',
+            "half of a surrogate pair at byte 12 of the body: it stands for no character",
+            None,
+        ),
+    ],
+)
+def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(route: str, body: str, message: str, field: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        DECODERS[route](body.encode())
+    assert refused.value.message == message
+    assert refused.value.detail.get("field") == field
+
+
+def test_bytes_that_are_no_utf_8_and_long_bodies_are_told_as_far_as_they_are_known() -> None:
+    with pytest.raises(InvalidRequest, match="not valid UTF-8: byte 6"):
+        decode_config(b'{"a":"\xff"}')
+    with pytest.raises(InvalidRequest, match="or holds half of a surrogate pair"):
+        decode_append(b'{"records":[{"data":"' + b"x" * SEARCH_MAX_BYTES + b'\\ud800"}]}', None, LIMITS)
+
+
+def test_every_field_of_a_few_words_is_known() -> None:
+    assert CHOICES == {
+        "type": ("log", "queue"),
+        "discard": ("old", "reject"),
+        "durability": ("ephemeral", "memory", "disk", "fsync"),
+    }
+
+
+WORDS = st.sampled_from(
+    [
+        "type",
+        "ttl_ms",
+        "records",
+        "data",
+        "tag",
+        "config",
+        "topics",
+        "node",
+        "match",
+        "from_seq",
+        "x",
+    ]
+)
+JSONISH = st.recursive(
+    st.sampled_from(["1", "1.5", "-1", '"s"', "null", "true", '"\\ud800"', "1e999", "nul", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=2).map(lambda items: f"[{','.join(items)}]")
+        | st.dictionaries(WORDS, inner, max_size=3).map(lambda fields: "{" + ",".join(f'"{k}":{v}' for k, v in fields.items()) + "}")
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(DECODERS)), JSONISH)
+def test_no_refusal_speaks_the_decoders_language(route: str, body: str) -> None:
+    with suppress(BatchTooLarge, RecordTooLarge):
+        said = refusal_of(route, body)
+        assert not any(word in said for word in ("`", "Expected", "enum", "$.", "Input data", "Object"))
+
+
+def refusal_of(route: str, body: str) -> str:
+    """The message, or nothing for a body that is right."""
+    try:
+        DECODERS[route](body.encode())
+    except InvalidRequest as refused:
+        return refused.message
+    return ""

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.formats.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_surrogate
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "\\", '"', "é", "\ud83d", "\ude00", "\U0001f600", "u", "d800"]),
+        max_size=8,
+    ).map("".join)
+)
+def test_a_lone_surrogate_is_found_where_it_stands(text: str) -> None:
+    halves = json.loads(json.dumps(text))  # two halves that stand together are a pair in JSON
+    encoded = json.dumps(text).encode()
+    found = lone_surrogate(encoded)
+    assert (found is not None) is has_surrogate(halves)
+    if found is not None:
+        assert encoded[found : found + 3].lower() == b"\\ud"
+        assert lone_surrogate(encoded[:found]) is None
+
+
+@pytest.mark.parametrize("text", [b'"\\\\ud800"', b'"\\ud83d\\ude00"', b'"\\u00e9"', b"", b'"\\', b'"\\u"', b'"\\ud8"'])
+def test_what_only_looks_like_one_is_none(text: bytes) -> None:
+    assert lone_surrogate(text) is None
+
+
+def test_a_long_text_is_not_searched() -> None:
+    assert lone_surrogate(b'"\\ud800"') == 1
+    assert lone_surrogate(b'"\\ud800"'.ljust(SEARCH_MAX_BYTES + 1)) is None

@@ -1,0 +1,63 @@
+"""How a job fails: as one line, whatever Spark, its executors or the JVM say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OURS = (
+    "RequestError: ",
+    "BrokenLine: ",
+)  # what our own code raises in an executor; Spark wraps it in pages of text
+_FILE = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
+_RECORD = re.compile(r"Malformed (?:CSV|JSON) record: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_FAILFAST = "MALFORMED_RECORD_IN_PARSING"
+
+
+class JobError(Exception):
+    """The job did not finish. The text is one line: the refusal or the broken line, if there is one."""
+
+
+class BrokenLine(Exception):
+    """A line of a source breaks its format. Raised in executors; the driver gets the text."""
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Whatever Spark or its JVM reports, as a ``JobError`` of one line."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise JobError(last_line(error)) from error
+
+
+def last_line(error: BaseException) -> str:
+    """The line that tells most: our refusal in Spark's text, a broken record, else the first line."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for mark in OURS:
+        if ours := [line.split(mark, 1)[1] for line in lines if mark in line]:
+            return ours[-1]
+    if _FAILFAST in text:
+        return _broken_record(text)
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    if causes and (file := _FILE.search(text)):
+        return f"{_path(file)}: {causes[-1].removeprefix('Caused by: ')}"
+    if lines and lines[0].startswith("An error occurred while calling ") and len(lines) > 1:
+        return lines[1].removeprefix(": ")
+    return lines[0] if lines else type(error).__name__
+
+
+def _broken_record(text: str) -> str:
+    """File and record, as far as Spark tells them."""
+    file, record = _FILE.search(text), _RECORD.search(text)
+    where = _path(file) if file else "the source"
+    return f"{where} holds a broken record" + (f": {record.group(1)!r}" if record else "")
+
+
+def _path(file: re.Match[str]) -> str:
+    return re.sub("^file:/+", "/", file.group(1))

@@ -1,0 +1,258 @@
+"""Files as a DataFrame in which every value is what the file says (Parquet, CSV, JSON lines).
+
+Spark's readers guess and repair: a broken JSON line becomes a record, an open quote ends where the
+line ends, ``007`` becomes 7 and ``1d`` becomes 1.0, a time loses its digits behind the third. Here
+nothing is guessed:
+
+- Every line is checked before the first record is sent. A line that Python's ``csv`` or ``json``
+  would not read, or that has another number of fields than the header, refuses the job with file,
+  line and reason.
+- JSON lines are sent as they stand in the file.
+- A CSV column holds numbers, or true and false, when each of its values is written as JSON writes
+  them and one type holds them all exactly; else it holds text. Times and dates are text: nothing of
+  them is lost. An empty field is null.
+
+Options of the caller go to Spark's reader and win. One that changes what a line or a field is
+switches the check off, and Spark's own ``FAILFAST`` mode is what is left of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from topics.formats.surrogates import lone_surrogate
+from topics.spark.errors import BrokenLine, JobError, spark_errors
+from topics.spark.rows import LINE_MARK, map_arrow, quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FORMATS = ("parquet", "csv", "json")
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
+CSV_DEFAULTS = {
+    "header": "true",
+    "inferSchema": "false",
+    "quote": '"',
+    "escape": '"',
+    "enforceSchema": "false",  # the header of every file is compared, not only of the first
+    "mode": "FAILFAST",
+}
+JSON_DEFAULTS = {
+    "mode": "FAILFAST",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+}
+CHECKED_OPTIONS = {
+    "sep",
+    "delimiter",
+    "nullvalue",
+    "header",
+    "inferschema",
+}  # the check of CSV lines goes with these
+EXCERPT_CHARS = 80
+EXCERPT_BYTES = 1024  # of a broken line, for the message and to find it in the file
+FIELD_MAX_CHARS = 1 << 30  # csv's own bound is 128 KiB
+
+# How a value of a CSV column may be written; the first that fits. Numbers are written as in JSON, so
+# that 007 and +5 stay text. A double holds integers of 15 digits, and gives 17 digits back.
+_SHORT, _LONG, _HUGE, _FRACTION, _TRUTH, _TEXT = (1 << bit for bit in range(6))
+_FRACTION_PATTERN = r"-?(?=[0-9.]{1,18}([eE]|\z))(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
+_KINDS = (
+    (_SHORT, r"\A(0|-?[1-9][0-9]{0,14})\z"),
+    (_LONG, r"\A-?[1-9][0-9]{15,17}\z"),
+    (_HUGE, r"\A-?[1-9][0-9]{18,37}\z"),
+    (_FRACTION, rf"\A{_FRACTION_PATTERN}\z"),
+    (_TRUTH, r"\A(true|false)\z"),
+)
+# The first type that holds every kind that a column has.
+_TYPES = (
+    ("string", 0),  # nothing but nulls
+    ("bigint", _SHORT | _LONG),
+    ("decimal(38,0)", _SHORT | _LONG | _HUGE),
+    ("double", _SHORT | _FRACTION),
+    ("boolean", _TRUTH),
+)
+
+
+def read(spark: SparkSession, source: str, form: str | None, options: dict[str, str]) -> DataFrame:
+    """The rows of ``source``, a path or URI that Spark can read.
+
+    ``form`` is one of ``FORMATS``; without it the suffix decides. Raises ``JobError`` when Spark cannot read it, or when a line is broken.
+    """
+    kind = form or format_of(source)
+    with spark_errors():
+        if kind == "csv":
+            return _read_csv(spark, source, options)
+        if kind == "json":
+            return _read_json(spark, source, options)
+        return spark.read.format(kind).options(**options).load(source)
+
+
+def format_of(source: str) -> str:
+    """By suffix, through ``.gz`` and the like; Parquet when the suffix says nothing."""
+    for suffix in reversed(Path(source).suffixes):
+        if suffix.lower() in SUFFIXES:
+            return SUFFIXES[suffix.lower()]
+    return "parquet"
+
+
+def _read_csv(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
+    given = {name.lower(): value for name, value in options.items()}
+    separator = given.get("sep", given.get("delimiter", "\t" if ".tsv" in source else ","))
+    defaults = {name: value for name, value in CSV_DEFAULTS.items() if name.lower() not in given}
+    if not {"sep", "delimiter"} & given.keys():
+        defaults["sep"] = separator
+    df = spark.read.format("csv").options(**defaults, **options).load(source)
+    if given.keys() <= CHECKED_OPTIONS and len(separator) == 1:
+        width = len(df.columns)
+        _check(spark, source, lambda: check_csv(width, separator))
+    return df if "inferschema" in given else typed(df)
+
+
+def _read_json(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
+    if options:
+        given = {name.lower() for name in options}
+        defaults = {name: value for name, value in JSON_DEFAULTS.items() if name.lower() not in given}
+        return spark.read.format("json").options(**defaults, **options).load(source)
+    from pyspark.sql import functions as f
+
+    _check(spark, source, lambda: check_json)
+    lines = spark.read.text(source).where(f.col("value").rlike(r"\S"))
+    return lines.select(f.col("value").alias("value", metadata={LINE_MARK: True}))
+
+
+def typed(df: DataFrame) -> DataFrame:
+    """``df``, all text, with the columns as numbers or truth values that hold only those."""
+    from pyspark.sql import functions as f
+
+    def kind(column: Column) -> Column:
+        first, pattern = _KINDS[0]
+        found = f.when(column.rlike(pattern), first)
+        for bit, pattern in _KINDS[1:]:
+            found = found.when(column.rlike(pattern), bit)
+        return f.when(column.isNotNull(), found.otherwise(_TEXT))
+
+    if not df.columns:
+        return df
+    columns = {name: f.col(quoted(name)) for name in df.columns}
+    kinds = df.agg(*(f.bit_or(kind(column)) for column in columns.values())).collect()[0]
+    typed = [column.cast(type_of(kinds[i] or 0)).alias(name) for i, (name, column) in enumerate(columns.items())]
+    return df.select(*typed)
+
+
+def type_of(kinds: int) -> str:
+    """The type of a column that holds these kinds of values."""
+    return next((name for name, holds in _TYPES if not kinds & ~holds), "string")
+
+
+# The check of every line, in the executors
+
+Check = Callable[[bytes], str | None]  # what is wrong with a line, if anything
+NOT_UTF8 = "it is not UTF-8; --option encoding=... names another encoding"
+
+
+def check_csv(width: int, separator: str) -> Check:
+    """A line is empty, or one row of ``width`` fields for Python's ``csv`` in strict mode."""
+    csv.field_size_limit(FIELD_MAX_CHARS)
+
+    def check(line: bytes) -> str | None:
+        try:
+            row = next(csv.reader([line.decode()], delimiter=separator, strict=True), [])
+        except UnicodeDecodeError:
+            return NOT_UTF8
+        except csv.Error as error:
+            advice = "; line breaks within quotes need --option multiLine=true"
+            return f"{error}{advice if 'end of data' in str(error) else ''}"
+        if row and len(row) != width:
+            return f"it has {len(row)} fields, the header has {width}"
+        if row and line.isspace():
+            return "it is a row of spaces, which Spark would leave out"
+        return None
+
+    return check
+
+
+def check_json(line: bytes) -> str | None:
+    """A line is one JSON object, or blank."""
+    try:
+        line.decode()
+        value = msgspec.json.decode(line) if line.strip() else {}
+    except UnicodeDecodeError:
+        return NOT_UTF8
+    except (msgspec.DecodeError, RecursionError) as error:
+        if (place := lone_surrogate(line)) is not None:
+            return f"half of a surrogate pair at byte {place}, which stands for no character"
+        return f"{error}; a document of several lines needs --option multiLine=true"
+    if isinstance(value, dict):
+        return None
+    return "it is not an object; an array of objects needs --option multiLine=true"
+
+
+def _check(spark: SparkSession, source: str, make_check: Callable[[], Check]) -> None:
+    """Check every line. Raises ``JobError`` with file, line number if local, reason and text."""
+    from pyspark.sql import functions as f
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        check = make_check()
+        for batch in batches:
+            for index, line in enumerate(batch.column(0).to_pylist()):
+                if reason := check(line):
+                    # As hexadecimal digits, no byte of the line can spoil the message on its way.
+                    shown = line[:EXCERPT_BYTES].hex()
+                    raise BrokenLine(f"{batch.column(1)[index].as_py()} {shown} {reason}")
+        yield pa.RecordBatch.from_pydict({"done": [True]})
+
+    line, file = (
+        f.col("value").cast("binary").alias("line"),
+        f.col("_metadata.file_path").alias("file"),
+    )
+    lines = spark.read.text(source).select(line, file)
+    try:
+        with spark_errors():
+            map_arrow(lines, run, "done boolean").collect()
+    except JobError as error:
+        raise _located(str(error)) from error
+
+
+def _located(text: str) -> JobError:
+    """The message of a broken line for people; any other message as it is."""
+    found = re.fullmatch(r"(\w+:\S+) ((?:[0-9a-f]{2})+) (.*)", text)
+    if found is None:
+        return JobError(text)
+    file, line, reason = found.group(1), bytes.fromhex(found.group(2)), found.group(3)
+    where = unquote(urlsplit(file).path) if file.startswith("file:") else file
+    number = _line_number(Path(where), line)
+    shown = line.decode(errors="replace")
+    shown = repr(shown if len(shown) <= EXCERPT_CHARS else shown[:EXCERPT_CHARS] + "...")
+    if number:
+        where += f", line {number}"
+    return JobError(f"{where}: {reason}: {shown}. Nothing of this source was appended")
+
+
+def _line_number(path: Path, start: bytes) -> int | None:
+    """Where the line stands first, from 1; None in what is not a plain local file."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.rstrip(b"\r\n")[:EXCERPT_BYTES] == start:
+                    return number
+    except OSError:
+        pass
+    return None
