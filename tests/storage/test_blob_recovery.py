@@ -16,6 +16,7 @@ from topics.storage import blobs, recovery
 from topics.storage.blobs import BlobStore
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
+from topics.storage.wal_file import WalFile
 
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
 
@@ -88,11 +89,19 @@ def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(tmp_path: Path, r
 
 
 def _start_and_read(path: Path) -> None:
-    client = Client(path)
-    try:
-        client.records("a")
-    finally:
-        client.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        opened: list[WalFile] = []
+        real = WalFile.open
+        patch.setattr(WalFile, "open", lambda path, shard: opened.append(real(path, shard)) or opened[-1])
+        try:
+            client = Client(path)
+            try:
+                client.records("a")
+            finally:
+                client.kill()
+        finally:
+            for file in opened:  # a start that is refused ends the process, and leaves that to it
+                file.close()
 
 
 def test_after_an_orderly_stop_a_blob_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
