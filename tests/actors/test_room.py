@@ -1,101 +1,99 @@
-"""What a shard does while its disk is full, and how it comes out of that."""
+"""Who makes room when the arena is full, and what a front's uploads hear when a shard goes."""
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import trio
 
-from tests.actors.shard_support import Desk
-from tests.storage.log_support import START, failing
-from topics.actors import room
-from topics.actors.board import ShardState
-from topics.storage.recovery import recover
-from topics.storage.wal import Wal
-from topics.storage.wal_file import NoRoom
+from tests.actors.test_link import Pair
+from topics.actors.arena import PAGE_BYTES
+from topics.actors.shards import TURNOVER_MAX_S, Shards
+from topics.errors import NotReady, Throttled
 
-FILE_BYTES = 64 << 10
-FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+class Filler:
+    """A body that needs ``seconds`` to bring what it holds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.failures: list[Exception] = []
+
+    def turnover_s(self, now: float) -> float:
+        return self.seconds
+
+    def give_up(self, failure: Exception) -> None:
+        self.failures.append(failure)
+
+
+class Front:
+    """A front's view of one shard, without its loop."""
+
+    def __init__(self) -> None:
+        self.pair = Pair()
+        self.shards = Shards([self.pair.front.link], self.pair.board)
+        self.turn()
+        self.pair.shard.turn()
+        self.turn()
+
+    def turn(self) -> None:
+        link = self.shards._links[0]
+        link.link.turn(link._opened, link._arrived, link._closed)
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with trio.open_nursery() as nursery:
-        yield Desk(tmp_path, nursery)
-        nursery.cancel_scope.cancel()
+def front() -> Iterator[Front]:
+    front = Front()
+    yield front
+    front.pair.close()
 
 
-def state(desk: Desk) -> Any:
-    desk.actor.room.show()
-    return desk.actor.words.state
+def test_the_slowest_body_makes_room_and_only_that(front: Front) -> None:
+    fast, slow, slowest, asks = Filler(1), Filler(20), Filler(500), Filler(3)
+    for filler in (fast, slow, slowest):
+        assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
+    assert front.shards.make_room(0, asks, 0.0)
+    assert [len(filler.failures) for filler in (fast, slow, slowest, asks)] == [0, 0, 1, 0]
+    assert isinstance(slowest.failures[0], Throttled)
 
 
-async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1, 2)
-    desk.synced()
-    desk.answers()
-    assert state(desk) == ShardState.READY
-    desk.log.short_of_room = True
-    assert state(desk) == ShardState.NO_ROOM
-    grow = [desk.append("a", 3), desk.append_many("a", b"{}"), desk.put("new")]
-    assert desk.answers() == [(number, "not_ready") for number in grow]
-    assert desk.seqs("a") == [1, 2]
-    free = [desk.delete_records("a", before_seq=2), desk.put("a", cap_records=1), desk.delete("a")]
-    desk.synced()
-    assert desk.answers() == [(number, 200) for number in free]
-    desk.log.short_of_room = False
-    assert state(desk) == ShardState.READY
+@pytest.mark.parametrize("others", [[], [1.0, TURNOVER_MAX_S - 1]], ids=["nobody", "fast ones"])
+def test_a_body_that_brings_a_tenth_of_its_memory_a_second_keeps_it(
+    front: Front,
+    others: list[float],
+) -> None:
+    fillers = [Filler(seconds) for seconds in others]
+    for filler in fillers:
+        assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
+    assert not front.shards.make_room(0, Filler(0.1), 0.0)
+    assert all(filler.failures == [] for filler in fillers)
 
 
-async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: Desk) -> None:
-    desk.log.short_of_room = True
-    desk.append("a", 1)
-    desk.log.short_of_room = False
-    desk.failed(OSError(errno.EIO, "broken"))
-    desk.append("a", 1)
-    details = [answer["data"]["detail"]["reason"] for answer in desk.wire.answers()]
-    assert details == ["disk_full", "read_only"]
-    assert state(desk) == ShardState.READ_ONLY
+def test_the_slowest_of_all_cannot_ask_others_to_go(front: Front) -> None:
+    slow, slower = Filler(20), Filler(30)
+    for filler in (slow, slower):
+        assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
+    assert not front.shards.make_room(0, slower, 0.0)
+    assert not front.shards.make_room(0, Filler(40), 0.0)
+    assert slow.failures == slower.failures == []
 
 
-async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start() -> Any:
-        return recover(tmp_path, 0, 1, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000)
-
-    start().wal.stop()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
-        patch.setattr("topics.storage.wal_stock.WalStock.take_reserve", lambda _: None)
-        patch.setattr("topics.storage.wal_file.WalFile.holds", lambda *_: False)
-        shard = start()
-    monkeypatch.setattr(room, "AGAIN_FIRST_S", 0.001)
-    monkeypatch.setattr(room, "SYNCED_S", 0.001)
-    found = trio.Event()
-    real = Wal.find_room
-
-    async with trio.open_nursery() as nursery:
-        desk = Desk(tmp_path, nursery, shard=shard)
-        nursery.start_soon(desk.actor._follow_log)
-        assert state(desk) == ShardState.NO_ROOM
-        refused = [desk.append("a", 1), desk.delete("a"), desk.put("a")]
-        assert desk.answers() == [(number, "not_ready") for number in refused]
-        monkeypatch.setattr(Wal, "find_room", lambda wal: found.is_set() and real(wal))
-        nursery.start_soon(desk.actor.room.run)
-        found.set()
-        with trio.fail_after(10):
-            while desk.actor.words.state != ShardState.READY:  # noqa: ASYNC110 - no event tells
-                await trio.sleep(0.001)
-        desk.append("a", 1)
-        desk.actor.send_off()
-        with trio.fail_after(10):
-            while not desk.wire.sent:  # noqa: ASYNC110 - no event tells
-                await trio.sleep(0.001)
-        assert [status for _, status in desk.answers()] == [201]
-        nursery.cancel_scope.cancel()
-    shard.wal.stop()
+def test_when_a_shard_goes_what_fills_its_arena_ends_and_no_successor_waits(front: Front) -> None:
+    filler = Filler(1)
+    block = front.shards.reserve(0, PAGE_BYTES, filler)
+    assert block is not None
+    front.pair.restart_shard()
+    with pytest.raises(NotReady):
+        front.shards.reserve(0, PAGE_BYTES, filler)
+    with pytest.raises(NotReady):
+        front.shards.make_room(0, filler, 0.0)
+    assert filler.failures == [], "nobody is told twice"
+    front.turn()
+    assert [type(failure) for failure in filler.failures] == [NotReady]
+    block.free()
+    for _ in range(2):
+        front.pair.restart_shard()
+        front.turn()
+        front.pair.shard.turn()
+        front.turn()
+        assert front.pair.front.link.connected

@@ -129,10 +129,15 @@ def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> 
             stock.fill_reserve()
     assert names(tmp_path) == []
     assert stock.fill("a")
-    assert names(tmp_path) == ["a.spare", "log.reserve"]
+    assert names(tmp_path) == [*(path.name for path in tmp_path.glob("a.*.spare")), "log.reserve"]
     taken = stock.take()
     assert taken is not None
-    assert stock.take_reserve() == tmp_path / "log.reserve"
+    reserve = stock.take_reserve()
+    assert reserve is not None
+    assert stock.fill("a")
+    assert {taken, reserve} & {tmp_path / name for name in names(tmp_path)} == {taken, reserve}
+    stock.take()
+    stock.take_reserve()
     assert (stock.take(), stock.take_reserve()) == (None, None)
 
 

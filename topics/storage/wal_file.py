@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def log_name(base: int) -> str:
 
 
 def prepare(folder: Path, name: str, size: int) -> Path:
-    """A spare file that no log has used yet, on the disk with its room. Raises OSError and leaves nothing."""
-    path = folder / f"{name}{SPARE}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """A spare file that no log has used yet, on the disk with its room. Raises OSError and leaves
+    nothing. ``name``: how its own begins; the rest is like no other's, which may be in use.
+    """
+    path = folder / f"{name}.{secrets.token_hex(4)}{SPARE}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         allocate(fd, folder, size)
         os.fsync(fd)

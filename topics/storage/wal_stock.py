@@ -11,6 +11,7 @@ The reserve is filled up first. Both are found again after a restart.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections import deque
 from pathlib import Path
@@ -61,8 +62,13 @@ class WalStock:
         """The reserve, if it is there: for a caller that may have it."""
         if not self.has_reserve:
             return None
+        taken = self.folder / f"{RESERVE_NAME}.{secrets.token_hex(4)}{SPARE}"
+        try:
+            self._path.replace(taken)  # before its name is free for another
+        except OSError:
+            return None
         self.has_reserve = False
-        return self._path
+        return taken
 
     def add(self, files: list[WalFile]) -> None:
         """Keep files that the log needs no more, or unlink them. Raises OSError."""
@@ -79,11 +85,9 @@ class WalStock:
                     file.path.replace(target)
                 if target.exists():
                     kept.append(target)
-            sync_directory(
-                self.folder
-                # Or a power loss brings a file back under its old name, with the header of its next
-                # life.
-            )
+            # Or a power loss brings a file back under its old name, with the header of its next
+            # life.
+            sync_directory(self.folder)
             self._keep(kept)
 
     def _target(self, file: WalFile, kept: list[Path]) -> Path | None:
