@@ -23,14 +23,14 @@ from pathlib import Path
 
 import structlog
 
-import supervisor
 from topics import boot, logs
 from topics.actors.board import Board, FrontState, ShardState
 from topics.actors.link import LinkMemory
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.notify import Notifier
-from topics.process import wait_for_signal
+from topics.process import supervisor
+from topics.process.children import wait_for_signal
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02

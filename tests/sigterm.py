@@ -19,15 +19,15 @@ from typing import Any
 
 import trio
 
-import workers.front
-import workers.shard_writer
-from topics import logs, process
+from topics import logs
 from topics.actors.board import Board
 from topics.actors.link import LinkMemory
 from topics.actors.sealing import Sealing
 from topics.actors.shard_actor import ShardActor
 from topics.config import Settings
 from topics.engine.access import Access
+from topics.process import children as process
+from topics.process import front, shard_writer
 
 WITHIN_S = 20.0
 
@@ -35,15 +35,15 @@ WITHIN_S = 20.0
 BEFORE: dict[str, tuple[Any, str]] = {
     "fork": (process, "die_with"),
     "reset of signals": (process, "_reset_signals"),
-    "recovery": (workers.shard_writer, "recover"),
+    "recovery": (shard_writer, "recover"),
     "receiver": (trio, "open_signal_receiver"),
     "shard serves": (ShardActor, "run"),
-    "front serves": (workers.front, "serve"),
+    "front serves": (front, "serve"),
     "last checkpoint": (Sealing, "write_last"),
 }
 BEHIND: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
-    "recovery": (workers.shard_writer, "recover"),
+    "recovery": (shard_writer, "recover"),
     "start of the loop": (gc, "freeze"),
 }
 
@@ -91,9 +91,9 @@ def main(kind: str, gap: str, data_dir: Path) -> None:
 
     def run() -> None:
         if kind == "shard":
-            workers.shard_writer.main(settings, board, links, 0)
+            shard_writer.main(settings, board, links, 0)
         else:
-            workers.front.main(settings, Access.parse(""), board, links, 0, listener)
+            front.main(settings, Access.parse(""), board, links, 0, listener)
 
     words = board.shard(0) if kind == "shard" else board.front(0)
     pid = process.fork(f"{kind} 0", run)

@@ -40,7 +40,7 @@ def test_help_says_how_to_go_on_and_loads_no_server() -> None:
     code = (
         "import sys\nfrom topics import cli\n"
         "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'structlog', 'trio', 'hypercorn', 'quart', 'ctypes', 'supervisor', 'topics.config'} & sys.modules.keys()))"
+        "print(sorted({'structlog', 'trio', 'hypercorn', 'quart', 'ctypes', 'topics.process', 'topics.config'} & sys.modules.keys()))"
     )
     done = run([sys.executable, "-c", code])
     assert "--print-config" in done.stdout

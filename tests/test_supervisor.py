@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import pytest
 
-import supervisor
 from topics.actors.board import Board, ShardState, ShardWords
+from topics.process import supervisor
 from topics.storage.data_dir import encode_meta
 
 ROOT = Path(__file__).parent.parent

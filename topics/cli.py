@@ -176,9 +176,9 @@ def _unknown_lines(start: Boot) -> list[str]:
 def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
     import structlog
 
-    import supervisor
     from topics import logs
     from topics.notify import Notifier
+    from topics.process import supervisor
 
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):

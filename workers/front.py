@@ -1,65 +1,8 @@
-"""The process that speaks HTTP: links to all shards on one side, clients on the other."""
+"""The process that speaks HTTP. The supervisor forks it, with what it shares with the others; it does not start alone."""
 
-from __future__ import annotations
+from topics.process.front import main
 
-import gc
-import signal
-import socket
-import time
-from collections.abc import AsyncIterator, Sequence
+__all__ = ["main"]
 
-import trio
-
-from topics import logs
-from topics.actors.board import Board, FrontState
-from topics.actors.link import Link, LinkMemory, Side
-from topics.actors.shards import Shards
-from topics.config import Settings
-from topics.engine.access import Access
-from topics.front.server import serve
-from topics.process import note_sigterm
-
-HEARTBEAT_S = 0.5
-
-
-def main(settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket) -> None:
-    """Run front ``index``; returns after SIGTERM, when the requests that were under way have been answered."""
-    gc.freeze()  # what was imported stays: the collector need not look at it again
-    trio.run(_serve, settings, access, board, links, index, listener)
-    board.front(index).state = FrontState.DOWN
-
-
-async def _serve(
-    settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket
-) -> None:
-    shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
-    stop = trio.Event()
-    words = board.front(index)
-    told_early = note_sigterm()
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        words.state = FrontState.SERVING
-        if told_early():
-            _stop(stop, board, index)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(shards.run)
-            nursery.start_soon(_beat, board, index)
-            nursery.start_soon(_stop_on, signals, stop, board, index)
-            await serve(settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth)
-            nursery.cancel_scope.cancel()
-
-
-async def _beat(board: Board, index: int) -> None:
-    while True:
-        board.front(index).heartbeat_ms = time.monotonic_ns() // 1_000_000
-        logs.tell_dropped()
-        await trio.sleep(HEARTBEAT_S)
-
-
-async def _stop_on(signals: AsyncIterator[int], stop: trio.Event, board: Board, index: int) -> None:
-    async for _ in signals:
-        _stop(stop, board, index)
-
-
-def _stop(stop: trio.Event, board: Board, index: int) -> None:
-    board.front(index).state = FrontState.DRAINING
-    stop.set()
+if __name__ == "__main__":
+    raise SystemExit("a front is forked by the supervisor: run ./supervisor.py")

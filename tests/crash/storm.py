@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tests.contract.api import Api, ok, request
 from tests.server import Server
-from topics.process import raise_file_limit
+from topics.process.children import raise_file_limit
 
 TOPICS = 50  # among which the watchers are dealt
 PATIENCE_S = 60.0
