@@ -7,7 +7,6 @@ records, that comma does stand between two records, however it was guessed: a gu
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator
 from itertools import islice
 
@@ -47,10 +46,12 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
     if not found:
         yield _append.decode(body)
         return
-    # Of a key that stands twice the last counts: the rest may hold another list of records. A record that nobody can have sent tells.
-    mark = b'"%b"' % secrets.token_hex(16).encode()
-    request = _append.decode(b"".join((head, b'{"data":', mark, b"},", view[start:])))
-    if request.records and bytes(request.records[0].data) == mark:
+    # Of a key that stands twice the last counts, and the rest may hold another list of records. So one
+    # is put before the rest that is longer than all of it: it is gone when another list counts.
+    rest = view[start:]
+    mark = b'{"data":"%b"},' % (b"x" * len(rest))
+    request = _append.decode(b"".join((head, mark, rest)))
+    if request.records and len(request.records[0].data) > len(rest):
         found.extend(request.records[1:])
         request.records = found
     yield request
