@@ -414,8 +414,6 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
     from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
     setproctitle("topics: supervisor")
-    soft_limit, file_limit = raise_file_limit()
-    log.info("file limit", soft_limit=file_limit, was=soft_limit)
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)
@@ -429,6 +427,8 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
         log.critical("cannot start", reason=f"{error} (host {settings.host}, port {settings.port}, data {settings.data_dir})")
         return FAILED
     settings = _with_stored_shards(settings, directory.shards)
+    soft_limit, file_limit = raise_file_limit()
+    log.info("file limit", soft_limit=file_limit, was=soft_limit)
     _announce(settings, access, listeners)
     return _run_family(settings, access, notifier, listeners, make_workers)
 
