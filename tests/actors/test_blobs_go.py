@@ -154,20 +154,24 @@ def read(client: Sealer, from_seq: int) -> Page:
     return client.read("a", from_seq, limit=1)
 
 
-def test_a_read_of_a_damaged_blob_says_where_it_is(damaged: Sealer) -> None:
+def gap(page: Page) -> tuple[str, int, int]:
+    assert page.tombstone is not None
+    return page.tombstone.reason, page.tombstone.gap_from, page.tombstone.gap_to
+
+
+def test_a_read_of_a_damaged_blob_names_what_is_lost_and_goes_on(damaged: Sealer) -> None:
     assert read(damaged, 0).count == 1
     for _ in range(2):
-        with pytest.raises(Damaged, match=r"\.blob, offset 64"):
-            read(damaged, 1)
+        assert gap(read(damaged, 1)) == ("damaged", 2, 31)
     assert read(damaged, 31).count == 1
+    with pytest.raises(Damaged, match=r"\.blob, offset 64"):
+        damaged.wal.blobs.body(damaged.engine.topic("a").id, 2)
 
 
-def test_a_delete_that_would_cut_a_damaged_blob_is_not_decided(damaged: Sealer) -> None:
-    position = damaged.wal.position
-    with pytest.raises(Damaged):
-        damaged.engine.delete_records("a", 10, None, damaged.now)
-    assert (damaged.wal.position, damaged.engine.topic("a").pending) == (position, 0)
-    assert damaged.delete_records("a", before_seq=33) == 32, "all of it may go"
+def test_a_delete_that_cuts_a_damaged_blob_is_done(damaged: Sealer) -> None:
+    assert damaged.delete_records("a", before_seq=10) == 9
+    assert gap(read(damaged, 9)) == ("damaged", 10, 31)
+    assert damaged.delete_records("a", before_seq=33) == 23, "all of it may go"
 
 
 def test_a_cap_that_would_cut_a_damaged_blob_is_told_and_ends_nothing(damaged: Sealer) -> None:
@@ -184,10 +188,11 @@ def test_age_takes_a_damaged_blob_whole(damaged: Sealer) -> None:
     assert damaged.engine.topic("a").count == 0
 
 
-def test_sealing_stops_at_a_damaged_blob(damaged: Sealer) -> None:
+def test_sealing_tells_of_a_damaged_blob_for_good_and_keeps_it_for_people(damaged: Sealer) -> None:
     for _ in range(3):
         append_long(damaged, "b", LONG)
     damaged.append("b", "next")
-    with pytest.raises(Damaged):
-        damaged.seal()
+    damaged.seal()
+    assert gap(read(damaged, 1)) == ("damaged", 2, 31)
     assert read(damaged, 31).count == 1
+    assert len([*(damaged.path / "blob" / "00").glob("*.blob.damaged")]) == 1

@@ -64,7 +64,7 @@ def test_a_pair_that_is_not_on_the_board_is_a_bug(front: int, shard: int) -> Non
 
 
 def test_states_keep_their_numbers() -> None:
-    named = {"DOWN": 0, "STARTING": 1, "RECOVERING": 2, "READY": 3, "READ_ONLY": 4, "STOPPED": 5, "DAMAGED": 7}
+    named = {"DOWN": 0, "STARTING": 1, "RECOVERING": 2, "READY": 3, "READ_ONLY": 4, "STOPPED": 5, "NO_ROOM": 6, "DAMAGED": 7}
     assert {state.name: int(state) for state in ShardState} == named
     assert [state.name for state in sorted(FrontState)] == ["DOWN", "STARTING", "SERVING", "DRAINING"]
 

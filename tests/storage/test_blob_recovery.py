@@ -71,7 +71,7 @@ HURT: dict[str, Callable[[bytes], bytes | None]] = {
 @pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("records", [RECORDS, [{"data": "x" * 100}] * 40], ids=["tagged", "plain"])
 def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(tmp_path: Path, records: list[dict[str, Any]], orderly: bool) -> None:
-    """At the start, or, when that follows an orderly stop and needs nothing of it, at the first read."""
+    """At the start, or, when that follows an orderly stop and needs nothing of it, when its records are first wanted."""
     for number, follow in enumerate(FOLLOWED.values()):
         path = tmp_path / f"{number}"
         blob = make(path, records, orderly=orderly, follow=follow)
@@ -96,7 +96,8 @@ def _start_and_read(path: Path) -> None:
         try:
             client = Client(path)
             try:
-                client.records("a")
+                for blob_id in client.wal.blobs.added():
+                    client.wal.blobs.body(*blob_id)
             finally:
                 client.kill()
         finally:

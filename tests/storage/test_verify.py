@@ -273,6 +273,7 @@ def test_the_command_says_what_it_found(data: Path) -> None:
 def test_each_kind_of_file_is_shown(data: Path) -> None:
     lines = {path.suffix or path.name: [*describe(path)] for path in sorted(data.rglob("*")) if path.is_file() and path.name != "LOCK"}
     assert lines["meta"] == ["data directory of 1 shards"]
+    assert lines[".reserve"][0].endswith(" bytes of room, not in use")
     with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
         [*describe(data / "LOCK")]
     assert lines[".seg"][:2] == [

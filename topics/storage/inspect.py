@@ -14,6 +14,7 @@ from topics.formats.wal import FILE_HEADER_BYTES, BadHeader, FrameKind
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
 from topics.storage.verify import frames, is_punched
+from topics.storage.wal_file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
@@ -31,6 +32,9 @@ def describe(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         magic = file.read(MAGIC_BYTES)
     known = _KINDS.get(magic)
+    if magic == bytes(MAGIC_BYTES) and path.suffix in (SPARE, RESERVE):
+        yield f"{path.stat().st_size} bytes of room, not in use"
+        return
     if known is None:
         raise ForeignFile(f"{path} is no file of a data directory, or its first {MAGIC_BYTES} bytes are damaged")
     yield from known(path)

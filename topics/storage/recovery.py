@@ -422,8 +422,10 @@ class _Replay:
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
-    # Of one whose room may have been given back, the checkpoint tells the keys.
-    if segments.entry(place).last_ts < alive_ts or segments.all_dead(place):
+    if segments.entry(place).last_ts < alive_ts:
+        return iter(())
+    if segments.all_dead(place) and not segments.has_tables(place):
+        # Its room was given back, and the checkpoint tells of its keys. That is no damage.
         return iter(())
     try:
         return segments.records(place).idempotency_keys()

@@ -317,6 +317,14 @@ class SegmentStore:
         dead = self.dead(place)
         return dead is not None and bytes(dead).count(1) == len(dead)
 
+    def has_tables(self, place: int) -> bool:
+        """Whether the extent's tables are whole; they are gone once its room was given back."""
+        number, extent = split_place(place)
+        held = self._map(number)
+        entry = held.entry(extent)
+        tables = held.data[entry.tables_at : entry.tables_at + entry.tables_len]
+        return bool(crc32c.crc32c(tables) == entry.tables_crc)
+
     def _map(self, number: int) -> _Mapped:
         held = self._mapped.get(number)
         if held is None:
