@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -23,7 +24,6 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 30.0
 STOP_S = 12.0  # §8.2: a drain takes at most 10 s
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Log:
@@ -246,8 +246,10 @@ def kill_one(pid: int) -> None:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory, shared pages included."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    """Resident memory, shared memory included; not pages of files, which are the kernel's cache."""
+    held = re.findall(r"^Rss(?:Anon|Shmem):\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert len(held) == 2, "the kernel tells of both"
+    return 1024 * sum(map(int, held))
 
 
 def open_files(pid: int) -> int:

@@ -16,6 +16,7 @@ import pytest
 from tests.contract.api import Answer, Api, ok, refused
 from tests.crash.mounts import needs_root, small_disk
 from tests.server import Server
+from topics.formats.wal import FILE_HEADER_BYTES, decode_file_header, encode_file_header
 
 pytestmark = [pytest.mark.slow, needs_root]
 
@@ -137,9 +138,13 @@ def test_a_shard_without_a_reserve_whose_log_is_full_starts_to_be_read_and_goes_
         server.kill()
         without_reserves(disk / "data")
         newest = max((disk / "data" / "wal" / "00").glob("*.wal"))
-        with newest.open("rb") as file:
+        with newest.open("r+b") as file:  # it is as long as it is full, and was made so
             used = len(file.read().rstrip(b"\0")) + 8 & -8
-        os.truncate(newest, used)  # it is as long as it is full
+            file.seek(0)
+            header = decode_file_header(file.read(FILE_HEADER_BYTES))
+            file.seek(0)
+            file.write(encode_file_header(header._replace(size=used)))
+            file.truncate(used)
         with not_a_byte_left(disk):
             server.start()
             with Api(server.address) as api:

@@ -274,13 +274,13 @@ async def test_while_answers_fill_the_memory_the_slowest_client_is_cut(
         fast, slow = held(400), held(400)
         await trio.sleep(30)
         fast.pace.count(400, trio.current_time())
-        assert not slow.is_cut
+        assert not slow.scope.cancel_called
         third = held(400)
-        assert [connection.is_cut for connection in (fast, slow, third)] == [False, True, False]
+        assert [connection.scope.cancel_called for connection in (fast, slow, third)] == [False, True, False]
         brisk = [fast, third, held(400), held(400), held(400)]
-        assert not any(connection.is_cut for connection in brisk)
+        assert not any(connection.scope.cancel_called for connection in brisk)
         brisk.append(held(400))
-        assert sum(connection.is_cut for connection in brisk) == 1, "there is an end to it"
+        assert sum(connection.scope.cancel_called for connection in brisk) == 1, "there is an end to it"
 
 
 @LANES
