@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.test_room import Front
+from tests.actors.test_arena_room import Front
 from topics.actors.arena import ArenaBlock
 from topics.errors import NotReady, PayloadTooLarge, Throttled
 from topics.front import bodies
