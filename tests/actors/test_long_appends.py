@@ -328,6 +328,27 @@ async def test_it_waits_for_what_is_under_way_on_its_topic(desk: Desk) -> None:
 # Callers who were told that it took too long
 
 
+async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else ends it: it has no time limit of its own."""
+    held = Held(monkeypatch)
+    desk.make("a")
+    number = desk.append_raw("a", body(PADDING))
+    await held_up(desk, held)
+    for now in range(12):
+        desk.actor.watch_disk(now)
+    assert desk.actor.words.disk_silent_ms == 11_000
+    refused = desk.append("b", 1)
+    assert desk.answers() == [(refused, "not_ready")]
+    held.open()
+    await held_up(desk, held, 2)
+    desk.actor.watch_disk(12)
+    assert desk.actor.words.disk_silent_ms == 0
+    assert (await until(desk, number))[number]["first_seq"] == 1
+
+
 async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
     """More than a request may wait; what was answered by then."""
     clock.jump(RPC_TIMEOUT_MS / 1000 + 1)

@@ -17,7 +17,7 @@ Lines of 64 bytes, in this order:
                         3     spawns [supervisor]
                         4     progress_ppm: of the replay, in parts per million [the shard]
                         5     topics: how many it holds [the shard]
-                        6     disk_silent_ms: how long the log has waited for its disk [the shard]
+                        6     disk_silent_ms: how long writes have waited for the disk [the shard]
                         8-39  counters for the metrics [the shard]
     heads of shard i    two words for each slot, see `topics.actors.heads` [the shard]
     (16 lines)
@@ -147,7 +147,7 @@ class ShardWords(ProcessWords):
 
     @property
     def disk_silent_ms(self) -> int:
-        """How long the log has waited for a write or a sync without any progress."""
+        """How long the log, or long writes, have waited for the disk without any progress."""
         return int(self._words[6])
 
     @disk_silent_ms.setter

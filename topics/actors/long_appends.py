@@ -77,6 +77,7 @@ class LongAppends:
     def __init__(self, engine: ShardEngine, commits: Commits, limits: Limits, clock: Callable[[], Now]) -> None:
         self.engine, self.commits, self.limits, self._clock = engine, commits, limits, clock
         self._waiting: dict[str, list[tuple[Handler, InboundMessage]]] = {}
+        self.pouring = self.poured = 0  # writes under way, and steps of all that are done
 
     def holds(self, topic: str, handler: Handler, message: InboundMessage) -> bool:
         """Whether ``topic`` is taken; the message then waits and is handled later."""
@@ -177,14 +178,19 @@ class LongAppends:
         return None
 
     async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
+        self.pouring += 1
         try:
             await trio.to_thread.run_sync(sink.write, head)
             for run in runs:
+                self.poured += 1
                 await trio.to_thread.run_sync(sink.write, run)
+            self.poured += 1
             await trio.to_thread.run_sync(sink.finish)
         except BaseException:
             sink.abandon()
             raise
+        finally:
+            self.pouring -= 1
 
     @staticmethod
     def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[list[bytes]]:

@@ -64,7 +64,7 @@ class ShardActor:
         self.sealing = Sealing(shard, self.commits)
         self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
-        self._disk, self._disk_is_stalled = Pulse(), False
+        self._disk, self._blobs, self._disk_is_stalled = Pulse(), Pulse(), False
         self.room = Room(shard, self.commits, self.words)
         # Deletes that had no room among others.
         self._repeated: list[tuple[Callable[[InboundMessage], None], InboundMessage]] = []
@@ -165,9 +165,11 @@ class ShardActor:
             await trio.sleep(HEARTBEAT_S)
 
     def watch_disk(self, now: float) -> None:
-        """Tell how long the log's threads have hung in the kernel, while this loop lives."""
+        """Tell how long the log's threads, or those of long writes, have hung in the kernel, while this loop lives."""
         waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.room.broken is None
         silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
+        pours = self.long_appends.pouring
+        silent_s = max(silent_s, self._blobs.look((pours, self.long_appends.poured) if pours else now, now))
         self.words.disk_silent_ms = int(silent_s * 1000)
         if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
             self._disk_is_stalled = not self._disk_is_stalled
