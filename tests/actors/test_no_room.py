@@ -15,6 +15,8 @@ from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
 from topics.actors import room
 from topics.actors.board import ShardState
+from topics.engine.shard import Now
+from topics.formats.wal import FrameKind
 from topics.storage.recovery import recover
 from topics.storage.wal import Wal
 from topics.storage.wal_file import NoRoom
@@ -62,6 +64,21 @@ async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: D
     details = [answer["data"]["detail"]["reason"] for answer in desk.wire.answers()]
     assert details == ["disk_full", "read_only"]
     assert state(desk) == ShardState.READ_ONLY
+
+
+async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(desk: Desk) -> None:
+    desk.make("a", ttl_ms=1000)
+    desk.append("a", 1)
+    desk.synced()
+    desk.answers()
+    desk.actor.room._unsaid = [object()]  # type: ignore[list-item]
+    now = desk.actor._now
+    desk.actor._now = Now(now.ts + 5000, now.ms + 5000)
+    assert desk.seqs("a") == []
+    desk.actor.room._unsaid = []
+    before = desk.log.position
+    assert desk.seqs("a") == []
+    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [FrameKind.FLOOR]
 
 
 async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
