@@ -530,6 +530,24 @@ async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -
     assert desk.actor.reads._polls == {}
 
 
+async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    desk.make("a", ttl_ms=1000)
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    number = desk.append("a", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.engine, "expire", fail)
+        desk.synced()
+        await wait_all_tasks_blocked()
+    assert [answered for answered, _ in desk.answers()] == [number, poll]
+    assert desk.seqs("a") == [1]
+
+
 async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
     desk.make("a")
     desk.diff("a", wait_ms=30_000)

@@ -138,10 +138,10 @@ class Reads:
                         await trio.lowlevel.checkpoint()
                     else:
                         await changed.wait()
-                    if not topic.deleted:
-                        self._host.look_again(topic)
-                        changed = self._changed.setdefault(topic.id, trio.Event())
                     try:
+                        if not topic.deleted:
+                            self._host.look_again(topic)
+                            changed = self._changed.setdefault(topic.id, trio.Event())
                         page = read(topic, asked, self._commits, page.next_from_seq)
                     except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
                         failure = error
