@@ -13,6 +13,8 @@ import structlog
 
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
 from tests.actors.test_sealing import append_long
+from topics.actors.board import Board
+from topics.actors.heads import HeadReader, HeadWriter
 from topics.engine.reading import Page, read
 from topics.engine.topic import Topic
 from topics.formats.requests import Diff
@@ -335,6 +337,19 @@ def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(smal
         small.kill()
         small = small.again()
     small.kill()
+
+
+def test_pages_that_were_read_ahead_of_a_damaged_frame_are_void(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
+    words = Board.create(1, 1).heads(0)
+    writer, reader = HeadWriter(words), HeadReader(words)
+    small.commits.on_commit = writer.committed
+    mark = writer.mark(small.engine.by_id[header.topic_id])
+    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES + 3)
+    small.checkpoint()
+    assert reader.head(mark) is None
 
 
 def test_a_topic_that_is_configured_after_damage_keeps_what_it_tells(small: Sealer) -> None:

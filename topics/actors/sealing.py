@@ -26,6 +26,7 @@ import trio
 
 from topics.actors.commits import Commits
 from topics.actors.sealing_check import SealingCheck
+from topics.engine.changes import FloorMoved
 from topics.engine.frames import Entry
 from topics.engine.retention import lose_damaged, seal
 from topics.engine.store import EXTENT, RESIDENT
@@ -218,6 +219,7 @@ class Sealing:
             index = topic.frames.find(entry.first_seq)
             if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.place:
                 lose_damaged(topic, index, self.commits)
+                self.commits.on_commit(FloorMoved(topic, [], sync=False))  # a page that was read ahead may show it
 
     async def _build(self, base: int, end: int, touched: dict[int, Topic]) -> Segment:
         """Write the segment; when that fails, nothing is left of it."""
