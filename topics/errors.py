@@ -13,6 +13,8 @@
         TopicNotEmpty           topic_not_empty
         TopicFull               topic_full
         PayloadTooLarge         payload_too_large
+        NotAcceptable           not_acceptable
+        UpgradeRequired         upgrade_required
         UnsupportedMediaType    unsupported_media_type
         Throttled               throttled
         Internal                internal
@@ -74,7 +76,7 @@ class Unauthorized(TopicsError):
 
 
 class Forbidden(TopicsError):
-    """The key lacks the scope, or a name lies outside its prefixes."""
+    """The key lacks the scope or the prefix, or the request's host or origin is not allowed."""
 
     code = "forbidden"
 
@@ -149,13 +151,13 @@ class Throttled(TopicsError):
 
 
 class Internal(TopicsError):
-    """A bug of ours."""
+    """An unexpected error of the server; its log has the traceback."""
 
     code = "internal"
 
 
 class NotReady(TopicsError):
-    """The shard that owns the topic is recovering, restarting or read-only."""
+    """The shard that owns the topic cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
 
     code = "not_ready"
 
