@@ -22,7 +22,8 @@
         ShuttingDown            shutting_down
 
 The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands in
-``topics/front/errors.py`` and nowhere else. Damage on disk and wrong settings are not in this tree: they stop the process.
+``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and wrong
+settings are not in this tree: readers get a tombstone, or the process stops.
 """
 
 from __future__ import annotations
