@@ -218,7 +218,7 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
     (home / "data" / "meta").write_bytes(encode_meta(2, version=7))
     with Family(home) as family:
         assert family.end() == 3
-        assert "format version is 7" in family.events("data cannot be trusted")[0]["reason"]
+        assert "format version is 7" in family.events("data directory damaged")[0]["reason"]
 
 
 # Deaths
@@ -314,7 +314,7 @@ def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(home: Path, t
     with Family(home, NOTIFY_SOCKET=systemd.name) as family, systemd.socket:
         family.order("shard-1", "exit 3")
         family.url = family.wait_for("listening")["url"]
-        given_up = family.wait_for("data cannot be trusted; the shard stays down, because a restart would not help")
+        given_up = family.wait_for("damaged shard stays down")
         assert (given_up["child"], given_up["level"]) == ("shard 1", "critical")
         assert family.wait_for("ready")["damaged"] == [1]
         seen = systemd.until("STATUS=serving, 1 of 2 shards; shard 1 is damaged, see the log")
@@ -373,7 +373,7 @@ def test_a_hang_up_means_nothing_to_a_server_that_was_started_with_nohup(home: P
         assert family.ask()["shards"]
         family.signal(signal.SIGTERM)
         assert family.end() == 0
-        assert [line["signal"] for line in family.events("signal")] == ["SIGTERM"]
+        assert [line["signal"] for line in family.events("signal received")] == ["SIGTERM"]
 
 
 def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None:
@@ -386,14 +386,14 @@ def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None
         assert 0.5 <= time.monotonic() - began < 5
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
         assert ends == {"front 0": "SIGKILL", "shard 0": "", "shard 1": ""}
-        assert family.events("killed, because it did not stop in time")[0]["children"] == ["front 0"]
+        assert family.events("processes killed at the end of the drain")[0]["children"] == ["front 0"]
 
 
 def test_a_second_interrupt_kills_at_once(home: Path) -> None:
     with Family(home) as family:
         family.order("front-0", "stubborn")
         family.started().signal(signal.SIGINT)
-        family.wait_for("signal", signal="SIGINT")
+        family.wait_for("signal received", signal="SIGINT")
         family.signal(signal.SIGINT)
         assert family.end() == 130
         for pid in family.pids().values():
@@ -461,9 +461,9 @@ def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_syste
         for kind in ("shard", "front"):
             stopped = family.pids()[f"{kind} 0"]
             os.kill(stopped, signal.SIGSTOP)
-            systemd.until(f"STATUS=serving, 2 shards; {kind} 0 shows no sign of life")
-            assert family.wait_for("process shows no sign of life")["child_pid"] == stopped
-            family.wait_for("process killed, because it shows no sign of life")
+            systemd.until(f"STATUS=serving, 2 shards; {kind} 0 is stalled")
+            assert family.wait_for("process stalled")["child_pid"] == stopped
+            family.wait_for("stalled process killed")
             assert family.wait_for("process died")["child_pid"] == stopped
             assert family.wait_for("process started")["child"] == f"{kind} 0"
         systemd.until("WATCHDOG=1")
@@ -475,9 +475,9 @@ def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:
         family.started()
         stopped = family.pids()["shard 1"]
         os.kill(stopped, signal.SIGSTOP)
-        family.wait_for("process shows no sign of life")
+        family.wait_for("process stalled")
         os.kill(stopped, signal.SIGCONT)
-        family.wait_for("process shows signs of life again")
+        family.wait_for("process answers again")
         family.signal(signal.SIGTERM)
         assert family.end() == 0
         assert not family.events("process died")
@@ -495,7 +495,7 @@ def test_a_machine_that_was_suspended_kills_nobody(home: Path) -> None:
         family.ask()
         family.signal(signal.SIGTERM)
         assert family.end() == 0
-        assert not family.events("process shows no sign of life")
+        assert not family.events("process stalled")
         assert not family.events("process died")
 
 

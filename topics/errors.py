@@ -13,6 +13,8 @@
         TopicNotEmpty           topic_not_empty
         TopicFull               topic_full
         PayloadTooLarge         payload_too_large
+        NotAcceptable           not_acceptable
+        UpgradeRequired         upgrade_required
         UnsupportedMediaType    unsupported_media_type
         Throttled               throttled
         Internal                internal
@@ -20,7 +22,8 @@
         ShuttingDown            shutting_down
 
 The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands in
-``topics/front/errors.py`` and nowhere else. Damage on disk and wrong settings are not in this tree: they stop the process.
+``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and wrong
+settings are not in this tree: readers get a tombstone, or the process stops.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class Unauthorized(TopicsError):
 
 
 class Forbidden(TopicsError):
-    """The key lacks the scope, or a name lies outside its prefixes."""
+    """The key lacks the scope or the prefix, or the request's host or origin is not allowed."""
 
     code = "forbidden"
 
@@ -149,13 +152,13 @@ class Throttled(TopicsError):
 
 
 class Internal(TopicsError):
-    """A bug of ours."""
+    """An unexpected error of the server; its log has the traceback."""
 
     code = "internal"
 
 
 class NotReady(TopicsError):
-    """The shard that owns the topic is recovering, restarting or read-only."""
+    """The shard that owns the topic cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
 
     code = "not_ready"
 

@@ -143,7 +143,7 @@ def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path
     check_place(path)
     with pytest.raises(DataDirectoryDamaged, match="it holds wal"):
         DataDirectory(path, shards=1)
-    with pytest.raises(DataDirectoryDamaged, match="has wal and no file meta"), held_for_reading(path):
+    with pytest.raises(DataDirectoryDamaged, match="has wal, but its file meta is missing"), held_for_reading(path):
         pass
 
 

@@ -290,6 +290,17 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert done.stdout.splitlines() == lines[".seg"]
 
 
+def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.append("t", records=[{"data": 1, "tag": tag} for tag in "abcab"])
+    client.delete_records("t", before_seq=2)
+    client.delete_records("t", match=["tag", "Eq", "a"])
+    client.stop()
+    shown = [line for path in log_files(tmp_path / "data") for line in describe(path) if "DELETE" in line]
+    assert "DELETE, topic 1, seqs below 2, 0 bytes" in shown[0]
+    assert "DELETE, topic 1, 1 runs of seqs, 16 bytes" in shown[1]
+
+
 def test_damage_is_shown_in_its_line(data: Path) -> None:
     path = next(data.rglob("*.seg"))
     store = SegmentStore.open(path.parent, 0, [1])

@@ -174,7 +174,7 @@ class ShardActor:
         if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
             self._disk_is_stalled = not self._disk_is_stalled
             if self._disk_is_stalled:
-                log.error("disk does not answer", silent_s=round(silent_s, 1))
+                log.error("disk stalled", silent_s=round(silent_s, 1))
             else:
                 log.info("disk answers again")
 

@@ -301,7 +301,7 @@ class Shards:
         bound = max(TURNOVER_MAX_S, holder.turnover_s(now))
         if slowest is holder or slowest.turnover_s(now) < bound:
             return False
-        reason = "no room for a large body that comes so slowly"
+        reason = "no memory for a large body that arrives this slowly"
         slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
 
@@ -351,5 +351,5 @@ def _as_ours(error: RemoteError) -> TopicsError:
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
         return TopicsError.restore(_BY_CODE[error.data["code"]], error.message, error.data["detail"])
     if error.code == ErrorCode.TIMEOUT:  # a shard answers so only what it has not begun to change
-        return NotReady("the shard did not come to it in time: nothing was done", reason="timeout")
+        return NotReady("the shard was too busy to begin in time; nothing was done", reason="timeout")
     return Internal(error.message)

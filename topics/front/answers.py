@@ -107,6 +107,6 @@ async def compressed(answer: Answer) -> Answer:
             parts.append(packer.flush())
             encoded = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
             return Answer(answer.status, b"".join(parts), headers=(*answer.headers, *encoded))
-        raise NotReady("the shard of this topic has gone")
+        raise NotReady("the shard of this topic went down")
     finally:
         answer.done()

@@ -78,13 +78,17 @@ def keep_memory() -> None:
 def raise_file_limit() -> tuple[int, int]:
     """Make the soft limit of open files the hard one, for this process and what it forks; before and after.
 
-    Every client takes a descriptor, and the soft limit is often 1,024.
+    Every client takes a descriptor, and the soft limit is often 1,024. A limit that may not be
+    raised (a system call filter) stays as it is: the front counts its clients by it.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
     if before == resource.RLIM_INFINITY or before >= wanted:
         return before, before
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return before, before
     return before, wanted
 
 

@@ -17,7 +17,7 @@ from topics.actors.shard_actor import ShardActor, clock
 from topics.config import Settings
 from topics.formats.requests import limits_of
 from topics.process.children import DAMAGED, FAILED, note_sigterm
-from topics.storage.disk import Damaged
+from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
 
 SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
@@ -48,6 +48,8 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(FAILED)
     log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
+    if not shard.boot:
+        log.warning("boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID))
     gc.freeze()  # what recovery built stays: the collector need not look at it again
     trio.run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED

@@ -222,7 +222,7 @@ class Supervisor:
         shard.is_damaged, shard.due = True, math.inf
         shard.words.state = type(shard.words.state).DAMAGED
         self._status = max(self._status, DAMAGED)
-        log.critical("data cannot be trusted; the shard stays down, because a restart would not help", **details)
+        log.critical("damaged shard stays down", **details)
         if all(other.is_damaged for other in self._shards):
             self._stop(DAMAGED)
 
@@ -237,7 +237,7 @@ class Supervisor:
     def _on_signal(self, received: signal.Signals) -> None:
         if received is signal.SIGCHLD:
             return
-        log.info("signal", signal=received.name)
+        log.info("signal received", signal=received.name)
         self._interrupts += received is signal.SIGINT
         if self._interrupts > 1:
             self._status, self._phase = KILLED, Phase.KILL
@@ -270,7 +270,7 @@ class Supervisor:
             self._phase = Phase.KILL
             left = [child.name for child in self._children() if child.pid]
             if left:
-                log.error("killed, because it did not stop in time", children=left, drain_ms=self._settings.drain_ms)
+                log.error("processes killed at the end of the drain", children=left, drain_ms=self._settings.drain_ms)
             self._send(signal.SIGKILL, self._children())
 
     def _waited(self, share: float) -> bool:
@@ -324,21 +324,19 @@ class Supervisor:
         """
         if silent_s >= KILL_AFTER_S and not child.is_condemned:
             child.is_condemned = True
-            log.error(
-                "process killed, because it shows no sign of life", child=child.name, child_pid=child.pid, silent_s=round(silent_s, 1)
-            )
+            log.error("stalled process killed", child=child.name, child_pid=child.pid, silent_s=round(silent_s, 1))
             self._send(signal.SIGKILL, [child])
         elif child.is_stalled != (silent_s >= STALLED_S):
             child.is_stalled = not child.is_stalled
             if child.is_stalled:
-                log.error("process shows no sign of life", child=child.name, child_pid=child.pid, killed_after_s=KILL_AFTER_S)
+                log.error("process stalled", child=child.name, child_pid=child.pid, killed_after_s=KILL_AFTER_S)
             else:
-                log.info("process shows signs of life again", child=child.name, child_pid=child.pid)
+                log.info("process answers again", child=child.name, child_pid=child.pid)
 
     def _status_line(self, waiting: Sequence[Child]) -> str:
         total, damaged = len(self._shards), [shard for shard in self._shards if shard.is_damaged]
         troubles = "".join(f"; {shard.name} is damaged, see the log" for shard in damaged)
-        troubles += "".join(f"; {child.name} shows no sign of life" for child in self._children() if child.is_stalled)
+        troubles += "".join(f"; {child.name} is stalled" for child in self._children() if child.is_stalled)
         if not waiting:
             serving = f"{total - len(damaged)} of {total} shards" if damaged else f"{total} shards"
             return (f"serving, {serving}" if self._announced else "starting") + troubles
@@ -418,7 +416,7 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listeners = listen(settings.host, settings.port, settings.fronts)
     except DataDirectoryDamaged as error:
-        log.critical("data cannot be trusted", reason=str(error))
+        log.critical("data directory damaged", reason=str(error))
         return DAMAGED
     except DataDirectoryInUse as error:
         log.critical("cannot start", reason=str(error))

@@ -103,7 +103,7 @@ def held_for_reading(path: Path) -> Iterator[int]:
     if not (path / "meta").exists():
         ours = sorted(entry.name for entry in path.iterdir() if entry.name in PARTS)
         if ours:
-            raise DataDirectoryDamaged(f"{path} has {', '.join(ours)} and no file meta: it is lost")
+            raise DataDirectoryDamaged(f"{path} has {', '.join(ours)}, but its file meta is missing")
         raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
     # A copy may have no LOCK; then nobody can hold it, and the directory itself stands in.
     lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ from topics.formats import blob, segment, wal
 from topics.formats.extent_view import ExtentView
 from topics.formats.records import RecordFlags
 from topics.formats.segment import BadSegment, Entry
-from topics.formats.wal import FILE_HEADER_BYTES, BadHeader, FrameKind
+from topics.formats.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
 from topics.storage.verify import frames, is_punched
@@ -85,12 +85,19 @@ def describe_log(path: Path) -> Iterator[str]:
     for frame in frames(data, header):
         kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
         about = f" topic {frame.topic_id}," if frame.topic_id else ""
-        seqs = f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1}," if frame.record_count else ""
-        shape = f", {_flags(frame.flags)}" if frame.record_count else ""
-        yield f"offset {offset}: {kind},{about}{seqs} {frame.body_len} bytes, {_time(frame.ts_ms)}{shape}"
+        shape = f", {_flags(frame.flags)}" if frame.kind == FrameKind.APPEND else ""
+        yield f"offset {offset}: {kind},{about}{_seqs(frame)} {frame.body_len} bytes, {_time(frame.ts_ms)}{shape}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (f"{left} bytes of something else follow" if left else "zeros follow")
+
+
+def _seqs(frame: FrameHeader) -> str:
+    if frame.kind == FrameKind.APPEND:
+        return f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1},"
+    if frame.kind == FrameKind.DELETE:
+        return f" {frame.record_count} runs of seqs," if frame.record_count else f" seqs below {frame.first_seq},"
+    return ""
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:
