@@ -331,8 +331,9 @@ class FastLane:
     async def _collected_body(self, head: AdmittedHead) -> Body:
         """A body whose length in the end is not known beforehand: chunked, gzipped, or both."""
         request, lanes = head.request, self.lanes
-        with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=lanes.max_body_bytes) as sink:
-            gzip = GzipSink(sink, lanes.max_body_bytes) if request.gzip_in else None
+        most = lanes.guard.body_max(request.route)
+        with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=most) as sink:
+            gzip = GzipSink(sink, most) if request.gzip_in else None
             parts = framing(head.length)
             while not parts.done:
                 pieces = await self._pieces(parts)
