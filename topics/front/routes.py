@@ -64,10 +64,10 @@ ROUTES = (
     Route(("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED),
     Route(("GET",), "/v0/watch/:wid", "watch.open", None, Lane.HOT, streams=True),  # the session knows whose it is
     Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True, no_preflight=True),
-    Route(READ_ONLY, "/v0/health", "health", None, open=True),
-    Route(READ_ONLY, "/healthz", "health", None, open=True),
-    Route(READ_ONLY, "/v0/ready", "ready", None, open=True),
-    Route(READ_ONLY, "/readyz", "ready", None, open=True),
+    Route(READ_ONLY, "/v0/health", "health", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/healthz", "health", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/v0/ready", "ready", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/readyz", "ready", None, Lane.HOT, open=True),
     Route(READ_ONLY, "/", "hello", None, open=True),
 )
 
