@@ -16,6 +16,7 @@ from topics.config import Settings
 from topics.errors import NotReady, Throttled
 from topics.front.answers import Answer, compressed
 from topics.front.connections import Connection, Connections, Timings
+from topics.front.fast_lane import FastLane
 
 pytestmark = pytest.mark.slow
 
@@ -466,3 +467,32 @@ async def test_nothing_but_an_os_error_escapes_a_connection(fast: bool, caplog: 
         healthy = await run.connect()
         assert (await healthy.ask("POST", "/v0/topics/a", RECORD)).status == 201
     assert "in the machinery" in caplog.text
+
+
+async def test_what_has_come_when_the_drain_begins_is_answered() -> None:
+    """Before its task has begun to run, and while it is between two requests."""
+    async with running() as run:
+        connections, lanes = run.server.connections, run.server.lanes
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.settimeout(5)
+            connection = Connection(ours, connections)
+            connections.add(connection)
+            theirs.sendall(APPEND)
+            run.server.guard.draining = True
+            connections.drain()
+            assert connections.leaving == 1
+            await FastLane(connection, lanes).run()
+            assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
+            connections.remove(connection)
+
+
+async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
+    backend = FakeBackend(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
+    async with running(backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
+        await run.until(lambda: run.server.connections._held_bytes > 200_000)
+        client.stream.socket.close()
+        await run.until(lambda: run.server.connections._held_bytes == 0)

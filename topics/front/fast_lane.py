@@ -210,7 +210,7 @@ class FastLane:
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue
-            if connection.connections.draining and not connection.is_late:
+            if connection.connections.draining and not connection.is_late and not connection.has_input:
                 return None
             connection.idle = True
             connection.deadline = idle_until
@@ -271,7 +271,7 @@ class FastLane:
         connection.waits_since = NEVER
         self._has_answered = True
         connection.closing = connection.closing or call.close
-        await connection.send(answer)
+        await connection.send_both(b"", answer)
 
     async def _stream(self, stream: StreamAnswer) -> None:
         """Give the connection to a stream, until either ends. It takes no part in the limits and deadlines of requests."""
