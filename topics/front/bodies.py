@@ -17,7 +17,7 @@ FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared 
 GROW_WAIT_S = 5.0  # a body that has a block waits so long for a longer one: others may be done ...
 GROW_LOOK_S = 0.1  # ... and looks so often
 
-SHORT_BODY_BYTES = 256 * 1024  # of what is decoded in one turn of somebody's loop: 8 to 16 ms at worst
+SHORT_BODY_BYTES = 128 * 1024  # of what is decoded in one turn of somebody's loop: 4 to 9 ms at worst
 WATCH_TOPIC_BYTES = 512  # a name of 255 characters, and where to begin
 ESCAPED = 8  # times as long as the text itself is a JSON string at most
 
