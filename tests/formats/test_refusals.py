@@ -174,3 +174,13 @@ def refusal_of(route: str, body: str) -> str:
     except InvalidRequest as refused:
         return refused.message
     return ""
+
+
+@pytest.mark.parametrize("word", ["x" * 1_000_000, "' - at `$.ttl_ms`" * 10_000])
+def test_a_refusal_repeats_no_more_than_the_start_of_what_was_sent(word: str) -> None:
+    for body, field in ((f'{{"type":"{word}"}}', "type"), (f'{{"discard":"{word}"}}', "discard")):
+        with pytest.raises(InvalidRequest) as refused:
+            decode_config(body.encode())
+        assert refused.value.message.startswith(f"{field} must be one of ")
+        assert refused.value.detail["field"] == field
+        assert len(refused.value.message) < 200

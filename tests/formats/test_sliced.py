@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topics.errors import BatchTooLarge
 from topics.formats import sliced
 from topics.formats.requests import AppendBody
 
@@ -144,3 +145,13 @@ def _decodes(body: bytes) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_too_many_records_are_refused_before_all_are_decoded() -> None:
+    body = b'{"records":[' + b'{"data":1},' * 10_000 + b'{"data":1}]}'
+    steps: list[object] = []
+    with pytest.raises(BatchTooLarge) as refused:
+        steps.extend(sliced.slices(body, 500))
+    assert refused.value.detail == {"max": 500}
+    assert 0 < len(steps) < decode(body)[1] / 10

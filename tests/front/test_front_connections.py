@@ -16,6 +16,7 @@ from topics.config import Settings
 from topics.errors import NotReady, Throttled
 from topics.front.answers import Answer, compressed
 from topics.front.connections import Connection, Connections, Timings
+from topics.front.fast_lane import FastLane
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +46,11 @@ async def test_fifty_idle_connections_and_fifty_that_ask_for_it_are_closed(fast:
 
 
 @LANES
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health"])
+@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
 async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
     async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
-        await client.say(f"{'GET' if path.endswith('health') else 'POST'} {path} HTTP/1.0\r\n\r\n".encode())
+        await client.say(f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
         answer = await client.hear()
         assert answer.status == 200
         assert answer.headers["connection"] == "close"
@@ -60,7 +61,7 @@ async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
 async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
-        await client.say(APPEND + APPEND + request("GET", "/v0/health"))
+        await client.say(APPEND + request("GET", "/v0/health") + request("GET", "/"))
         await client.stream.send_eof()
         assert [(await client.hear()).status for _ in range(3)] == [201, 200, 200]
         assert await client.is_closed()
@@ -284,7 +285,7 @@ async def test_while_answers_fill_the_memory_the_slowest_client_is_cut(
 
 
 @LANES
-@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 300_000])
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 120_000])
 async def test_what_stands_behind_a_body_of_any_length_is_the_next_request(
     fast: bool,
     length: int,
@@ -466,3 +467,32 @@ async def test_nothing_but_an_os_error_escapes_a_connection(fast: bool, caplog: 
         healthy = await run.connect()
         assert (await healthy.ask("POST", "/v0/topics/a", RECORD)).status == 201
     assert "in the machinery" in caplog.text
+
+
+async def test_what_has_come_when_the_drain_begins_is_answered() -> None:
+    """Before its task has begun to run, and while it is between two requests."""
+    async with running() as run:
+        connections, lanes = run.server.connections, run.server.lanes
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.settimeout(5)
+            connection = Connection(ours, connections)
+            connections.add(connection)
+            theirs.sendall(APPEND)
+            run.server.guard.draining = True
+            connections.drain()
+            assert connections.leaving == 1
+            await FastLane(connection, lanes).run()
+            assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
+            connections.remove(connection)
+
+
+async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them() -> None:
+    backend = FakeBackend(topics={f"t{number:05}{'x' * 200}": [] for number in range(1000)})
+    async with running(backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
+        await run.until(lambda: run.server.connections._held_bytes > 200_000)
+        client.stream.socket.close()
+        await run.until(lambda: run.server.connections._held_bytes == 0)

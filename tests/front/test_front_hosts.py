@@ -71,11 +71,11 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
             assert (await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)).status == status
 
 
-@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health"])
+@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
 async def test_a_request_that_names_no_host_passes(path: str) -> None:
     async with running(backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
-        await client.say(f"{'GET' if 'health' in path else 'POST'} {path} HTTP/1.0\r\n\r\n".encode())
+        await client.say(f"{'POST' if 'diff' in path else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
         assert (await client.hear()).status == 200
 
 

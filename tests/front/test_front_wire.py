@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[bytes, int]] = {
     "put": (request("PUT", "/v0/topics/a", b'{"x":1}'), 200),
     "chunked put": (CHUNKED.replace(b"POST", b"PUT"), 200),
     "health": (request("GET", "/v0/health"), 200),
+    "hello": (request("GET", "/"), 200),
     "unknown path": (request("POST", "/v0/nothing", b"{}" * 40), 404),
     "unknown method": (request("BREW", "/v0/topics/a", b"tea"), 405),
     "wrong media": (request("POST", "/v0/topics/a", b"<a/>" * 30, content_type="text/xml"), 415),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import re
 import time
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from tests.front.support import FakeBackend, request, running
 from topics.errors import InvalidRequest
 from topics.front import http1
 from topics.front.answers import wants_gzip
+from topics.front.bodies import SHORT_BODY_BYTES
 from topics.front.fields import LIST_MAX, list_members
 from topics.front.http1 import FIELDS_MAX, PartialHead, parse_head
 from topics.front.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
@@ -181,3 +185,29 @@ async def test_a_field_that_is_not_ascii_is_answered_on_every_route(fast: bool, 
                 answer = await client.hear(method=method)
                 assert answer.status < 500, (route, field)
     assert not [record for record in caplog.records if record.name.startswith("topics")]
+
+
+SHORT = ["POST /v0/topics/a/diff", "POST /v0/topics/a/delete", "PUT /v0/topics/a", "POST /v0/watch"]
+
+
+@LANES
+@pytest.mark.parametrize("line", SHORT)
+async def test_what_is_decoded_in_one_turn_has_a_bound_of_its_own(fast: bool, line: str) -> None:
+    method, path = line.split()
+    body = b'{"node":[' + b'"",' * 100_000 + b'""]}'
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+        for wire in (
+            request(method, path, body),
+            request(method, path, gzip.compress(body), content_encoding="gzip"),
+            request(method, path, content_type="application/json", transfer_encoding="chunked") + chunks,
+        ):
+            client = await run.connect()
+            with contextlib.suppress(trio.BrokenResourceError):
+                await client.say(wire)
+            answer = await client.hear()
+            assert (answer.status, answer.code) == (413, "payload_too_large")
+            assert answer.json()["error"]["detail"] == {"max": SHORT_BODY_BYTES}
+        assert not run.backend.calls
+        client = await run.connect()
+        assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200

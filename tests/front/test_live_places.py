@@ -103,6 +103,7 @@ async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(fr
     [
         ("cap", 13, "from_seq_too_old"),
         ("ttl", 13, "from_seq_too_old"),
+        ("damaged", 13, "damaged"),
         ("mixed", 13, "from_seq_too_old"),
         ("mixed", 1, "mixed"),  # a restart tore it among the records
         ("recreated", 13, "recreated"),

@@ -208,3 +208,15 @@ async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(monkeypat
             then(FakeReply({}, b'{"topic":"a"}', run.backend))
         await run.until(lambda: len(held) == 3)
         held[2][-1](FakeReply({}, b'{"topic":"a"}', run.backend))
+
+
+async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:
+    async with running() as run:
+        client = await open_socket(run)
+        topics = b",".join(b'"%x":{}' % number for number in range(40_000))
+        said = b'{"op":"subscribe","request_id":7,"topics":{%b}}' % topics
+        await client.say(frame_bytes(TEXT, said, mask=KEY))
+        heard = await client.stream.receive_some(4096)
+        assert b'"request_id":7,"code":"payload_too_large"' in heard
+        await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
+        assert b'"op":"pong"' in await client.stream.receive_some(4096)

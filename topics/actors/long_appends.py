@@ -119,7 +119,7 @@ class LongAppends:
             for start in range(0, len(view), RUN_BYTES):
                 utf8.decode(view[start : start + RUN_BYTES], start + RUN_BYTES >= len(view))
                 await trio.lowlevel.checkpoint()
-            for request in slices(view):
+            for request in slices(view, self.limits.batch_records):
                 await trio.lowlevel.checkpoint()
                 if request is not None:
                     return request

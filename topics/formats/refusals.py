@@ -15,7 +15,9 @@ from topics.errors import InvalidRequest
 from topics.formats.surrogates import SEARCH_MAX_BYTES, lone_surrogate
 from topics.formats.topic_config import TopicConfigPatch
 
-_LINE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+SHOWN_MAX = 100  # characters of what was sent that a refusal repeats
+
+_LINE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _CHOICE = re.compile(r"Invalid enum value (.*)", re.DOTALL)
@@ -45,8 +47,9 @@ CHOICES = _choices()
 
 def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> InvalidRequest:
     """What the decoder said about ``body``, for a person."""
-    found = _LINE.fullmatch(str(error))
-    what, path = (found["what"], found["path"]) if found else (str(error), None)
+    said = _shortened(str(error))
+    found = _LINE.fullmatch(said)
+    what, path = (found["what"], found["path"]) if found else (said, None)
     detail: dict[str, Any] = {"field": path} if path else {}
     subject = path or "the body"
     allowed = CHOICES.get((path or "").rpartition(".")[2])
@@ -59,8 +62,8 @@ def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> Inv
             allowed=list(allowed),
         )
     if expected:
-        said = f"{subject} must be {_kinds(expected[1])}, not {_kinds(expected[2])}"
-        return InvalidRequest(said, **detail)
+        kinds = f"{_kinds(expected[1])}, not {_kinds(expected[2])}"
+        return InvalidRequest(f"{subject} must be {kinds}", **detail)
     if missing := _MISSING.fullmatch(what):
         where = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"{where} is required", field=where)
@@ -76,6 +79,14 @@ def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> Inv
     if what.startswith("JSON is malformed: "):
         return InvalidRequest(f"the body is not JSON: {what.removeprefix('JSON is malformed: ')}")
     return InvalidRequest(f"{subject}: {what[:1].lower()}{what[1:]}", **detail)
+
+
+def _shortened(said: str) -> str:
+    """The decoder repeats a wrong word whole, and that may be most of a long body."""
+    if len(said) <= 2 * SHOWN_MAX:
+        return said
+    path = said.rfind(" - at `", len(said) - SHOWN_MAX)
+    return f"{said[:SHOWN_MAX]}…{said[path:] if path >= 0 else ''}"
 
 
 def _kinds(names: str) -> str:

@@ -7,11 +7,13 @@ records, that comma does stand between two records, however it was guessed: a gu
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
 
+from topics.errors import BatchTooLarge
 from topics.formats.requests import AppendBody, Buffer, RecordIn
 
 SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; what is left at the end may be twice as long
@@ -23,8 +25,10 @@ _append = msgspec.json.Decoder(AppendBody)
 _records = msgspec.json.Decoder(list[RecordIn])
 
 
-def slices(body: Buffer) -> Iterator[AppendBody | None]:
-    """Yields None after each piece of work, at last the request. Raises what the whole body would raise.
+def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
+    """Yields None after each piece of work, at last the request.
+
+    Raises what the whole body would raise, and `BatchTooLarge` as soon as there are more records than ``records_max``.
 
     UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is decoded in one piece.
     """
@@ -40,6 +44,8 @@ def slices(body: Buffer) -> Iterator[AppendBody | None]:
         for guess in _guess(view, start, found):
             comma = guess
             yield None
+        if len(found) > records_max:  # each takes far more memory than it had bytes
+            raise BatchTooLarge(f"more than {records_max} records in one write", max=records_max)
         if comma is None:
             break
         start = comma + 1

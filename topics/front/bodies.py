@@ -8,6 +8,7 @@ from types import TracebackType
 
 import trio
 
+from topics.config import Settings
 from topics.errors import InvalidRequest, PayloadTooLarge, Throttled
 from topics.front.backend import Backend, Body, BodyBlock
 from topics.front.pace import Pace
@@ -16,14 +17,25 @@ FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared 
 GROW_WAIT_S = 5.0  # a body that has a block waits so long for a longer one: others may be done ...
 GROW_LOOK_S = 0.1  # ... and looks so often
 
+SHORT_BODY_BYTES = 128 * 1024  # of what is decoded in one turn of somebody's loop: 4 to 9 ms at worst
+WATCH_TOPIC_BYTES = 512  # a name of 255 characters, and where to begin
+ESCAPED = 8  # times as long as the text itself is a JSON string at most
+
 STEP_BYTES = 64 * 1024  # inflated at once
 STEPS_PER_TURN = 8  # then other connections run: 512 KiB is about 1 ms
 WBITS_GZIP = 31
 
 
 def too_large(limit: int) -> PayloadTooLarge:
-    """The body is above ``limit`` bytes (TOPICS_MAX_BODY_BYTES)."""
+    """The body is above ``limit`` bytes: TOPICS_MAX_BODY_BYTES or, for what is no append, `short_body_max`."""
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
+
+
+def short_body_max(settings: Settings) -> int:
+    """The most bytes that any request but an append has use for."""
+    texts = ESCAPED * max(settings.max_tag_bytes, settings.max_node_bytes)
+    wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * settings.max_watch_topics, texts)
+    return min(settings.max_body_bytes, wanted)
 
 
 def no_room() -> Throttled:

@@ -62,6 +62,11 @@ class Connection:
         self.body_deadline = NEVER
         self.pace = Pace()  # at which the client takes answers
 
+    @property
+    def has_input(self) -> bool:
+        """Whether the client has said something that was not read, or has closed its side."""
+        return bool(_ready({self.fd: self}, select.POLLIN, select.POLLIN))
+
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
         while True:

@@ -210,7 +210,7 @@ class FastLane:
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue
-            if connection.connections.draining and not connection.is_late:
+            if connection.connections.draining and not connection.is_late and not connection.has_input:
                 return None
             connection.idle = True
             connection.deadline = idle_until
@@ -271,7 +271,7 @@ class FastLane:
         connection.waits_since = NEVER
         self._has_answered = True
         connection.closing = connection.closing or call.close
-        await connection.send(answer)
+        await connection.send_both(b"", answer)
 
     async def _stream(self, stream: StreamAnswer) -> None:
         """Give the connection to a stream, until either ends. It takes no part in the limits and deadlines of requests."""
@@ -331,8 +331,9 @@ class FastLane:
     async def _collected_body(self, head: AdmittedHead) -> Body:
         """A body whose length in the end is not known beforehand: chunked, gzipped, or both."""
         request, lanes = head.request, self.lanes
-        with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=lanes.max_body_bytes) as sink:
-            gzip = GzipSink(sink, lanes.max_body_bytes) if request.gzip_in else None
+        most = lanes.guard.body_max(request.route)
+        with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=most) as sink:
+            gzip = GzipSink(sink, most) if request.gzip_in else None
             parts = framing(head.length)
             while not parts.done:
                 pieces = await self._pieces(parts)

@@ -41,7 +41,7 @@ from topics.errors import (
 from topics.formats.names import valid_topic_name
 from topics.front.answers import wants_gzip
 from topics.front.backend import Backend
-from topics.front.bodies import too_large
+from topics.front.bodies import short_body_max, too_large
 from topics.front.fields import list_members
 from topics.front.hosts import AUTHORITY, HostRule, host_of
 from topics.front.queries import Query, find_token, parse_query
@@ -99,6 +99,7 @@ class Guard:
         self._access = access
         self._backend = backend
         self._probe_auth = probe_auth
+        self._short_body_max = short_body_max(settings)
         self._hosts = HostRule(settings, has_keys=access.enabled)
         self._waiting: set[trio.CancelScope] = set()
         self._may_wait = True
@@ -124,8 +125,8 @@ class Guard:
         if self.draining and not route.open:
             raise draining()
         gzip_in, wrong_media = self._check_media(route, head, content_length)
-        if content_length is not None and content_length > self._settings.max_body_bytes:
-            raise too_large(self._settings.max_body_bytes)
+        if content_length is not None and content_length > (most := self.body_max(route)):
+            raise too_large(most)
         if topic is not None and not valid_topic_name(topic):
             raise InvalidRequest("not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit")
         if content_length == 0:
@@ -145,6 +146,11 @@ class Guard:
             wid=matched.wid or "",
             head=head if route.streams else None,
         )
+
+    def body_max(self, route: Route) -> int:
+        """How many bytes a body of this route may have."""
+        is_short = route.body is not BodyRule.NONE and not route.long_body
+        return self._short_body_max if is_short else self._settings.max_body_bytes
 
     def enter(self, request: Request) -> None:
         """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above the key's cap (§11)."""

@@ -39,6 +39,7 @@ class Route:
     scope: Scope | None
     lane: Lane = Lane.COLD
     body: BodyRule = BodyRule.NONE
+    long_body: bool = False  # it is read piece by piece, so it may be as long as the settings say
     waits: bool = False  # may wait for records: a client that hangs up ends the call
     open: bool = False  # needs no key, unless probes do
     streams: bool = False  # the answer has no end, and the connection nothing else after it
@@ -53,7 +54,7 @@ TOPIC, WID = ":topic", ":wid"
 ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 READ_ONLY = ("GET", "HEAD")
 ROUTES = (
-    Route(("POST",), "/v0/topics/:topic", "append", Scope.WRITE, Lane.HOT, BodyRule.REQUIRED),
+    Route(("POST",), "/v0/topics/:topic", "append", Scope.WRITE, Lane.HOT, BodyRule.REQUIRED, long_body=True),
     Route(("POST",), "/v0/topics/:topic/diff", "diff", Scope.READ, Lane.HOT, BodyRule.OPTIONAL, waits=True),
     Route(("POST",), "/v0/topics/:topic/delete", "topic.delete_records", Scope.DELETE, Lane.HOT, BodyRule.REQUIRED),
     Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL),
@@ -63,10 +64,10 @@ ROUTES = (
     Route(("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED),
     Route(("GET",), "/v0/watch/:wid", "watch.open", None, Lane.HOT, streams=True),  # the session knows whose it is
     Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True, no_preflight=True),
-    Route(READ_ONLY, "/v0/health", "health", None, open=True),
-    Route(READ_ONLY, "/healthz", "health", None, open=True),
-    Route(READ_ONLY, "/v0/ready", "ready", None, open=True),
-    Route(READ_ONLY, "/readyz", "ready", None, open=True),
+    Route(READ_ONLY, "/v0/health", "health", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/healthz", "health", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/v0/ready", "ready", None, Lane.HOT, open=True),
+    Route(READ_ONLY, "/readyz", "ready", None, Lane.HOT, open=True),
     Route(READ_ONLY, "/", "hello", None, open=True),
 )
 

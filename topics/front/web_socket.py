@@ -38,7 +38,7 @@ from topics.formats.websocket import (
 )
 from topics.front.answers import Headers
 from topics.front.backend import Body, Reply
-from topics.front.bodies import no_room
+from topics.front.bodies import no_room, short_body_max, too_large
 from topics.front.connections import NEVER, RECV_BYTES, Connection
 from topics.front.fields import list_members
 from topics.front.guard import HeadFields, draining
@@ -276,6 +276,8 @@ class SocketStream(Stream):
         try:
             if head.op == "publish":
                 self._publish(head, request_id, message)
+            elif len(message) > (most := short_body_max(self._settings)):
+                raise too_large(most)
             elif head.op == "subscribe":
                 self._flush()
                 self._send_replies()
