@@ -15,6 +15,8 @@ from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
 from topics.actors import room
 from topics.actors.board import ShardState
+from topics.engine.changes import Now, floor_frame
+from topics.formats.wal import FrameKind
 from topics.storage.recovery import recover
 from topics.storage.wal import Wal
 from topics.storage.wal_file import NoRoom
@@ -62,6 +64,21 @@ async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: D
     details = [answer["data"]["detail"]["reason"] for answer in desk.wire.answers()]
     assert details == ["disk_full", "read_only"]
     assert state(desk) == ShardState.READ_ONLY
+
+
+async def test_what_went_while_nothing_could_be_written_is_told_to_the_log_later(desk: Desk) -> None:
+    desk.make("a", ttl_ms=1000)
+    desk.append("a", 1, 2)
+    desk.synced()
+    actor, topic = desk.actor, desk.engine.topic("a")
+    actor._now = Now(actor._now.ts + 60_000, actor._now.ms + 60_000)
+    actor.room._unsaid = [floor_frame(topic)]
+    actor.fresh_topic("a")
+    assert (topic.count, topic.start_seq) == (0, 3)
+    actor.room._unsaid = []
+    before = desk.log.position
+    actor.fresh_topic("a")
+    assert [frame.kind for at, frame in desk.log.frames.items() if at >= before] == [FrameKind.FLOOR]
 
 
 async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

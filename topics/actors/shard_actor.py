@@ -372,8 +372,12 @@ class ShardActor:
                 change = self.engine.expire(topic, self._now)
             except Damaged as damage:
                 return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
-            if change is not None and self.room.refusal(grows=False) is None:
-                self.commits.submit(change, None)
+            if change is None:
+                return None
+            if self.room.refusal(grows=False) is not None:
+                self.engine.undo(change)  # the log is told when it takes something again
+                return None
+            self.commits.submit(change, None)
         return None
 
     def look_again(self, topic: Topic) -> None:
