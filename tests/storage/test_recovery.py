@@ -837,6 +837,22 @@ def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_st
     client.kill()
 
 
+def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="ephemeral")
+    seq, _ = client.append("a", 1)
+    before = ts_of(client, "a", seq)
+    told = []
+    for _ in range(4):
+        client.kill()
+        client = Client(tmp_path, now=Now(START.ts - 1_000, client.now.ms + 1))
+        told.append(client.wal.counters.frames)
+    assert told == [2, 1, 1, 1], "of the topic, and of the start"
+    seq, _ = client.append("a", 2)
+    assert ts_of(client, "a", seq) >= before
+    client.kill()
+
+
 def test_a_busy_ephemeral_topic_writes_one_frame_a_second_to_keep_its_time(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put("a", durability="ephemeral")

@@ -107,6 +107,7 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     assert (again.has_reserve, len(again)) == (True, SPARES)
     other = WalStock(tmp_path, 2 * SIZE)
     assert (other.has_reserve, len(other)) == (False, 0)
+    assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
 
 
 def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

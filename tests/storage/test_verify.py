@@ -274,6 +274,8 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     lines = {path.suffix or path.name: [*describe(path)] for path in sorted(data.rglob("*")) if path.is_file() and path.name != "LOCK"}
     assert lines["meta"] == ["data directory of 1 shards"]
     assert lines[".reserve"][0].endswith(" bytes of room, not in use")
+    (data / "next.reserve").touch()  # as a full disk leaves it
+    assert [*describe(data / "next.reserve")] == ["0 bytes of room, not in use"]
     with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
         [*describe(data / "LOCK")]
     assert lines[".seg"][:2] == [

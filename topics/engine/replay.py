@@ -200,10 +200,10 @@ class Replay(TopicTable):
                 lose(topic, (topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1
             settle(topic, self.store)
-            late = not clean and durability == "ephemeral" and topic.last_ts < self.reserved_ts
-            if late:
-                topic.last_ts = self.reserved_ts
-            if skipped or late:
+            if skipped:
+                # Of others all seqs that were given are known, and with them the last `$ts`.
+                if durability == "ephemeral":
+                    topic.last_ts = max(topic.last_ts, self.reserved_ts)
                 frames.append(topic_frame(topic, now))
             topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
         self._restored = {}

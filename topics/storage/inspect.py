@@ -32,7 +32,7 @@ def describe(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         magic = file.read(MAGIC_BYTES)
     known = _KINDS.get(magic)
-    if magic == bytes(MAGIC_BYTES) and path.suffix in (SPARE, RESERVE):
+    if not any(magic) and path.suffix in (SPARE, RESERVE):
         yield f"{path.stat().st_size} bytes of room, not in use"
         return
     if known is None:

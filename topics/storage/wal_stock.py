@@ -37,6 +37,9 @@ class WalStock:
         self._adding = threading.Lock()
         self._spares: deque[Path] = deque()
         self.has_reserve = self._fits(self._path)
+        if not self.has_reserve:
+            # Made for files of another size: the next one may want its room.
+            self._path.unlink(missing_ok=True)
         for path in folder.glob(f"*{SPARE}"):
             if len(self._spares) < SPARES and self._fits(path):
                 self._spares.append(path)
