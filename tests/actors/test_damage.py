@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import structlog
 
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
 from tests.actors.test_sealing import append_long
+from tests.storage.log_support import failing
 from topics.actors.board import Board
 from topics.actors.heads import HeadReader, HeadWriter
 from topics.engine.reading import Page, read
@@ -398,6 +400,28 @@ def test_before_it_is_sealed_a_damaged_frame_refuses_the_start(small: Sealer) ->
     with pytest.raises(Damaged) as raised:
         small.again()
     assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.position)
+
+
+def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with_a_restart(
+    small: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.append("a", "before")
+    blob = append_long(small, "a", ["x" * 3000] * 10)
+    small.append("a", "behind")
+    small.stop()
+    flip(blob, 20_000)
+    small = small.again()
+    two_topics(small)
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.storage.segments.write_all", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space"):
+            small.seal()
+    seen = small.engine.topic("a").count, walk(small, small.engine.topic("a"))
+    small.stop()
+    small = small.again()
+    assert (small.engine.topic("a").count, walk(small, small.engine.topic("a"))) == seen
+    assert seen[1][1] == [(2, 11)]
+    small.kill()
 
 
 def test_a_damaged_blob_is_never_sealed_but_told_and_kept(small: Sealer) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from topics.engine.changes import Now, floors, runs_of_frame, topic_frame
 from topics.engine.dedupe import Remembered
-from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, settle, trim
+from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, lose_damaged, settle, trim
 from topics.engine.store import Marks, Store
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic, united
@@ -199,6 +199,7 @@ class Replay(TopicTable):
             if skipped:
                 lose(topic, (topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1
+            self._lose_again(topic)
             settle(topic, self.store)
             if skipped:
                 # Of others all seqs that were given are known, and with them the last `$ts`.
@@ -209,6 +210,19 @@ class Replay(TopicTable):
         self._restored = {}
         self.reserved_ts = self.reserving_ts = now.ts + TS_AHEAD_MS  # as the MARK that follows says
         return frames
+
+    def _lose_again(self, topic: Topic) -> None:
+        """Writes that were found damaged before the stop, and not sealed since, came back with the log."""
+        for first, last in topic.damaged:
+            index = topic.frames.find(first)
+            while index < len(topic.frames):
+                first_seq, count, _, _ = topic.frames.entry(index)
+                if first_seq + count - 1 > last:
+                    break
+                if max(first_seq, topic.start_seq) >= first:
+                    lose_damaged(topic, index, self.store)
+                else:
+                    index += 1
 
     def _known(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
         topic = self.by_id.get(header.topic_id)
