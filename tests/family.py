@@ -23,14 +23,13 @@ from pathlib import Path
 
 import structlog
 
-from topics import boot, logs
-from topics.actors.board import Board, FrontState, ShardState
-from topics.actors.link import LinkMemory
+from topics.actors.link.board import Board, FrontState, ShardState
+from topics.actors.link.link import LinkMemory
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.notify import Notifier
-from topics.process import supervisor
+from topics.process import boot, logs, supervisor
 from topics.process.children import wait_for_signal
+from topics.process.notify import Notifier
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02

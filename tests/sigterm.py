@@ -19,15 +19,14 @@ from typing import Any
 
 import trio
 
-from topics import logs
-from topics.actors.board import Board
-from topics.actors.link import LinkMemory
-from topics.actors.sealing import Sealing
-from topics.actors.shard_actor import ShardActor
+from topics.actors.link.board import Board
+from topics.actors.link.link import LinkMemory
+from topics.actors.shard.actor import ShardActor
+from topics.actors.shard.sealing import Sealing
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import children as process
-from topics.process import front, shard_writer
+from topics.process import front, logs, shard_writer
 
 WITHIN_S = 20.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from topics import boot
 from topics.config import IDLE, MIB, ConfigError, Settings, unknown_variables, usable_cores, variable_of
+from topics.process import boot
 
 ROOT = Path(__file__).parent.parent
 
@@ -188,7 +188,7 @@ def name_of(node: ast.expr) -> str:
 
 def test_a_setting_is_in_the_table_of_those_without_effect_exactly_when_nothing_reads_it() -> None:
     read = attributes_read("settings") | {"api_keys_file"}  # boot takes that one from the environment itself
-    assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "boot.py").read_text()
+    assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "process" / "boot.py").read_text()
     assert {field.name for field in dataclasses.fields(Settings)} - read == IDLE
 
 
@@ -316,7 +316,7 @@ def test_a_credentials_directory_without_our_credential_means_nothing(tmp_path: 
 
 SEARCH_MYSELF = """
 import os, re, sys
-from topics import boot
+from topics.process import boot
 
 secret = bytearray(byte ^ 0x55 for byte in bytes.fromhex(sys.argv[1]))
 held = os.environb[b"TOPICS_API_KEYS"]  # the very object that os.environ has

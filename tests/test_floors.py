@@ -17,11 +17,11 @@ FLOORS = [
     ["topics.client"],
     ["topics.spark"],
     ["topics.engine"],
-    ["topics.logs", "topics.log_sink"],
+    ["topics.process.logs", "topics.process.log_sink"],
     ["topics.storage"],
     ["topics.actors"],
     ["topics.front"],
-    ["topics.notify", "topics.process", "topics.listeners", "topics.boot"],
+    ["topics.process.notify", "topics.process", "topics.process.listeners", "topics.process.boot"],
     ["workers", "supervisor", "topics.cli", "topics.__main__"],
 ]
 PURE = ("topics.formats", "topics.engine")
@@ -31,7 +31,7 @@ TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", 
 IMPURE = {
     *("datetime", "random", "sched", "secrets", "time", "uuid"),
     *("fcntl", "fileinput", "glob", "mmap", "os", "pathlib", "pickle", "shutil", "sqlite3", "tempfile"),
-    *("ftplib", "http", "select", "selectors", "smtplib", "socket", "ssl", "urllib"),
+    *("ftplib", "http.client", "http.cookiejar", "http.server", "select", "selectors", "smtplib", "socket", "ssl", "urllib"),
     *("asyncio", "concurrent", "multiprocessing", "queue", "signal", "subprocess", "threading", "trio"),
     *("ctypes", "importlib", "logging", "platform", "structlog"),
     *("h11", "httptools", "hypercorn", "quart", "quart_trio"),
@@ -86,7 +86,9 @@ def upward_imports(module: str, path: Path) -> list[str]:
 
 def impurities(module: str, path: Path) -> list[str]:
     """What a pure module has no business with: impure imports, calls to the outside, and waiting."""
-    found = [f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if name.split(".")[0] in IMPURE]
+    found = [
+        f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if IMPURE & {name, name.split(".")[0]}
+    ]
     for node in ast.walk(ast.parse(path.read_text(), path)):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             found.append(f"{path.name}:{node.lineno} {module} waits")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.log_sink import DescriptorSink, LineStream
+from topics.process.log_sink import DescriptorSink, LineStream
 
 ROOT = Path(__file__).parent.parent
 LINES = 3000
@@ -138,7 +138,7 @@ def test_the_last_words_of_an_interpreter_wait_for_nobody(opened: contextlib.Exi
 def test_descriptors_that_are_closed_at_the_start_are_never_given_to_files() -> None:
     program = """
 import os, sys
-from topics import logs
+from topics.process import logs
 logs.configure("supervisor")
 opened = os.open("/proc/self/status", os.O_RDONLY)
 import structlog

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from topics import logs
+from topics.process import logs
 
 
 class Terminal(io.StringIO):

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import pytest
 
-from topics.actors.board import Board, ShardState, ShardWords
+from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.process import supervisor
 from topics.storage.data_dir import encode_meta
 

@@ -16,8 +16,8 @@ import pytest
 from tests.contract.api import Answer, Api, Wire, ok, request
 from tests.contract.sse import Stream, session
 from tests.server import STOP_S, Server
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.formats.names import shard_of
-from topics.formats.wal import FILE_HEADER_BYTES
 
 pytestmark = pytest.mark.slow
 

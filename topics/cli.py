@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from topics import __version__
 
 if TYPE_CHECKING:
-    from topics.boot import Boot
+    from topics.process.boot import Boot
 
 FAILED = 1
 USAGE_ERROR = 2
@@ -76,8 +76,8 @@ def _path(text: str) -> Path:
 
 
 def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> int:
-    from topics import boot
     from topics.config import ConfigError
+    from topics.process import boot
 
     for flag in ("host", "port", "data_dir"):
         if (value := getattr(arguments, flag)) is not None:
@@ -176,9 +176,8 @@ def _unknown_lines(start: Boot) -> list[str]:
 def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
     import structlog
 
-    from topics import logs
-    from topics.notify import Notifier
-    from topics.process import supervisor
+    from topics.process import logs, supervisor
+    from topics.process.notify import Notifier
 
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):

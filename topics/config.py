@@ -1,6 +1,6 @@
 """Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read from ``TOPICS_X_Y``.
 
-Key secrets are not settings: ``topics/boot.py`` turns them into digests and drops them.
+Key secrets are not settings: ``topics/process/boot.py`` turns them into digests and drops them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Settings:
     api_keys_file: Path | None = None
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
-    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # `front/hosts.py` says when they count
+    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # `front/http/hosts.py` says when they count
 
     # Writes (§2)
     max_batch_records: Count = 10_000

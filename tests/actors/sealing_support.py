@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import START, Client
-from topics.actors import sealing
-from topics.actors.sealing import Sealing
+from topics.actors.shard import sealing
+from topics.actors.shard.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Now
-from topics.formats.requests import Diff
+from topics.formats.api.requests import Diff
 from topics.storage.verify import Finding, verify_directory
-from topics.storage.wal_file import NoRoom
-from topics.storage.wal_writer import Progress
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.writer import Progress
 
 FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
 

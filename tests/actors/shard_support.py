@@ -11,18 +11,18 @@ import msgspec
 import trio
 
 from tests.actors.wire import Wire
-from topics.actors.board import Board
-from topics.actors.shard_actor import ShardActor
+from topics.actors.link.board import Board
+from topics.actors.shard.actor import ShardActor
 from topics.engine.shard import ShardEngine
-from topics.formats.envelope import Failure, Success, decode, encode_notification, encode_request
-from topics.formats.message import MessageFrame
-from topics.formats.records import RecordFlags, RecordsView
-from topics.formats.requests import Limits, json_bytes
-from topics.formats.wal import Frame
-from topics.storage.blobs import BlobStore
-from topics.storage.segments import SegmentStore
-from topics.storage.wal_file import NoRoom
-from topics.storage.wal_writer import Progress
+from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.disk.wal import Frame
+from topics.formats.wire.envelope import Failure, Success, decode, encode_notification, encode_request
+from topics.formats.wire.message import MessageFrame
+from topics.storage.segments.store import SegmentStore
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.writer import Progress
 
 LIMITS = Limits(batch_records=20_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 

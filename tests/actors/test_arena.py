@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from topics.actors import arena
-from topics.actors.arena import (
+from topics.actors.link import arena
+from topics.actors.link.arena import (
     LARGE_PAGES,
     PAGE_BYTES,
     ArenaBlock,

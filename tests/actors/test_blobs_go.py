@@ -14,7 +14,7 @@ from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_sy
 from tests.actors.test_sealing import append_long, comes_back, seen
 from topics.engine.reading import Page
 from topics.storage.disk import Damaged
-from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal.file import NoRoom, WalFile
 
 FILE_BYTES = 64 << 10
 LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from topics.actors.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
+from topics.actors.link.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
 
 
 def test_a_new_board_is_all_down_and_in_session_1() -> None:

@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from tests.actors.shard_support import Desk
-from topics.actors import shard_actor
+from topics.actors.shard import actor as shard_actor
 from topics.errors import Internal
-from topics.formats.envelope import Failure, decode
-from topics.formats.requests import json_bytes
-from topics.formats.wal import FrameKind
-from topics.storage.wal_file import NoRoom
+from topics.formats.api.requests import json_bytes
+from topics.formats.disk.wal import FrameKind
+from topics.formats.wire.envelope import Failure, decode
+from topics.storage.wal.file import NoRoom
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))

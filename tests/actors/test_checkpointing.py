@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from tests.storage.log_support import Client
-from topics.actors.sealing import Sealing
-from topics.formats.requests import Match
-from topics.storage.wal_file import NoRoom
+from topics.actors.shard.sealing import Sealing
+from topics.formats.api.requests import Match
+from topics.storage.wal.file import NoRoom
 
 
 def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ from tests.actors.shard_support import Desk
 from topics.engine import reading
 from topics.engine.shard import Append, Change, Put
 from topics.engine.topic import RESERVE_MIN
-from topics.formats.requests import decode_append, decode_config, json_bytes
-from topics.formats.wal import FrameKind
+from topics.formats.api.requests import decode_append, decode_config, json_bytes
+from topics.formats.disk.wal import FrameKind
 from topics.storage.disk import Damaged
-from topics.storage.wal_file import NoRoom
-from topics.storage.wal_writer import Progress
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.writer import Progress
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -432,7 +432,7 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
         raise Damaged(Path("1.seg"), 4096, "records are damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.actors.reads.read", damaged)
+        patch.setattr("topics.actors.shard.reads.read", damaged)
         append = desk.append("a", 1)
         desk.synced()
         await wait_all_tasks_blocked()

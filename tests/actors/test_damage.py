@@ -15,15 +15,15 @@ import structlog
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
 from tests.actors.test_sealing import append_long
 from tests.storage.log_support import failing
-from topics.actors.board import Board
-from topics.actors.heads import HeadReader, HeadWriter
+from topics.actors.link.board import Board
+from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.engine.reading import Page, read
 from topics.engine.topic import Topic
-from topics.formats.requests import Diff
-from topics.formats.segment import CHUNK_BYTES
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameKind, decode_file_header, scan_frames
+from topics.formats.api.requests import Diff
+from topics.formats.disk.segment import CHUNK_BYTES
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameKind, decode_file_header, scan_frames
 from topics.storage.disk import Damaged
-from topics.storage.segments import Segment
+from topics.storage.segments.store import Segment
 
 FILE_BYTES = 256 << 10
 
@@ -175,7 +175,7 @@ def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(cl
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.mapped", fail)
+        patch.setattr("topics.storage.segments.store.mapped", fail)
         with pytest.raises(OSError, match="Too many"):
             walk(client, client.engine.topic("a"))
     assert walk(client, client.engine.topic("a"))[1] == []
@@ -413,7 +413,7 @@ def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with
     small = small.again()
     two_topics(small)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.write_all", failing(errno.ENOSPC))
+        patch.setattr("topics.storage.segments.store.write_all", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             small.seal()
     seen = small.engine.topic("a").count, walk(small, small.engine.topic("a"))

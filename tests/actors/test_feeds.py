@@ -19,21 +19,22 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.sealing_support import FILE_BYTES
 from tests.actors.shard_support import LIMITS, Desk
-from topics.actors import feeds, shard_actor
-from topics.actors.board import Board
-from topics.actors.link import Link, LinkMemory, Side
-from topics.actors.message_router import InboundMessage, MessageRouter, Session
-from topics.actors.shard_actor import ShardActor, clock
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.rpc.message_router import InboundMessage, MessageRouter, Session
+from topics.actors.shard import actor as shard_actor
+from topics.actors.shard import feeds
+from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
 from topics.engine import reading
 from topics.engine.shard import Now
 from topics.engine.store import EXTENT
-from topics.formats.envelope import Notification, Success, decode, encode_notification
-from topics.formats.message import MessageFrame
-from topics.formats.requests import json_bytes
+from topics.formats.api.requests import json_bytes
+from topics.formats.wire.envelope import Notification, Success, decode, encode_notification
+from topics.formats.wire.message import MessageFrame
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
-from topics.storage.wal_file import NoRoom
+from topics.storage.wal.file import NoRoom
 
 VIEW: dict[str, Any] = {"nodes": [], "tags": False, "meta": True, "data": True, "strong": False, "limit": 256, "bytes": 1 << 20}
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from topics.actors.board import Board
-from topics.actors.heads import SLOTS, HeadReader, HeadWriter, holds_still
+from topics.actors.link.board import Board
+from topics.actors.link.heads import SLOTS, HeadReader, HeadWriter, holds_still
 from topics.engine.changes import Append, Delete, DeleteRecords, Put, Reservation
 from topics.engine.reading import Page, Tombstone
 from topics.engine.topic import Topic
-from topics.formats.topic_config import TopicConfig
+from topics.formats.api.topic_config import TopicConfig
 
 
 def topic(number: int, head_seq: int = 10, **config: int) -> Topic:

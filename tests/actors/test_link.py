@@ -20,13 +20,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from topics.actors import link as link_module
-from topics.actors.arena import PAGE_BYTES
-from topics.actors.board import Board
-from topics.actors.link import Guard, Link, LinkMemory, Side
-from topics.actors.ring import HEAD, RingDamaged
+from topics.actors.link import link as link_module
+from topics.actors.link.arena import PAGE_BYTES
+from topics.actors.link.board import Board
+from topics.actors.link.link import Guard, Link, LinkMemory, Side
+from topics.actors.link.ring import HEAD, RingDamaged
 from topics.config import Settings
-from topics.formats.message import ERROR, MessageFrame, PeerGone, encode
+from topics.formats.wire.message import ERROR, MessageFrame, PeerGone, encode
 
 SMALL = Settings(ring_bytes=8192, inline_bytes=1000, arena_bytes=16 * PAGE_BYTES)
 

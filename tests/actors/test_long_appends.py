@@ -14,17 +14,18 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
-from topics.actors import long_appends, shard_actor
-from topics.actors.long_appends import LONG_BYTES
-from topics.actors.shard_actor import RPC_TIMEOUT_MS
+from topics.actors.shard import actor as shard_actor
+from topics.actors.shard import long_appends
+from topics.actors.shard.actor import RPC_TIMEOUT_MS
+from topics.actors.shard.long_appends import LONG_BYTES
 from topics.engine.shard import Now
-from topics.formats import sliced
-from topics.formats.envelope import ErrorCode, decode
-from topics.formats.records import RecordFlags
-from topics.formats.wal import Frame, FrameKind
-from topics.storage import blobs
+from topics.formats.api import sliced
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.wal import Frame, FrameKind
+from topics.formats.wire.envelope import ErrorCode, decode
 from topics.storage.verify import verify_blob
-from topics.storage.wal_file import NoRoom
+from topics.storage.wal import blobs
+from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))

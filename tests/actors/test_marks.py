@@ -12,7 +12,7 @@ import structlog
 
 from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, spoil
 from tests.storage.log_support import ForgetfulDisk
-from topics.formats.requests import Match
+from topics.formats.api.requests import Match
 from topics.storage import recovery
 
 ODD, EVEN = Match("Eq", "odd"), Match("Eq", "even")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.actors.wire import Bench, FakeBlock
-from topics.actors.message_router import (
+from topics.actors.rpc.message_router import (
     AlreadyAnsweredError,
     InboundMessage,
     MessageRouter,
@@ -25,8 +25,8 @@ from topics.actors.message_router import (
     SubjectPolicy,
     default_error_mapper,
 )
-from topics.formats.envelope import encode_notification, encode_request, encode_success
-from topics.formats.message import ARENA, ERROR
+from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
+from topics.formats.wire.message import ARENA, ERROR
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import trio
 
 from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
-from topics.actors import room
-from topics.actors.board import ShardState
+from topics.actors.link.board import ShardState
+from topics.actors.shard import room
 from topics.engine.shard import Now
-from topics.formats.wal import FrameKind
+from topics.formats.disk.wal import FrameKind
 from topics.storage.recovery import recover
-from topics.storage.wal import Wal
-from topics.storage.wal_file import NoRoom
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log import Wal
 
 FILE_BYTES = 64 << 10
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -88,8 +88,8 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
     start().wal.stop()
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
-        patch.setattr("topics.storage.wal_stock.WalStock.take_reserve", lambda _: None)
-        patch.setattr("topics.storage.wal_file.WalFile.holds", lambda *_: False)
+        patch.setattr("topics.storage.wal.stock.WalStock.take_reserve", lambda _: None)
+        patch.setattr("topics.storage.wal.file.WalFile.holds", lambda *_: False)
         shard = start()
     monkeypatch.setattr(room, "AGAIN_FIRST_S", 0.001)
     monkeypatch.setattr(room, "SYNCED_S", 0.001)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics.actors.pulse import LOOK_MAX_S, STALLED_S, Pulse
+from topics.actors.link.pulse import LOOK_MAX_S, STALLED_S, Pulse
 
 
 def test_silence_grows_until_there_is_a_new_sign() -> None:

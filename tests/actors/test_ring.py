@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from topics.actors import ring
-from topics.actors.ring import (
+from topics.actors.link import ring
+from topics.actors.link.ring import (
     CONSUMER_SLEEP,
     HEAD,
     PAGE_BYTES,

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.message_router import AlreadyAnsweredError, InboundMessage, MessageRouter, RouterConfig, RpcContext
-from topics.formats.message import ARENA
+from topics.actors.rpc.message_router import AlreadyAnsweredError, InboundMessage, MessageRouter, RouterConfig, RpcContext
+from topics.formats.wire.message import ARENA
 
 TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
 

@@ -15,17 +15,17 @@ import structlog
 
 from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, findings, no_syncs, spoil
 from tests.storage.log_support import LIMITS
-from topics.actors import sealing
+from topics.actors.shard import sealing
 from topics.engine.store import EXTENT, RESIDENT
-from topics.formats.records import Rendering
-from topics.formats.requests import Match, decode_append, decode_config, json_bytes
-from topics.formats.segment_build import build
-from topics.formats.wal import FILE_HEADER_BYTES
+from topics.formats.api.requests import Match, decode_append, decode_config, json_bytes
+from topics.formats.disk.records import Rendering
+from topics.formats.disk.segment_build import build
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
-from topics.storage.segments import SegmentStore, SegmentWriter, split_place
-from topics.storage.wal import Wal
-from topics.storage.wal_stock import SPARES
+from topics.storage.segments.store import SegmentStore, SegmentWriter, split_place
+from topics.storage.wal.log import Wal
+from topics.storage.wal.stock import SPARES
 
 Seen = dict[str, Any]
 
@@ -517,7 +517,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     fill(client, "a", "b", rounds=10)
     client.seal()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topics.storage.segments.write_all", failing(code))
+        patch.setattr("topics.storage.segments.store.write_all", failing(code))
         delete(client, "a", match=Match("Eq", "odd"))
         delete(client, "a", before_seq=4)
         before = seen(client)
@@ -538,7 +538,7 @@ def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(client: S
     delete(client, "a", match=Match("Eq", "odd"))
     store = client.shard.segments
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments._sync", failing(errno.EIO))
+        patch.setattr("topics.storage.segments.store._sync", failing(errno.EIO))
         with pytest.raises(OSError):
             store.sync(client.wal.position)
     before = seen(client)

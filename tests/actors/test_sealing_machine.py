@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.actors.sealing_support import Sealer, by_hand, findings, no_syncs
 from topics.engine.shard import Append
 from topics.engine.topic import Topic
-from topics.formats.requests import Match, decode_config, json_bytes
+from topics.formats.api.requests import Match, decode_config, json_bytes
 from topics.storage.checkpoints import whole
-from topics.storage.wal_file import NoRoom, WalFile
-from topics.storage.wal_writer import Progress
+from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.writer import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])

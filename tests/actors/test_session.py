@@ -8,9 +8,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.message_router import Call, InboundMessage, RemoteError, RpcContext, RpcReply, Session
-from topics.formats.envelope import encode_failure, encode_success
-from topics.formats.message import ARENA, ERROR, MessageFrame, PeerGone
+from topics.actors.rpc.message_router import Call, InboundMessage, RemoteError, RpcContext, RpcReply, Session
+from topics.formats.wire.envelope import encode_failure, encode_success
+from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone
 
 
 @pytest.fixture

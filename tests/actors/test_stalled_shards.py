@@ -11,13 +11,13 @@ import trio
 import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
-from topics.actors.board import Board, ShardState
-from topics.actors.link import Link, LinkMemory, Side
-from topics.actors.message_router import InboundMessage, MessageRouter, Session
+from topics.actors.link.board import Board, ShardState
+from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.rpc.message_router import InboundMessage, MessageRouter, Session
 from topics.actors.shards import ShardReply, Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
-from topics.formats.message import MessageFrame
+from topics.formats.wire.message import MessageFrame
 
 SETTINGS = Settings(ring_bytes=1 << 16, inline_bytes=4096, arena_bytes=1 << 20)
 POLL = b'{"from_seq":0,"wait_ms":30000}'

@@ -7,9 +7,9 @@ from typing import Any
 
 import cbor2
 
-from topics.actors.message_router import InboundMessage, MessageHandler, MessageRouter, Session
-from topics.formats.envelope import decode, encode_error_frame, encode_notification, encode_request
-from topics.formats.message import ARENA, ERROR, MessageFrame, PeerGone, decode_all, encode
+from topics.actors.rpc.message_router import InboundMessage, MessageHandler, MessageRouter, Session
+from topics.formats.wire.envelope import decode, encode_error_frame, encode_notification, encode_request
+from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone, decode_all, encode
 
 
 class FakeBlock:

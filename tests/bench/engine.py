@@ -20,9 +20,9 @@ import msgspec
 
 from topics.engine.reading import read
 from topics.engine.shard import Append, Now, ShardEngine
-from topics.formats.records import RecordsView
-from topics.formats.requests import Diff, Limits, decode_append
-from topics.formats.wal import FrameKind, encode_frame
+from topics.formats.api.requests import Diff, Limits, decode_append
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.wal import FrameKind, encode_frame
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 DATA = {"type": "resize", "url": "s3://bucket/some/path.png", "w": 256, "pad": "x" * 126}

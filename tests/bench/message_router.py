@@ -13,9 +13,9 @@ import cbor2
 import trio
 import trio.testing
 
-from topics.actors.message_router import InboundMessage, MessageRouter, RpcContext, Session
-from topics.formats.envelope import decode, encode_notification, encode_request, encode_success
-from topics.formats.message import MessageFrame
+from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RpcContext, Session
+from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
+from topics.formats.wire.message import MessageFrame
 
 ROUND = 1_000
 ROUNDS = 20

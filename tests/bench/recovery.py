@@ -29,7 +29,7 @@ from msgspec import Raw
 
 from topics.config import MIB, Settings
 from topics.engine.shard import Append, Now
-from topics.formats.requests import AppendBody, RecordIn
+from topics.formats.api.requests import AppendBody, RecordIn
 from topics.storage.recovery import recover
 
 DATA = Raw(b'{"pad":"' + b"x" * 190 + b'"}')

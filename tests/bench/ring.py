@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 
 import trio
 
-from topics.actors.board import Board
-from topics.actors.link import Link, LinkMemory, Side
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link, LinkMemory, Side
 from topics.config import MIB, Settings
-from topics.formats.message import MessageFrame
+from topics.formats.wire.message import MessageFrame
 
 SIZE = 200
 BATCHES = (1, 16, 64)

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from topics.formats.records import RecordsView, View, encode
-from topics.formats.requests import AppendBody, Buffer, RecordIn
-from topics.formats.segment_build import EXTENT_RECORDS, Source, build
-from topics.storage.segments import Segment, SegmentStore, place_of
+from topics.formats.api.requests import AppendBody, Buffer, RecordIn
+from topics.formats.disk.records import RecordsView, View, encode
+from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
+from topics.storage.segments.store import Segment, SegmentStore, place_of
 
 RECORD_BYTES = 200  # rendered, without a tag
 FRAME_BYTES = 64 + 8

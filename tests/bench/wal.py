@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from topics.config import MIB, Settings
-from topics.formats.wal import FILE_HEADER_BYTES, Frame, FrameKind, encode_frame
-from topics.storage.blobs import BlobStore
+from topics.formats.disk.wal import FILE_HEADER_BYTES, Frame, FrameKind, encode_frame
 from topics.storage.disk import make_directory
-from topics.storage.wal import Wal
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.log import Wal
 
 RECORD = b'{"$seq":1234567,"$ts":1748450000123,"data":{"pad":"' + b"x" * 144 + b'"}},'
 BATCHES = (1, 100, 1000, 10_000)

@@ -16,7 +16,7 @@ from functools import partial
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
-from topics.formats.websocket import FrameParser, Text, text_frame, text_header
+from topics.formats.api.websocket import FrameParser, Text, text_frame, text_header
 
 READ_BYTES = 64 * 1024
 STREAM_BYTES = 4 << 20

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from topics.storage import disk as disk_module
-from topics.storage import segments
+from topics.storage.segments import store as segments
 
 Op = tuple[int, bytes | None, int]  # offset, bytes or zeros, length; an offset of -1: the new length
 SYNCS = frozenset({"fsync", "fdatasync", "writeback"})

@@ -35,13 +35,13 @@ import trio
 from tests.actors.shard_support import Desk
 from tests.crash.fault_disk import FaultDisk
 from tests.storage.log_support import Client
-from topics.actors import shard_actor
-from topics.actors.board import ShardState
-from topics.actors.shard_actor import clock
-from topics.storage import wal_writer
+from topics.actors.link.board import ShardState
+from topics.actors.shard import actor as shard_actor
+from topics.actors.shard.actor import clock
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery import recover
 from topics.storage.verify import Finding, verify_directory
+from topics.storage.wal import writer as wal_writer
 
 FILE_BYTES = 16 << 10
 LONG_BYTES = 8 << 10

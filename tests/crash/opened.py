@@ -13,7 +13,7 @@ from tests.storage.log_support import Client
 from topics.engine.reading import read
 from topics.engine.shard import Now
 from topics.errors import TopicNotFound
-from topics.formats.requests import Diff
+from topics.formats.api.requests import Diff
 from topics.storage.data_dir import DataDirectory
 
 FILE_BYTES = 64 << 10

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from tests.crash.fault_walk import Case, in_folder, quiet
-from topics.storage.wal_file import WalFile
+from topics.storage.wal.file import WalFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -21,7 +21,7 @@ from tests.crash.mounts import Lossy, freezable_disk, needs_lossy, needs_root, r
 from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
-from topics.formats.segment import CHUNK_BYTES
+from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged

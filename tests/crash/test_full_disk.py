@@ -16,7 +16,7 @@ import pytest
 from tests.contract.api import Answer, Api, ok, refused
 from tests.crash.mounts import needs_root, small_disk
 from tests.server import Server
-from topics.formats.wal import FILE_HEADER_BYTES, decode_file_header, encode_file_header
+from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header, encode_file_header
 
 pytestmark = [pytest.mark.slow, needs_root]
 

@@ -10,9 +10,9 @@ from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine, keeps_key
 from topics.engine.store import RESIDENT, Runs
 from topics.engine.topic import Topic
-from topics.formats.records import EncodedRecords, RecordsView, Rendering
-from topics.formats.requests import AppendBody, Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
-from topics.formats.wal import FrameKind
+from topics.formats.api.requests import AppendBody, Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
+from topics.formats.disk.wal import FrameKind
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.engine.shard_support import Desk
 from topics.engine.reading import SCAN_RECORDS_MAX, Page, read
 from topics.engine.retention import lose
-from topics.formats.requests import Diff
+from topics.formats.api.requests import Diff
 
 
 def records_of(page: Page) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from topics.engine.reading import Page
 from topics.engine.shard import Append, Now
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
-from topics.formats.requests import Match, json_string
-from topics.formats.wal import FrameKind
+from topics.formats.api.requests import Match, json_string
+from topics.formats.disk.wal import FrameKind
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from topics.engine.dedupe import Remembered
 from topics.engine.shard import Append, Follow, Now, Put
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
-from topics.formats.requests import AppendBody, decode_append, decode_config
-from topics.formats.topic_config import TopicConfig
-from topics.formats.wal import FrameKind
+from topics.formats.api.requests import AppendBody, decode_append, decode_config
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.wal import FrameKind
 
 ONE = b'{"records":[{"data":1}]%b}'
 

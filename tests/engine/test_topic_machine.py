@@ -24,9 +24,9 @@ from topics.engine.reading import read
 from topics.engine.shard import Append, Change, FloorMoved, Now
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
-from topics.formats.requests import AppendBody, Diff, decode_append, decode_config, decode_delete, json_bytes
-from topics.formats.topic_config import TopicConfig, merge
-from topics.formats.wal import FrameKind
+from topics.formats.api.requests import AppendBody, Diff, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.api.topic_config import TopicConfig, merge
+from topics.formats.disk.wal import FrameKind
 
 NAMES = st.sampled_from(["a", "a", "a", "b"])
 TAGS = ["x", "xy", "xyz", 'é"', ""]

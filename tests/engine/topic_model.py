@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topics.formats.requests import Match
-from topics.formats.topic_config import TopicConfig
+from topics.formats.api.requests import Match
+from topics.formats.api.topic_config import TopicConfig
 
 
 @dataclass

@@ -14,12 +14,12 @@ from topics.engine.retention import seal
 from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Range, Topic
-from topics.formats.extent_view import ExtentView
-from topics.formats.records import RecordsView, View
-from topics.formats.requests import Buffer
-from topics.formats.segment import TRAILER_BYTES, SegmentHeader, decode_directory, decode_trailer
-from topics.formats.segment_build import Source, build
-from topics.formats.wal import Frame, FrameHeader, FrameKind
+from topics.formats.api.requests import Buffer
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.segment import TRAILER_BYTES, SegmentHeader, decode_directory, decode_trailer
+from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.wal import Frame, FrameHeader, FrameKind
 
 BOOT_FILE = 1 << 20  # positions between the bases of two log files
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from topics.formats.extent_view import ExtentView
-from topics.formats.records import RecordsView, encode
-from topics.formats.requests import Limits, decode_append, json_string
-from topics.formats.segment import ENTRY_BYTES, TRAILER_BYTES, Entry, SegmentHeader, Trailer, decode_directory, decode_trailer
-from topics.formats.segment_build import Source, build
+from topics.formats.api.requests import Limits, decode_append, json_string
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordsView, encode
+from topics.formats.disk.segment import ENTRY_BYTES, TRAILER_BYTES, Entry, SegmentHeader, Trailer, decode_directory, decode_trailer
+from topics.formats.disk.segment_build import Source, build
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 24, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)

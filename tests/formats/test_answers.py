@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics.formats import answers
-from topics.formats.topic_config import TopicConfig
+from topics.formats.api import answers
+from topics.formats.api.topic_config import TopicConfig
 
 
 def whole(body: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics.formats.envelope import (
+from topics.formats.wire.envelope import (
     CID_MAX,
     Envelope,
     ErrorCode,

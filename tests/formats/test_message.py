@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats import message
-from topics.formats.message import ARENA, DAMAGED, HEADER, Assembler, Flag, MessageFrame, announced_length, decode_all, encode
+from topics.formats.wire import message
+from topics.formats.wire.message import ARENA, DAMAGED, HEADER, Assembler, Flag, MessageFrame, announced_length, decode_all, encode
 
 SUBJECTS = st.text(st.characters(min_codepoint=0, max_codepoint=127), max_size=40)
 MESSAGES = st.lists(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.records import RecordFlags, RecordsView, encode, json_nodes
-from topics.formats.requests import AppendBody, Limits, PlainAppend, decode_append, json_string
+from topics.formats.api.requests import AppendBody, Limits, PlainAppend, decode_append, json_string
+from topics.formats.disk.records import RecordFlags, RecordsView, encode, json_nodes
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from topics.formats.refusals import CHOICES
-from topics.formats.requests import (
+from topics.formats.api.refusals import CHOICES
+from topics.formats.api.requests import (
     decode_append,
     decode_config,
     decode_delete,
     decode_diff,
     limits_of,
 )
-from topics.formats.surrogates import SEARCH_MAX_BYTES
-from topics.formats.watch import decode_watch
+from topics.formats.api.surrogates import SEARCH_MAX_BYTES
+from topics.formats.api.watch import decode_watch
 
 LIMITS = limits_of(Settings())
 DECODERS = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
-from topics.formats.requests import (
+from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     AppendBody,

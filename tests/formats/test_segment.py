@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.segment_support import HEADER, TEXTS, Write, build_bytes, extents, opened, plain, source, writes
-from topics.formats import segment, segment_build
-from topics.formats.extent_view import ExtentView
-from topics.formats.records import RecordFlags, RecordsView, json_nodes, live_runs
-from topics.formats.requests import json_string
-from topics.formats.segment import (
+from topics.formats.api.requests import json_string
+from topics.formats.disk import segment, segment_build
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes, live_runs
+from topics.formats.disk.segment import (
     ALIGNMENT,
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -34,8 +34,8 @@ from topics.formats.segment import (
     encode_header,
     encode_trailer,
 )
-from topics.formats.segment_build import Source, build
-from topics.formats.segment_check import check_extent
+from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_check import check_extent
 
 # The documented bytes
 

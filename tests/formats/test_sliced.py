@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import BatchTooLarge
-from topics.formats import sliced
-from topics.formats.requests import AppendBody
+from topics.formats.api import sliced
+from topics.formats.api.requests import AppendBody
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[],:é ', max_size=12),

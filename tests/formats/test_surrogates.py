@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_surrogate
+from topics.formats.api.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_surrogate
 
 
 @given(

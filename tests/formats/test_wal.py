@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats import wal
-from topics.formats.wal import (
+from topics.formats.disk import wal
+from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     FRAME,
     FRAME_HEADER_BYTES,

@@ -16,8 +16,8 @@ from wsproto import events as peer
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.utilities import generate_accept_token
 
-from topics.formats import websocket
-from topics.formats.websocket import (
+from topics.formats.api import websocket
+from topics.formats.api.websocket import (
     Binary,
     Close,
     CloseCode,

@@ -13,9 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import TopicsError
-from topics.formats.watch import Start, View
-from topics.front.live import Live
-from topics.front.watch import Session, WatchStream
+from topics.formats.api.watch import Start, View
+from topics.front.live.live import Live
+from topics.front.live.watch import Session, WatchStream
 
 
 class Said:

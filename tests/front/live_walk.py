@@ -21,10 +21,10 @@ from tests.front.live_support import Said, Socket, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
-from topics.formats.requests import json_bytes
-from topics.formats.watch import View
-from topics.front.live import Live
-from topics.front.watch import Session, Watches
+from topics.formats.api.requests import json_bytes
+from topics.formats.api.watch import View
+from topics.front.live.live import Live
+from topics.front.live.watch import Session, Watches
 
 STEPS = 150
 LIMIT = 3

@@ -18,8 +18,8 @@ from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound, TopicsError
 from topics.front.backend import Body, Holder, Listener, Readiness
-from topics.front.connections import Timings
-from topics.front.server import Server
+from topics.front.http.connections import Timings
+from topics.front.http.server import Server
 
 
 class FakeReply:

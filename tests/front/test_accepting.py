@@ -15,9 +15,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.front.support import request, running
 from tests.server import Server
-from topics.front import accepting
-from topics.front.accepting import ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
-from topics.front.http1 import ResponseHeads
+from topics.formats.api.http1 import ResponseHeads
+from topics.front.http import accepting
+from topics.front.http.accepting import ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
 
 GET = request("GET", "/v0/health")
 

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from tests.actors.test_arena_room import Front
-from topics.actors.arena import ArenaBlock
+from topics.actors.link.arena import ArenaBlock
 from topics.errors import NotReady, PayloadTooLarge, Throttled
-from topics.front import bodies
-from topics.front.bodies import BodySink, GzipSink
+from topics.front.http import bodies
+from topics.front.http.bodies import BodySink, GzipSink
 
 INLINE = 1000
 FIRST_BYTES = 500

@@ -15,8 +15,8 @@ from tests.front.support import FakeBackend, FakeReply, request, running
 from topics.config import Settings
 from topics.errors import NotReady, Throttled
 from topics.front.answers import Answer, compressed
-from topics.front.connections import Connection, Connections, Timings
-from topics.front.fast_lane import FastLane
+from topics.front.http.connections import Connection, Connections, Timings
+from topics.front.http.fast_lane import FastLane
 
 pytestmark = pytest.mark.slow
 
@@ -460,7 +460,7 @@ async def test_nothing_but_an_os_error_escapes_a_connection(fast: bool, caplog: 
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr("topics.front.fast_lane.parse_head", explode)
+            patch.setattr("topics.front.http.fast_lane.parse_head", explode)
             await broken.say(APPEND)
             assert (await broken.hear()).code == "internal"
             assert await broken.is_closed()

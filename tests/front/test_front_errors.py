@@ -7,7 +7,7 @@ import json
 import pytest
 
 from topics import errors
-from topics.actors.message_router import ErrorCode, RemoteError
+from topics.actors.rpc.message_router import ErrorCode, RemoteError
 from topics.actors.shards import _as_ours
 from topics.front.errors import STATUS, error_answer, retry_after_s
 

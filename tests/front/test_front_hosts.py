@@ -6,8 +6,8 @@ import pytest
 
 from tests.front.support import FakeBackend, running
 from topics.config import Settings
-from topics.front import hosts
-from topics.front.routes import ROUTES
+from topics.front.http import hosts
+from topics.front.routes.table import ROUTES
 
 OURS = [
     "localhost", "LOCALHOST:4000", "topics.localhost", "127.0.0.1", "127.0.0.1:4000", "127.8.9.10:1", "[::1]", "[::1]:4000", "[0:0::1]",

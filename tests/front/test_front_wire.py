@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.front.support import Answered, RawClient, Running, request, running
 from topics.errors import InvalidRequest
-from topics.front import http1
+from topics.formats.api import http1
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'

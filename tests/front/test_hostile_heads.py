@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.front.support import FakeBackend, request, running
 from topics.errors import InvalidRequest
-from topics.front import http1
+from topics.formats.api import http1
+from topics.formats.api.fields import LIST_MAX, list_members
+from topics.formats.api.http1 import FIELDS_MAX, PartialHead, parse_head
 from topics.front.answers import wants_gzip
-from topics.front.bodies import SHORT_BODY_BYTES
-from topics.front.fields import LIST_MAX, list_members
-from topics.front.http1 import FIELDS_MAX, PartialHead, parse_head
-from topics.front.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
-from topics.front.routes import ROUTES
+from topics.front.http.bodies import SHORT_BODY_BYTES
+from topics.front.routes.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
+from topics.front.routes.table import ROUTES
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 HEAD = b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\nx-a: \xc3\xa9\r\n\r\n"

@@ -15,10 +15,10 @@ from tests.front.live_support import Client, Desk, desk, page, records
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import Internal
-from topics.formats.requests import limits_of
-from topics.front.connections import Connection, Connections, Timings
-from topics.front.live import TICK_S
-from topics.front.web_socket import SocketStream
+from topics.formats.api.requests import limits_of
+from topics.front.http.connections import Connection, Connections, Timings
+from topics.front.live.live import TICK_S
+from topics.front.live.web_socket import SocketStream
 
 BUG = "a bug in a stream"
 

@@ -8,7 +8,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live_support import Desk, desk, page
-from topics.front import pages
+from topics.front.live import pages
 
 KEPT_BYTES = 1000
 

@@ -10,7 +10,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live_support import Client, Desk, desk, gap, page, records
-from topics.formats.watch import decode_id
+from topics.formats.api.watch import decode_id
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from trio.testing import wait_all_tasks_blocked
 from tests.front.live_support import SEND_BYTES, Client, Desk, desk, gap, page, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
-from topics.formats.requests import limits_of
-from topics.formats.watch import Start, View
-from topics.front.connections import Connection, Connections, Timings
-from topics.front.live import TICK_S
-from topics.front.web_socket import ASKED_MAX, SocketStream
+from topics.formats.api.requests import limits_of
+from topics.formats.api.watch import Start, View
+from topics.front.http.connections import Connection, Connections, Timings
+from topics.front.live.live import TICK_S
+from topics.front.live.web_socket import ASKED_MAX, SocketStream
 
 LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import trio
 
-from topics.actors.heads import Mark
+from topics.actors.link.heads import Mark
 from topics.errors import NotReady, TopicsError
-from topics.formats.answers import difference, difference_end
-from topics.front import read_ahead
+from topics.formats.api.answers import difference, difference_end
 from topics.front.answers import Answer
 from topics.front.guard import Request
-from topics.front.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, Key, ReadAhead
+from topics.front.routes import read_ahead
+from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, Key, ReadAhead
 
 
 class Reply:

@@ -13,12 +13,12 @@ import pytest
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady
-from topics.formats.requests import json_bytes, limits_of
-from topics.formats.websocket import Close, CloseCode, Text
-from topics.front import web_socket
-from topics.front.connections import Timings
-from topics.front.live import Live
-from topics.front.web_socket import SocketStream
+from topics.formats.api.requests import json_bytes, limits_of
+from topics.formats.api.websocket import Close, CloseCode, Text
+from topics.front.http.connections import Timings
+from topics.front.live import web_socket
+from topics.front.live.live import Live
+from topics.front.live.web_socket import SocketStream
 
 LONG = 2000
 SETTINGS = Settings(inline_bytes=LONG)

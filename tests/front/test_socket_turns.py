@@ -10,11 +10,11 @@ import trio
 
 from tests.contract.ws import BINARY, CONTINUATION, PING, TEXT, frame_bytes, handshake
 from tests.front.support import FakeReply, RawClient, Running, running
-from topics.formats.websocket import FrameParser, Text
-from topics.front import message_budget, web_socket
-from topics.front.message_budget import PROGRESS_BYTES, STALLED_S, MessageBudget
-from topics.front.streams import Stream
-from topics.front.web_socket import FRAMES_PER_TURN, SocketStream
+from topics.formats.api.websocket import FrameParser, Text
+from topics.front.live import message_budget, web_socket
+from topics.front.live.message_budget import PROGRESS_BYTES, STALLED_S, MessageBudget
+from topics.front.live.streams import Stream
+from topics.front.live.web_socket import FRAMES_PER_TURN, SocketStream
 
 KEY = bytes(4)
 ROOM = 1 << 20

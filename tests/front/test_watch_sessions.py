@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from topics.engine.access import ANYONE
-from topics.formats.watch import MAP_TOPICS, View, decode_id
-from topics.front.watch import MAPS_KEPT, MOVES_KEPT, Session
+from topics.formats.api.watch import MAP_TOPICS, View, decode_id
+from topics.front.live.watch import MAPS_KEPT, MOVES_KEPT, Session
 
 TOPICS = [f"t{number}" for number in range(MAP_TOPICS + 1)]
 

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from topics.actors.commits import Commits
-from topics.actors.sealing import Sealing
+from topics.actors.shard.commits import Commits
+from topics.actors.shard.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Follow, Now
-from topics.formats.requests import Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.api.requests import Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
 from topics.storage.recovery import Shard, recover
-from topics.storage.wal_writer import Progress
+from topics.storage.wal.writer import Progress
 
 LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
 FILE_BYTES = 64 << 10

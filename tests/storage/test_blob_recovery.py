@@ -10,13 +10,14 @@ import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
 from topics.engine.shard import ShardEngine
-from topics.formats.records import Rendering
-from topics.formats.requests import decode_append, json_bytes
-from topics.storage import blobs, recovery
-from topics.storage.blobs import BlobStore
+from topics.formats.api.requests import decode_append, json_bytes
+from topics.formats.disk.records import Rendering
+from topics.storage import recovery
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
-from topics.storage.wal_file import WalFile
+from topics.storage.wal import blobs
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
 
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from topics.formats import blob
-from topics.storage import blobs
-from topics.storage.blobs import BlobStore
+from topics.formats.disk import blob
 from topics.storage.disk import Damaged
+from topics.storage.wal import blobs
+from topics.storage.wal.blobs import BlobStore
 
 BODY = bytes(range(256)) * 40
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.formats.segment_support import plain, source
-from topics.formats.segment import ENTRY_BYTES
-from topics.formats.segment_build import build
-from topics.storage import disk, prefetch
-from topics.storage.prefetch import Prefetch
-from topics.storage.segments import SegmentStore, place_of, split_place
+from topics.formats.disk.segment import ENTRY_BYTES
+from topics.formats.disk.segment_build import build
+from topics.storage import disk
+from topics.storage.segments import prefetch
+from topics.storage.segments.prefetch import Prefetch
+from topics.storage.segments.store import SegmentStore, place_of, split_place
 
 AHEAD = 4000
 RECORDS, SIZE = 100, 100

@@ -18,12 +18,13 @@ from tests.storage.log_support import FILE_BYTES, START, Client, ForgetfulDisk, 
 from topics.engine.shard import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame
-from topics.storage import checkpoints, wal_file
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame
+from topics.storage import checkpoints
 from topics.storage import disk as disk_functions
 from topics.storage.disk import Damaged, boot_id, make_directory
 from topics.storage.recovery import recover
-from topics.storage.wal_file import WalFile
+from topics.storage.wal import file as wal_file
+from topics.storage.wal.file import WalFile
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 

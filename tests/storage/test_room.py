@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.log_support import failing
-from topics.formats.wal import FileHeader, FrameKind
-from topics.storage import checkpoints, disk, wal_stock
-from topics.storage.blobs import BlobStore
+from topics.formats.disk.wal import FileHeader, FrameKind
+from topics.storage import checkpoints, disk
 from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
-from topics.storage.wal import MAKE_ROOM
-from topics.storage.wal_file import WalFile, prepare
-from topics.storage.wal_stock import SPARES, WalStock
+from topics.storage.wal import stock as wal_stock
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile, prepare
+from topics.storage.wal.log import MAKE_ROOM
+from topics.storage.wal.stock import SPARES, WalStock
 
 SIZE = 64 << 10
 

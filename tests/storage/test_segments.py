@@ -13,11 +13,11 @@ import pytest
 from log_support import ForgetfulDisk
 
 from tests.formats.segment_support import Write, plain, source
-from topics.formats.segment import HEADER_BYTES, TRAILER_BYTES
-from topics.formats.segment_build import Source, build
-from topics.storage import segments
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
+from topics.formats.disk.segment_build import Source, build
 from topics.storage.disk import Damaged
-from topics.storage.segments import (
+from topics.storage.segments import store as segments
+from topics.storage.segments.store import (
     MARK_BYTES,
     Segment,
     SegmentStore,

@@ -13,11 +13,11 @@ from log_support import Client, log_files
 from test_segments import add
 
 from tests.formats.segment_support import Write, plain
-from topics.formats.segment import HEADER_BYTES, TRAILER_BYTES, Entry, encode_entry
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, Entry, encode_entry
 from topics.storage.data_dir import DataDirectory, DataDirectoryInUse, NotADataDirectory, held_for_reading
 from topics.storage.disk import mapped
 from topics.storage.inspect import ForeignFile, describe
-from topics.storage.segments import SegmentStore, place_of
+from topics.storage.segments.store import SegmentStore, place_of
 from topics.storage.verify import Finding, verify_directory, verify_segment
 
 MIXED = [
@@ -145,7 +145,7 @@ def rewrite(path: Path, directory_at: int, directory: bytes) -> None:
     """Another directory, with a trailer that bears it out."""
     import crc32c
 
-    from topics.formats.segment import decode_trailer, encode_trailer
+    from topics.formats.disk.segment import decode_trailer, encode_trailer
 
     data = bytearray(path.read_bytes())
     trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.storage.log_support import ForgetfulDisk
-from topics.formats.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
-from topics.storage import wal_file
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from topics.storage.disk import Damaged
-from topics.storage.wal_file import NoRoom, WalFile
+from topics.storage.wal import file as wal_file
+from topics.storage.wal.file import NoRoom, WalFile
 
 SIZE = 64 << 10
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from tests.storage.log_support import ForgetfulDisk, failing
-from topics.formats.requests import Buffer
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
-from topics.storage import wal_writer
-from topics.storage.blobs import BlobStore
+from topics.formats.api.requests import Buffer
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
 from topics.storage.disk import make_directory, write_all
-from topics.storage.wal import Wal
-from topics.storage.wal_file import NoRoom, WalFile
-from topics.storage.wal_writer import AT_ONCE_BYTES, Progress, WalWriter
+from topics.storage.wal import writer as wal_writer
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.log import Wal
+from topics.storage.wal.writer import AT_ONCE_BYTES, Progress, WalWriter
 
 WAIT_MS = 10_000
 FILE_BYTES = 8192
@@ -580,7 +580,7 @@ def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(tmp_path: Pa
             syncer.join()
         told.append(bool(select.select([wal.progress_fd], [], [], 0)[0]))
 
-    monkeypatch.setattr("topics.storage.wal_writer.write_all", meanwhile)
+    monkeypatch.setattr("topics.storage.wal.writer.write_all", meanwhile)
     assert at_once(wal, frame(seq=2)) is None
     assert told == [False]
     lost = wal.next_progress()

@@ -13,11 +13,12 @@ import structlog
 import trio
 
 from topics import errors
-from topics.actors.arena import ArenaBlock, Holder
-from topics.actors.board import Board, ShardState, ShardWords
-from topics.actors.heads import HeadReader, Mark
-from topics.actors.link import Link
-from topics.actors.message_router import (
+from topics.actors.link.arena import ArenaBlock, Holder
+from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.heads import HeadReader, Mark
+from topics.actors.link.link import Link
+from topics.actors.link.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
+from topics.actors.rpc.message_router import (
     Attachment,
     Block,
     ErrorCode,
@@ -28,11 +29,10 @@ from topics.actors.message_router import (
     RpcReply,
     Session,
 )
-from topics.actors.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
-from topics.actors.replies import CONTRACT_ERROR
+from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, Throttled, TopicsError
-from topics.formats.message import Buffer, MessageFrame, PeerGone
 from topics.formats.names import shard_of
+from topics.formats.wire.message import Buffer, MessageFrame, PeerGone
 
 _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")

@@ -11,10 +11,10 @@ import cbor2
 import msgspec
 
 from topics.engine.topic import Range, Topic
-from topics.formats.records import EncodedRecords
-from topics.formats.requests import Buffer, Match
-from topics.formats.topic_config import TopicConfig
-from topics.formats.wal import Frame, FrameKind
+from topics.formats.api.requests import Buffer, Match
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.records import EncodedRecords
+from topics.formats.disk.wal import Frame, FrameKind
 
 
 class Now(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Range, Topic
-from topics.formats.records import json_nodes, live_runs
-from topics.formats.requests import Buffer, Diff
+from topics.formats.api.requests import Buffer, Diff
+from topics.formats.disk.records import json_nodes, live_runs
 
 # A read that must skip most of what it sees gives way to others after so many records; one that skips nothing never gets there.
 SCAN_RECORDS_MAX = 4000

@@ -21,11 +21,11 @@ from topics.engine.store import Marks, Store
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic, united
 from topics.errors import TopicNotFound
+from topics.formats.api.requests import Buffer
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.records import RecordFlags, blob_bytes
+from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameHeader
 from topics.formats.names import covered
-from topics.formats.records import RecordFlags, blob_bytes
-from topics.formats.requests import Buffer
-from topics.formats.topic_config import TopicConfig
-from topics.formats.wal import TS_AHEAD_MS, Frame, FrameHeader
 
 _TAGS = int(RecordFlags.TAGS)
 

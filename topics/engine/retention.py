@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 from topics.engine.frames import Entry, FrameIndex
 from topics.engine.store import EXTENT, RESIDENT, Store, Unreadable, first_live, last_live
 from topics.engine.topic import Range, Topic, joined, united
-from topics.formats.records import View, live_runs
-from topics.formats.topic_config import TopicConfig
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.records import View, live_runs
 
 ENTRIES_AT_ONCE = 256
 

@@ -36,13 +36,13 @@ from topics.engine.store import EXTENT, RESIDENT, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
-from topics.formats import records
-from topics.formats.extent_view import ExtentView
+from topics.formats.api.requests import AppendBody, Match, PlainAppend, json_string
+from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
+from topics.formats.disk import records
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags, Rendering
+from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameKind
 from topics.formats.names import covered
-from topics.formats.records import RecordFlags, Rendering
-from topics.formats.requests import AppendBody, Match, PlainAppend, json_string
-from topics.formats.topic_config import TopicConfig, TopicConfigPatch, merge
-from topics.formats.wal import TS_AHEAD_MS, Frame, FrameKind
 
 _TAGS = int(RecordFlags.TAGS)
 RESIDENT_GENERATION_SEQS = 1 << 16  # tags of records in memory are let go in such portions

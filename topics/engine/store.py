@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from topics.formats.records import View
-from topics.formats.requests import Buffer
+from topics.formats.api.requests import Buffer
+from topics.formats.disk.records import View
 
 RESIDENT = 1 << 63
 EXTENT = 1 << 62

@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from topics.formats.packed import PackedTexts
-from topics.formats.requests import Match, json_string
+from topics.formats.api.requests import Match, json_string
+from topics.formats.disk.packed import PackedTexts
 
 PORTION_TAGS = 4096
 Portion = dict[bytes, "int | array[int]"]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.frames import FrameIndex
 from topics.engine.tags import TagIndex
-from topics.formats.topic_config import PRIORITY_LIMIT, TopicConfig
+from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
 
 # Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took unsynced records.
 RESERVE_MIN = 4096

@@ -12,10 +12,8 @@ import msgspec
 import trio
 
 from topics.errors import NotReady
+from topics.formats.api.fields import Headers, list_members
 from topics.front.backend import Reply
-from topics.front.fields import list_members
-
-Headers = tuple[tuple[bytes, bytes], ...]
 
 GZIP_OUT_MIN = 1024  # below this the header costs more than it saves
 GZIP_LEVEL = 1  # a large answer must not hold the loop

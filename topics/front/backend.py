@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from topics.actors.arena import Holder
-from topics.actors.heads import Mark
-from topics.actors.pulse import DAMAGED, DISK_STALLED, STALLED
+from topics.actors.link.arena import Holder
+from topics.actors.link.heads import Mark
+from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from topics import errors
-from topics.front.answers import Answer, Headers, elapsed_ms
+from topics.formats.api.fields import Headers
+from topics.front.answers import Answer, elapsed_ms
 
 STATUS: dict[type[errors.TopicsError], int] = {
     errors.InvalidRequest: 400,

@@ -38,14 +38,14 @@ from topics.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from topics.formats.api.fields import list_members
 from topics.formats.names import valid_topic_name
 from topics.front.answers import wants_gzip
 from topics.front.backend import Backend
-from topics.front.bodies import short_body_max, too_large
-from topics.front.fields import list_members
-from topics.front.hosts import AUTHORITY, HostRule, host_of
-from topics.front.queries import Query, find_token, parse_query
-from topics.front.routes import BodyRule, Match, Route, authority_of, match
+from topics.front.http.bodies import short_body_max, too_large
+from topics.front.http.hosts import AUTHORITY, HostRule, host_of
+from topics.front.routes.queries import Query, find_token, parse_query
+from topics.front.routes.table import BodyRule, Match, Route, authority_of, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE)

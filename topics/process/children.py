@@ -15,7 +15,7 @@ from typing import NoReturn
 import structlog
 from setproctitle import setproctitle
 
-from topics import logs
+from topics.process import logs
 
 OK, FAILED, USAGE, DAMAGED = 0, 1, 2, 3  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
 

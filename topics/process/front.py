@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import trio
 
-from topics import logs
-from topics.actors.board import Board, FrontState
-from topics.actors.link import Link, LinkMemory, Side
+from topics.actors.link.board import Board, FrontState
+from topics.actors.link.link import Link, LinkMemory, Side
 from topics.actors.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.front.server import serve
+from topics.front.http.server import serve
+from topics.process import logs
 from topics.process.children import note_sigterm
 
 HEARTBEAT_S = 0.5

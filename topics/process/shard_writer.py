@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 import trio
 
-from topics.actors.board import Board, ShardState
-from topics.actors.link import Link, LinkMemory, Side
-from topics.actors.shard_actor import ShardActor, clock
+from topics.actors.link.board import Board, ShardState
+from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
-from topics.formats.requests import limits_of
+from topics.formats.api.requests import limits_of
 from topics.process.children import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover

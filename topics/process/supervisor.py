@@ -35,17 +35,17 @@ from typing import TYPE_CHECKING
 import structlog
 from setproctitle import setproctitle
 
-from topics import logs
-from topics.actors import pulse
+from topics.actors.link import pulse
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.listeners import listen, url_of
-from topics.notify import Notifier
+from topics.process import logs
 from topics.process.children import DAMAGED, FAILED, OK, describe_exit, fork, raise_file_limit, wait_for_signal
+from topics.process.listeners import listen, url_of
+from topics.process.notify import Notifier
 
 if TYPE_CHECKING:
-    from topics.actors.board import Board, FrontWords, ShardWords
-    from topics.actors.link import LinkMemory
+    from topics.actors.link.board import Board, FrontWords, ShardWords
+    from topics.actors.link.link import LinkMemory
 
 KILLED = 130  # exit status after a second Ctrl-C
 HEALTHY_S = 30.0  # a child that has served so long starts again with a clean record
@@ -216,7 +216,7 @@ class Supervisor:
 
     def _give_up(self, shard: Child, details: dict[str, int | str]) -> None:
         """Its own last words name the file and the offset."""
-        from topics.actors.board import ShardWords
+        from topics.actors.link.board import ShardWords
 
         assert isinstance(shard.words, ShardWords), "only shards have data"
         shard.is_damaged, shard.due = True, math.inf
@@ -459,8 +459,8 @@ def _run_family(
     settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], make_workers: MakeWorkers
 ) -> int:
     """Make what the processes share, then be their parent."""
-    from topics.actors.board import Board
-    from topics.actors.link import LinkMemory
+    from topics.actors.link.board import Board
+    from topics.actors.link.link import LinkMemory
 
     board = Board.create(settings.shards, settings.fronts)
     board.started_ms = time.time_ns() // 1_000_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from topics.client.errors import RequestError
 from topics.client.http import DEFAULT_URL, Target
-from topics.formats.surrogates import has_surrogate
+from topics.formats.api.surrogates import has_surrogate
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.preflight import check_server, check_source, check_spark
 from topics.spark.producer import MIB, produce, say, session

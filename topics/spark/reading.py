@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from topics.formats.surrogates import lone_surrogate
+from topics.formats.api.surrogates import lone_surrogate
 from topics.spark.errors import BrokenLine, JobError, spark_errors
 from topics.spark.rows import LINE_MARK, map_arrow, quoted
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from topics.engine.store import Unreadable
-from topics.formats.requests import Buffer
+from topics.formats.api.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
 ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from topics.formats import blob, segment, wal
-from topics.formats.extent_view import ExtentView
-from topics.formats.records import RecordFlags
-from topics.formats.segment import BadSegment, Entry
-from topics.formats.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
+from topics.formats.disk import blob, segment, wal
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.segment import BadSegment, Entry
+from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
 from topics.storage.verify import frames, is_punched
-from topics.storage.wal_file import RESERVE, SPARE
+from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}

@@ -30,11 +30,11 @@ from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.engine.store import EXTENT, Runs
 from topics.engine.topic import Range
-from topics.formats.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
-from topics.formats.requests import Buffer
-from topics.formats.segment import Entry, Key
-from topics.formats.wal import (
+from topics.formats.api.requests import Buffer
+from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
+from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
+from topics.formats.disk.segment import Entry, Key
+from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
@@ -46,13 +46,13 @@ from topics.formats.wal import (
     scan_frames,
 )
 from topics.storage import checkpoints
-from topics.storage.blobs import BlobStore
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.pulse import Pulse
-from topics.storage.segments import SegmentStore, split_place
-from topics.storage.wal import Wal, frame_records
-from topics.storage.wal_file import NEW, NoRoom, WalFile, log_paths
+from topics.storage.segments.store import SegmentStore, split_place
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
+from topics.storage.wal.log import Wal, frame_records
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 EXTENTS_AT_ONCE, FRAMES_AT_ONCE = 64, 4096  # between two signs of life

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.formats import blob, wal
-from topics.formats.blob import BadBlob
-from topics.formats.extent_view import ExtentView
-from topics.formats.records import RecordFlags
-from topics.formats.requests import Buffer
-from topics.formats.segment import (
+from topics.formats.api.requests import Buffer
+from topics.formats.disk import blob, wal
+from topics.formats.disk.blob import BadBlob
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.segment import (
     ENTRY_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -28,15 +28,15 @@ from topics.formats.segment import (
     decode_trailer,
     padding,
 )
-from topics.formats.segment_check import check_extent
-from topics.formats.wal import FILE_HEADER_BYTES, FRAME_MAGIC, BadHeader, FileHeader, FrameHeader, FrameKind, check_frame
+from topics.formats.disk.segment_check import check_extent
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_MAGIC, BadHeader, FileHeader, FrameHeader, FrameKind, check_frame
 from topics.storage import checkpoints
-from topics.storage.blobs import SUFFIX as BLOB_SUFFIX
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED, mapped
-from topics.storage.segments import SUFFIX as SEGMENT_SUFFIX
-from topics.storage.segments import segment_path
-from topics.storage.wal_file import RESERVE, SPARE, log_name, log_paths
+from topics.storage.segments.store import SUFFIX as SEGMENT_SUFFIX
+from topics.storage.segments.store import segment_path
+from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
+from topics.storage.wal.file import RESERVE, SPARE, log_name, log_paths
 
 _ZEROS = bytes(1 << 20)
 KEPT = "kept aside; readers are told of what was in it"

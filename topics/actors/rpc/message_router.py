@@ -1,0 +1,310 @@
+"""Messages to handlers (ADR 011). ``decisions/0003-message-router.md`` says how the ADR reads in Python, and why.
+
+    frame -> policy: reserved 1003, not allowed 1002
+          -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised, 1103 no answer in time
+                     answer: wakes the call that waits for it
+             event   not a notification: logged, dropped; a handler that raises: logged, the next one runs
+             custom  the payload is opaque; a handler that raises: logged, the next one runs
+
+Handlers of one message run in order, each after the one before has finished: exact matches, then prefixes, the longest
+first; among equals those of the session before the global ones, then in registration order; up to and with the first one
+that is exclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+
+import structlog
+import trio
+
+from topics.actors.rpc.call import Call, RemoteError, RpcReply
+from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage, RpcContext
+from topics.actors.rpc.route_table import MessageHandler, Registration, RouteTable, Unsubscribe
+from topics.actors.rpc.session import Attachment, Block, Session, Transport
+from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectKind, SubjectPolicy
+from topics.formats.wire import envelope
+from topics.formats.wire.envelope import ErrorCode, ErrorFrame, Failure, Malformed, Notification, Request, Success
+from topics.formats.wire.message import ERROR, MessageFrame, PeerGone
+
+__all__ = [
+    "AlreadyAnsweredError",
+    "Attachment",
+    "Block",
+    "Call",
+    "ErrorCode",
+    "ErrorMapper",
+    "InboundMessage",
+    "MessageHandler",
+    "MessageRouter",
+    "Mode",
+    "RemoteError",
+    "RouterConfig",
+    "RpcContext",
+    "RpcErrorPayload",
+    "RpcReply",
+    "Session",
+    "SubjectKind",
+    "SubjectPolicy",
+    "Transport",
+    "Unsubscribe",
+    "default_error_mapper",
+]
+
+log: Final = structlog.get_logger(__name__)
+
+PLANS_MAX: Final = 1024  # for each session; a peer that makes up subjects must not fill the memory
+
+
+class RpcErrorPayload(NamedTuple):
+    """What a failed handler answers (§7). No ``data``: None."""
+
+    code: int
+    message: str
+    data: Any = None
+
+
+ErrorMapper: TypeAlias = Callable[[Exception, InboundMessage], RpcErrorPayload]
+
+
+def default_error_mapper(error: Exception, _message: InboundMessage) -> RpcErrorPayload:
+    return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it is answered or made to outlast it."""
+
+    rpc_timeout_ms: int = 30_000
+    subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
+    error_mapper: ErrorMapper = default_error_mapper
+
+    def __post_init__(self) -> None:
+        if self.rpc_timeout_ms <= 0:
+            raise ValueError(f"rpc_timeout_ms must be above 0, not {self.rpc_timeout_ms}")
+
+
+class Plan(NamedTuple):
+    """What a subject comes down to for one session. ``kind`` None: no allowed prefix."""
+
+    kind: SubjectKind | None
+    routes: tuple[Registration, ...]
+
+
+class MessageRouter(RouteTable):
+    """Global registrations, the sessions, and the dispatch between them.
+
+    The owner runs ``expire_overdue()`` in a nursery, opens a session when a link comes up, hands every received message to
+    ``dispatch`` and closes the session when the link goes down.
+    """
+
+    def __init__(self, config: RouterConfig | None = None) -> None:
+        self._config = config or RouterConfig()
+        self._sessions: dict[Session, None] = {}  # a set with an order: the same run expires in the same order
+        self._timeout = self._config.rpc_timeout_ms / 1000
+        self._idle: trio.Event | None = None  # expire_overdue() waits on it while no request is open
+        super().__init__(self._config.subject_policy, self._drop_plans)
+
+    def open_session(self, peer_id: str, transport: Transport) -> Session:
+        """A new session; the global handlers serve it from now on."""
+        session = Session(peer_id, transport, self._config.subject_policy, self._forget_session)
+        self._sessions[session] = None
+        return session
+
+    def close(self) -> None:
+        """Close every session (its listeners still see all handlers), then clear the global handlers (§8)."""
+        for session in tuple(self._sessions):
+            session.close()
+        self.clear()
+
+    def dispatch(self, session: Session, frame: MessageFrame) -> Coroutine[Any, Any, None] | None:
+        """Run the plain-function handlers of a message; nothing that the peer sends makes it raise.
+
+        None: all is done. Otherwise a handler turned out to be asynchronous, and the coroutine, which the caller starts in
+        a nursery, awaits it and runs the rest. Messages that arrive on a closed session are dropped.
+        """
+        if session.closed:
+            session.release(frame)
+            return None
+        if frame.flags & ERROR:
+            self._take_error_frame(session, frame)
+            return None
+        kind, routes = session.plans.get(frame.subject) or self._plan(session, frame.subject)
+        if kind == "rpc":
+            return self._dispatch_rpc(session, frame, routes)
+        if kind == "event":
+            return self._dispatch_event(session, frame, routes)
+        if kind == "custom":
+            return self._deliver(InboundMessage(session, frame), routes)
+        if kind == "reserved":
+            self._refuse(session, frame, ErrorCode.UNSUPPORTED_FEATURE, "reserved subject prefix")
+        else:
+            self._refuse(session, frame, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix")
+        return None
+
+    async def expire_overdue(self) -> NoReturn:
+        """Answer 1103 for every request whose time is over. One task for all of them; it sleeps until the next deadline."""
+        while True:
+            deadline = self._expire_until(trio.current_time())
+            if deadline is not None:
+                await trio.sleep_until(deadline)
+            else:
+                self._idle = trio.Event()
+                await self._idle.wait()
+                self._idle = None
+
+    # --- resolving a subject -----------------------------------------------------------------------------------------
+
+    def _plan(self, session: Session, subject: str) -> Plan:
+        kind = self._config.subject_policy.kind_of(subject)
+        routes = () if kind is None or kind == "reserved" else self._routes_for(session, subject, DEFAULT_MODES[kind])
+        if len(session.plans) >= PLANS_MAX:
+            session.plans.clear()
+        plan = session.plans[subject] = Plan(kind, routes)
+        return plan
+
+    def _routes_for(self, session: Session, subject: str, default: Mode) -> tuple[Registration, ...]:
+        # sorted() is stable: among equal ranks the session's stay before the global ones, both in registration order.
+        matching = [*session.router.matching(subject), *self.matching(subject)]
+        matching.sort(key=attrgetter("rank"), reverse=True)
+        for count, route in enumerate(matching, 1):
+            if (route.mode or default) == "exclusive":
+                return tuple(matching[:count])
+        return tuple(matching)
+
+    def _forget_session(self, session: Session) -> None:
+        del self._sessions[session]
+
+    def _drop_plans(self) -> None:
+        for session in self._sessions:
+            session.plans.clear()
+
+    # --- the kinds ---------------------------------------------------------------------------------------------------
+
+    def _dispatch_rpc(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+        decoded = envelope.decode(frame.payload)
+        if type(decoded) is Request:
+            rpc = RpcContext(session, frame, decoded)
+            if routes:
+                return self._deliver(InboundMessage(session, frame, rpc), routes)
+            rpc.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
+            return None
+        if type(decoded) is Success or type(decoded) is Failure:
+            session.take_answer(frame, decoded)
+            return None
+        reason = decoded.reason if type(decoded) is Malformed else "a notification cannot be answered"
+        self._refuse(session, frame, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
+        return None
+
+    def _dispatch_event(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+        decoded = envelope.decode(frame.payload)
+        if type(decoded) is Notification:
+            return self._deliver(InboundMessage(session, frame, None, decoded), routes)
+        reason = decoded.reason if type(decoded) is Malformed else "not a notification"
+        log.warning("event_dropped", subject=frame.subject, peer_id=session.peer_id, reason=reason)
+        session.release(frame)
+        return None
+
+    def _take_error_frame(self, session: Session, frame: MessageFrame) -> None:
+        # Whatever it holds, it is not answered: two sides would refuse each other's refusals for ever.
+        session.release(frame)
+        error = envelope.decode_error_frame(frame.payload)
+        if type(error) is ErrorFrame:
+            session.take_error_frame(error)
+        else:
+            log.warning("error_frame_dropped", peer_id=session.peer_id, frame_id=frame.frame_id)
+
+    def _refuse(self, session: Session, frame: MessageFrame, code: int, reason: str) -> None:
+        session.release(frame)
+        try:
+            session.transport.send_error(code, reason, frame.frame_id)
+        except PeerGone:
+            log.debug("refusal_not_sent", subject=frame.subject, peer_id=session.peer_id, code=int(code))
+
+    # --- running handlers --------------------------------------------------------------------------------------------
+
+    def _deliver(self, message: InboundMessage, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+        remaining = iter(routes)
+        waiting = self._run_plain(message, remaining)
+        rpc = message.rpc
+        if rpc is not None and rpc.timed and rpc.open and not message.session.closed:
+            self._start_clock(message.session, rpc)
+        if waiting is not None:
+            return self._run_rest(message, waiting, remaining)
+        if rpc is None:
+            message.release()
+        return None
+
+    def _run_plain(self, message: InboundMessage, routes: Iterator[Registration]) -> Awaitable[None] | None:
+        """Run handlers until one gives something to await, which is returned."""
+        for route in routes:
+            if not route.active:
+                continue
+            try:
+                waiting = route.handler(message)
+            except Exception as error:
+                if self._handler_failed(message, error):
+                    return None
+            else:
+                if waiting is not None:
+                    return waiting
+        return None
+
+    async def _run_rest(self, message: InboundMessage, waiting: Awaitable[None] | None, routes: Iterator[Registration]) -> None:
+        while waiting is not None:
+            try:
+                await waiting
+            except Exception as error:
+                if self._handler_failed(message, error):
+                    return
+            except BaseException:
+                message.release()  # cancelled: this handler reads no more, and the next ones never run
+                raise
+            waiting = self._run_plain(message, routes)
+        if message.rpc is None:
+            message.release()
+
+    def _handler_failed(self, message: InboundMessage, error: Exception) -> bool:
+        """True: no further handler may run. A caller who was told that it failed must not find the work done."""
+        rpc = message.rpc
+        if rpc is not None and rpc.open:
+            self._answer_failure(message, rpc, error)
+            return True
+        log.warning("handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error)
+        if rpc is None:
+            return False
+        message.release()  # its time was over, so it has not been given back by an answer
+        return True
+
+    def _answer_failure(self, message: InboundMessage, rpc: RpcContext, error: Exception) -> None:
+        try:
+            rpc.error(*self._config.error_mapper(error, message))
+        except Exception:
+            log.exception("error_mapper_failed", subject=message.subject, handler_error=repr(error))
+            if rpc.open:
+                rpc.error(ErrorCode.APPLICATION, "handler failed")
+
+    # --- deadlines ---------------------------------------------------------------------------------------------------
+
+    def _start_clock(self, session: Session, rpc: RpcContext) -> None:
+        # A dict, not a queue: an answered request leaves it at once and does not hold its message until the deadline.
+        session.unanswered[rpc] = trio.current_time() + self._timeout
+        if self._idle is not None:
+            self._idle.set()
+
+    def _expire_until(self, now: float) -> float | None:
+        """Expire what is due; the next deadline, or None. One timeout for all, so each session's first is its earliest."""
+        upcoming: list[float] = []
+        for session in tuple(self._sessions):
+            unanswered = session.unanswered
+            while unanswered:
+                rpc, deadline = next(iter(unanswered.items()))
+                if deadline > now:
+                    upcoming.append(deadline)
+                    break
+                del unanswered[rpc]
+                rpc.expire()
+        return min(upcoming, default=None)

@@ -1,0 +1,1 @@
+"""One shard at work: its loop, and what is attached to it."""

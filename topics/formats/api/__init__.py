@@ -1,0 +1,1 @@
+"""Bytes of clients: request bodies, answers, watch options, WebSocket frames."""

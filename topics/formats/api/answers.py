@@ -1,0 +1,75 @@
+"""JSON answers to topic requests (§1 to §3), rendered as bytes. Topic names are plain ASCII and need no escaping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from topics.formats.api.requests import Buffer, json_bytes
+from topics.formats.api.topic_config import TopicConfig
+
+_BOOL = (b"false", b"true")
+
+
+def performance(total_ms: float, *, wal_ms: float | None = None, fsync_ms: float | None = None) -> bytes:
+    """The ``performance`` member (§0.9) and the end of the object."""
+    if wal_ms is None:
+        return b',"performance":{"server_total_ms":%.3f}}' % total_ms
+    return b',"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (total_ms, wal_ms, fsync_ms or 0.0)
+
+
+def appended(topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool) -> bytes:
+    """Answer to an append (§2) up to ``performance``. The head after a write is its own last seq, so a retry gets the same."""
+    last_seq = first_seq + count - 1
+    if not with_seqs:
+        seqs = b""
+    elif count == 1:
+        seqs = b'"seqs":[%d],' % first_seq
+    else:
+        seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, last_seq + 1)])
+    return b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b' % (
+        topic.encode(), first_seq, last_seq, seqs, last_seq, count, _BOOL[created], _BOOL[deduped],
+    )  # fmt: skip
+
+
+def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
+    """Answer to a diff (§3): records and `difference_end`. The one copy that is made of them."""
+    spaced: list[Buffer] = [b","] * (2 * len(pieces) - 1)
+    spaced[::2] = pieces
+    return b"".join((b'{"topic":"%b","records":[' % topic.encode(), *spaced, end))
+
+
+def difference_end(
+    *, next_from_seq: int, head_seq: int, earliest_seq: int, epoch: int, tombstone: dict[str, Any] | None, scanned: int, total_ms: float
+) -> bytes:
+    """What stands behind the records in the answer to a diff."""
+    caught_up = next_from_seq >= head_seq
+    return (
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,"epoch":%d'
+        b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+    ) % (
+        next_from_seq, head_seq, earliest_seq, _BOOL[caught_up], json_bytes(tombstone), max(0, head_seq - next_from_seq), epoch,
+        total_ms, scanned,
+    )  # fmt: skip
+
+
+def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:
+    """Answer to a topic PUT (§1.1) up to ``performance``."""
+    return json_bytes({"topic": topic, "created": created, "config": config.as_json(), "epoch": epoch})[:-1]
+
+
+def deleted(topic: str, *, existed: bool) -> bytes:
+    """Answer to a topic DELETE (§1.4) up to ``performance``."""
+    return b'{"topic":"%b","deleted":%b,"routers_removed":[]' % (topic.encode(), _BOOL[existed])
+
+
+def records_deleted(topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int) -> bytes:
+    """Answer to a delete of records (§5) up to ``performance``."""
+    return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
+        topic.encode(), removed, earliest_seq, head_seq, count, size,
+    )  # fmt: skip
+
+
+def state(fields: dict[str, Any]) -> bytes:
+    """Answer to a topic GET (§1.2) up to ``performance``."""
+    return json_bytes(fields)[:-1]

@@ -1,0 +1,92 @@
+"""Decoding a long append body piece by piece, so that nobody else waits for all of it.
+
+JSON is read from left to right without looking back. So when the text from one record's start to some comma parses as whole
+records, that comma does stand between two records, however it was guessed: a guess inside a string or a nested list does not parse.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from topics.errors import BatchTooLarge
+from topics.formats.api.requests import AppendBody, Buffer, RecordIn
+
+SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; what is left at the end may be twice as long
+GUESSES = 4  # commas to try before the slice is taken longer
+_HEAD_BYTES = 64 << 10
+_RECORDS = re.compile(rb'"records"\s*:\s*\[')
+_BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta)"\s*:""")
+_append = msgspec.json.Decoder(AppendBody)
+_records = msgspec.json.Decoder(list[RecordIn])
+
+
+def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
+    """Yields None after each piece of work, at last the request.
+
+    Raises what the whole body would raise, and `BatchTooLarge` as soon as there are more records than ``records_max``.
+
+    UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is decoded in one piece.
+    """
+    view = memoryview(body)
+    start = _first_record(view)
+    if start is None:
+        yield _append.decode(body)
+        return
+    head = bytes(view[:start])
+    found: list[RecordIn] = []
+    while len(view) - start > 2 * SLICE_BYTES:
+        comma = None
+        for guess in _guess(view, start, found):
+            comma = guess
+            yield None
+        if len(found) > records_max:  # each takes far more memory than it had bytes
+            raise BatchTooLarge(f"more than {records_max} records in one write", max=records_max)
+        if comma is None:
+            break
+        start = comma + 1
+    if not found:
+        yield _append.decode(body)
+        return
+    # Of a key that stands twice the last counts, and the rest may hold another list of records. So one
+    # is put before the rest that is longer than all of it: it is gone when another list counts.
+    rest = view[start:]
+    mark = b'{"data":"%b"},' % (b"x" * len(rest))
+    request = _append.decode(b"".join((head, mark, rest)))
+    if request.records and len(request.records[0].data) > len(rest):
+        found.extend(request.records[1:])
+        request.records = found
+    yield request
+
+
+def _first_record(view: memoryview) -> int | None:
+    """Where the records begin: after a bracket that, closed at once, leaves a request without records."""
+    match = _RECORDS.search(view[:_HEAD_BYTES])
+    if match is None:
+        return None
+    try:
+        _append.decode(bytes(view[: match.end()]) + b"]}")
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return match.end()
+
+
+def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int | None]:
+    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma after them, if there is one."""
+    length = SLICE_BYTES
+    while start + length < len(view):
+        window = view[start + length : start + length + SLICE_BYTES]
+        for match in islice(_BETWEEN.finditer(window), GUESSES):
+            comma = start + length + match.start(1)
+            try:
+                found.extend(_records.decode(b"".join((b"[", view[start:comma], b"]"))))
+            except (msgspec.MsgspecError, RecursionError):
+                yield None
+            else:
+                yield comma
+                return
+        length *= 2

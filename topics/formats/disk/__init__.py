@@ -1,0 +1,1 @@
+"""Bytes at rest: log frames, records, segments, blobs."""

@@ -1,0 +1,416 @@
+"""The records of one write, as they stand in an APPEND frame and in memory. Integers little-endian.
+
+    part            size                 present when     meaning
+    ext             ext_len              ext_len > 0      CBOR map: "k" idempotency key, "n" nodes, "t" tags
+    ends            u32[count]           always           end of each record in the blob, its comma included
+    node_refs       u32[count]           flag NODES       0: no node; n: the n-th of ext "n"
+    tag_refs        u32[count]           flag TAGS        0: no tag; n: the n-th of ext "t"
+    meta_lens       u32[count]           flag METAS       length of the record's meta piece, 0: none
+    blob            the rest             always           rendered records, each followed by a comma
+
+Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get, `$tag` included:
+
+    {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
+
+so that a read of many records is one slice, and only a reader who wants fewer members makes us cut.
+Flag ONE_NODE says that every record has the first node of "n" (the usual batch of one writer) and saves the table.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence, Set
+from enum import IntEnum
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple
+
+import cbor2
+
+from topics.formats.api.requests import AppendBody, Buffer, PlainAppend, RecordIn, json_string
+
+U32_MAX = 2**32 - 1
+_U32 = struct.Struct("<I")
+_HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20  # a record's seq and time, with all the digits that they may have
+_NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
+_LIVE = re.compile(rb"[^\x01]+")
+
+
+class RecordFlags(IntEnum):
+    """Which optional parts are there. Written to disk: never renumber, only add."""
+
+    NODES = 1
+    TAGS = 2
+    METAS = 4
+    ONE_NODE = 8
+    EXTERNAL = 16  # the frame's body is ext alone; the whole body stands in a blob file (blob.py)
+
+
+# As plain numbers: the operators of an IntFlag cost more than all else in a short read.
+_NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
+
+
+class EncodedRecords(NamedTuple):
+    """The records of a write, ready for a frame: ``parts`` in order are the frame's body."""
+
+    flags: int
+    record_count: int
+    ext: bytes
+    parts: tuple[Buffer, ...]
+    blob_bytes: int
+
+
+def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
+    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
+    records = request.records
+    if isinstance(request, PlainAppend) and request.node is None:
+        flags = 0
+        tables: list[bytes] = []
+        packed = cbor2.dumps({"k": request.idempotency_key}) if keep_key and request.idempotency_key is not None else b""
+        ends, blob = _render_plain(records, first_seq, ts_ms)
+    else:
+        rendering = Rendering(request, keep_key=keep_key)
+        flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
+        rendered = rendering.render(0, len(records), first_seq, ts_ms)
+        ends, blob = array("I", accumulate(map(len, rendered))).tobytes(), b"".join(rendered)
+    assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
+    return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
+
+
+def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
+    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it counts."""
+    if len(records) == 1:
+        blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
+        return _U32.pack(len(blob)), blob
+    between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
+    heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
+    payloads: list[Buffer] = [record.data for record in records]
+    # The end of a record and the head of the next are one piece; the first head gives back what stands before it to the last end.
+    ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
+    heads[0] = heads[0][2:]
+    pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
+    pieces[0:-1:2], pieces[1::2] = heads, payloads
+    return ends, b"".join(pieces)
+
+
+class Rendering:
+    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables`` are those of the whole."""
+
+    def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
+        self._records, batch_node = request.records, request.node
+        nodes, self._node_refs = _intern(record.node if record.node is not None else batch_node for record in self._records)
+        tags, self._tag_refs = _intern(record.tag for record in self._records)
+        self._nodes = [b"", *(b',"$node":' + node for node in nodes)]
+        self._tags = [b"", *(b',"$tag":' + tag for tag in tags)]
+        ext: dict[str, Any] = {"k": request.idempotency_key} if keep_key and request.idempotency_key is not None else {}
+        self.flags = 0
+        self.tables: list[bytes] = []
+        if nodes:
+            ext["n"] = nodes
+            if len(nodes) == 1 and 0 not in self._node_refs:
+                self.flags |= RecordFlags.ONE_NODE
+            else:
+                self.flags |= RecordFlags.NODES
+                self.tables.append(self._node_refs.tobytes())
+        if tags:
+            ext["t"] = tags
+            self.flags |= RecordFlags.TAGS
+            self.tables.append(self._tag_refs.tobytes())
+        meta_lens = array("I", [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records])
+        if any(meta_lens):
+            self.flags |= RecordFlags.METAS
+            self.tables.append(meta_lens.tobytes())
+        self._meta_lens = meta_lens
+        self.ext = cbor2.dumps(ext) if ext else b""
+
+    def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
+        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq of the write's first record."""
+        return [
+            b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
+            % (seq, ts_ms, self._nodes[node], self._tags[tag], record.data, b',"meta":%b' % record.meta if record.meta else b"")
+            for seq, record, node, tag in zip(
+                range(first_seq + start, first_seq + stop),
+                self._records[start:stop],
+                self._node_refs[start:stop],
+                self._tag_refs[start:stop],
+                strict=True,
+            )
+        ]
+
+    def ends(self, first_seq: int, ts_ms: int) -> array[int]:
+        """Where each record will end in the blob, without rendering it."""
+        fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
+        lengths = (
+            fixed + len(str(seq)) + len(self._nodes[node]) + len(self._tags[tag]) + len(record.data) + meta_len
+            for seq, record, node, tag, meta_len in zip(
+                range(first_seq, first_seq + len(self._records)),
+                self._records,
+                self._node_refs,
+                self._tag_refs,
+                self._meta_lens,
+                strict=True,
+            )
+        )
+        return array("I", accumulate(lengths))
+
+
+def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
+    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0 for none."""
+    places: dict[str | None, int] = {None: 0}
+    refs = array("I", [places.setdefault(text, len(places)) for text in texts])
+    return [json_string(text) for text in places if text is not None], refs
+
+
+class View:
+    """What a write of the log and an extent of a segment answer alike: both hold ``count`` rendered records of contiguous seqs."""
+
+    __slots__ = ("count", "flags")
+
+    def __init__(self, flags: int, count: int) -> None:
+        self.flags, self.count = flags, count
+
+    # What the two kinds hold in their own ways
+
+    @property
+    def ends(self) -> memoryview:
+        """End of each record in the blob."""
+        raise NotImplementedError
+
+    @property
+    def blob(self) -> memoryview:
+        """The rendered records."""
+        raise NotImplementedError
+
+    def part(self, begin: int, end: int) -> memoryview:
+        """Part of the blob."""
+        raise NotImplementedError
+
+    def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        """Part of a table; only of one of which ``flags`` say that it is there."""
+        raise NotImplementedError
+
+    def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
+        """The refs that stand for these nodes."""
+        raise NotImplementedError
+
+    def _node_lens(self, refs: Sequence[int]) -> list[int]:
+        """Bytes of each node as a JSON string, 0 where there is none."""
+        raise NotImplementedError
+
+    def _tag_lens(self, refs: Sequence[int]) -> list[int]:
+        """Bytes of each tag as a JSON string, 0 where there is none."""
+        raise NotImplementedError
+
+    def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        raise NotImplementedError
+
+    # What follows from it
+
+    def _begin(self, index: int) -> int:
+        return self.ends[index - 1] if index else 0
+
+    def size(self, start: int, stop: int) -> int:
+        """Bytes of the rendered records ``start`` to ``stop`` (exclusive), their commas included."""
+        return self._begin(stop) - self._begin(start)
+
+    def ts(self, index: int) -> int:
+        """``$ts`` of a record."""
+        begin = self._begin(index)
+        head = bytes(self.part(begin, min(begin + _HEAD_MAX, self.ends[index])))
+        at = head.index(b',"$ts":') + len(b',"$ts":')
+        return int(head[at : head.index(b",", at)])
+
+    def fit(self, start: int, stop: int, budget: int) -> int:
+        """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes fit ``budget``."""
+        ends = self.ends
+        begin = ends[start - 1] if start else 0
+        return bisect_right(ends, begin + budget, start, stop)
+
+    def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True) -> bool:
+        """Whether such a reader gets each record as it stands."""
+        if not include_data:
+            return False
+        flags = self.flags
+        if (flags & _TAGS and not include_tags) or (flags & _METAS and not include_meta):
+            return False
+        return not nodes or not flags & (_NODES | _ONE_NODE)
+
+    def slice(self, start: int, stop: int) -> memoryview:
+        """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
+        ends = self.ends
+        return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
+
+    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
+        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for none."""
+        return None
+
+    def wanted(self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None) -> tuple[int, int] | None:
+        """First and last of the records that `select` would give, without a look at them; None for none."""
+        flags = self.flags
+        skipped = self._refs_of(nodes) if nodes else frozenset[int]()
+        if flags & _ONE_NODE and skipped:
+            return None
+        refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES and skipped else bytes(stop - start)
+        found = [at for at, ref in enumerate(refs, start) if not (ref and ref in skipped) and (dead is None or dead[at] != 1)]
+        return (found[0], found[-1]) if found else None
+
+    def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
+        """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
+        return [self.slice(*run) for run in live_runs(dead, start, stop)]
+
+    def select(
+        self,
+        start: int,
+        stop: int,
+        nodes: Set[bytes],
+        include_tags: bool,
+        include_meta: bool,
+        dead: Buffer | None = None,
+        include_data: bool = True,
+    ) -> list[tuple[int, bytes]]:
+        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants.
+
+        ``dead`` has a byte for every record of the view; those with 1 are passed over. Without data, meta goes too.
+        """
+        flags = self.flags
+        skipped = self._refs_of(nodes) if nodes else frozenset[int]()
+        if flags & _ONE_NODE and skipped:
+            return []
+        count = stop - start
+        nothing: Sequence[int] = bytes(count)
+        node_refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES else nothing
+        meta_lens = self.column(_METAS, start, stop) if flags & _METAS and include_data and not include_meta else nothing
+        node_lens: Sequence[int] = nothing
+        tag_lens: Sequence[int] = nothing
+        cut_tags = bool(flags & _TAGS) and not include_tags
+        if flags & _TAGS and not (include_tags and include_data):
+            tag_lens = self._tag_lens(self.column(_TAGS, start, stop))
+        if flags & (_NODES | _ONE_NODE) and (cut_tags or not include_data):
+            node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
+        first = self._begin(start)
+        stops = self.ends[start:stop]
+        records = bytes(self.part(first, stops[-1])) if count else b""
+        marks: Sequence[int] = nothing if dead is None else dead[start:stop]
+        found, end = [], 0
+        for index, stop_at, node, node_len, tag_len, meta_len, mark in zip(
+            range(start, stop), stops, node_refs, node_lens, tag_lens, meta_lens, marks, strict=True
+        ):
+            begin, end = end, stop_at - first
+            if mark == 1 or (node and node in skipped):
+                continue
+            if tag_len or not include_data:
+                # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
+                at = records.index(b",", records.index(b",", begin) + 1)
+                if node_len:
+                    at += node_len + _NODE_LEN
+                if include_data:
+                    record = records[begin:at] + records[at + tag_len + _TAG_LEN : end - 1]
+                elif tag_len and include_tags:
+                    record = records[begin : at + tag_len + _TAG_LEN] + b"}"
+                else:
+                    record = records[begin:at] + b"}"
+            else:
+                record = records[begin : end - 1]
+            if meta_len:
+                record = record[: -meta_len - 1] + b"}"
+            found.append((index, record))
+        return found
+
+
+def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of records in the range that are not dead, as ``(start, stop)``. Any flag other than 1 counts as live."""
+    if start >= stop:
+        return
+    if dead is None:
+        yield start, stop
+        return
+    for run in _LIVE.finditer(dead, start, stop):
+        yield run.span()
+
+
+class RecordsView(View):
+    """Reads the records of one write in place; nothing is copied before a slice is taken."""
+
+    __slots__ = ("_body", "_ext_len")
+
+    def __init__(self, flags: int, count: int, ext_len: int, body: memoryview) -> None:
+        self.flags, self.count, self._ext_len, self._body = flags, count, ext_len, body
+
+    def _table(self, number: int) -> memoryview:
+        start = self._ext_len + 4 * self.count * number
+        return self._body[start : start + 4 * self.count].cast("I")
+
+    @property
+    def ends(self) -> memoryview:
+        """End of each record in the blob."""
+        start = self._ext_len
+        return self._body[start : start + 4 * self.count].cast("I")
+
+    @property
+    def blob(self) -> memoryview:
+        """The rendered records."""
+        return self._body[self._ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
+
+    def ext(self) -> dict[str, Any]:
+        """The CBOR map: key, nodes, tags."""
+        return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
+
+    @property
+    def has_ext(self) -> bool:
+        """Whether there is a key, a node or a tag."""
+        return self._ext_len > 0
+
+    def part(self, begin: int, end: int) -> memoryview:
+        """Part of the blob."""
+        return self.blob[begin:end]
+
+    def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
+        """Part of a table; only of one of which ``flags`` say that it is there."""
+        number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
+        return self._table(number)[start:stop]
+
+    def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
+        return {ref for ref, node in enumerate(self.ext().get("n", ()), 1) if node in nodes}
+
+    def _node_lens(self, refs: Sequence[int]) -> list[int]:
+        lens = [0, *map(len, self.ext().get("n", ()))]
+        return [lens[ref] for ref in refs]
+
+    def _tag_lens(self, refs: Sequence[int]) -> list[int]:
+        lens = [0, *map(len, self.ext().get("t", ()))]
+        return [lens[ref] for ref in refs]
+
+    def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
+        if not self.flags & _TAGS:
+            return iter(())
+        tags = [b"", *self.ext()["t"]]
+        return ((index, tags[ref]) for index, ref in enumerate(self.column(_TAGS, start, stop), start) if ref)
+
+
+def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:
+    """Bytes of rendered records in a body of this shape."""
+    return body_len - ext_len - 4 * count * (1 + (flags & 7).bit_count())
+
+
+def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
+    """Node ids in the form in which frames hold them, for exact comparison (§4)."""
+    return frozenset(map(json_string, nodes))
+
+
+__all__ = [
+    "EncodedRecords",
+    "RecordFlags",
+    "RecordIn",
+    "RecordsView",
+    "Rendering",
+    "View",
+    "blob_bytes",
+    "encode",
+    "json_nodes",
+    "live_runs",
+]

@@ -1,0 +1,235 @@
+"""Segment file: the records of one sealed log file, sorted by topic. Integers little-endian.
+
+    part        starts at                  size          meaning
+    header      0                          4096
+    extents     each at a multiple of 4096
+    flags       a multiple of 4096         record_count  a byte for each record, in the order of the extents: 0 live, 1 deleted
+    directory   a multiple of 4096         80 an extent
+    trailer     file_length - 64           64
+
+What lies between two parts is zero. Only flags ever change, in place and one byte at a time; they are under no checksum.
+
+Header:
+
+    offset  size  field         meaning
+    0       8     magic         "TPSEG001"
+    8       4     version       1
+    12      4     shard         the shard that writes it
+    16      8     number        of the segment: the file's name
+    24      8     base          position of the log from which on the records come
+    32      8     end           position of the log up to which they come
+    40      4     crc32c        of bytes 0..40
+    44      4052  zero
+
+Trailer:
+
+    offset  size  field         meaning
+    0       8     magic         "TPSEGEND"
+    8       8     directory_at  offset of the directory
+    16      8     flags_at      offset of the flags
+    24      8     record_count  of all extents
+    32      8     file_length
+    40      4     entry_count   of the directory
+    44      4     directory_crc crc32c of the directory
+    48      12    zero
+    60      4     crc32c        of bytes 0..60
+
+Entry of the directory, one for each extent:
+
+    offset  size  field         meaning
+    0       8     topic_id
+    8       8     first_seq     the seqs of an extent are contiguous
+    16      8     offset        of the extent in the file
+    24      8     length        of blob, padding and tables
+    32      8     flags_at      offset in the file of the extent's first flag
+    40      8     first_ts      $ts of the first record, signed
+    48      8     last_ts       $ts of the last record, signed
+    56      4     record_count
+    60      4     blob_bytes
+    64      4     tables_len
+    68      4     tables_crc    crc32c of the tables
+    72      4     flags         RecordFlags: NODES, TAGS, METAS, ONE_NODE as in records.py
+    76      4     zero
+
+Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a multiple of 8, the tables:
+
+    part             size                present when       meaning
+    node_count       4                   always             distinct nodes
+    node_bytes       4                   always
+    tag_count        4                   always             distinct tags
+    tag_bytes        4                   always
+    posting_count    4                   always             records with a tag
+    chunk_count      4                   always             one for each 64 KiB of the blob
+    keys_len         4                   always
+    zero             4                   always
+    ends             u32[count]          always             end of each record in the blob, its comma included
+    node_refs        u32[count]          flag NODES         0: no node; n: the n-th node
+    tag_refs         u32[count]          flag TAGS          0: no tag; n: the n-th tag
+    meta_lens        u32[count]          flag METAS         length of the record's meta piece, 0: none
+    chunk_crcs       u32[chunk_count]    always             crc32c of each 64 KiB of the blob
+    node_ends        u32[node_count]     always             end of each node in the node bytes
+    tag_ends         u32[tag_count]      always             end of each tag in the tag bytes
+    posting_ends     u32[tag_count]      always             end of each tag's records in the postings
+    postings         u32[posting_count]  always             indexes of the tag's records, ascending
+    node bytes       node_bytes          always             nodes as JSON strings, in the order of their bytes
+    tag bytes        tag_bytes           always             tags as JSON strings, in the order of their bytes
+    keys             keys_len            always             CBOR array of [idempotency key, first_seq, count, $ts] of writes
+
+The JSON string of a text is that of its prefix, without the closing quote, and more; and no other text's JSON string begins so. So
+the tags with a prefix stand side by side, and their postings too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import crc32c
+
+from topics.formats.api.requests import Buffer
+
+MAGIC = b"TPSEG001"
+END_MAGIC = b"TPSEGEND"
+VERSION = 1
+ALIGNMENT = 4096
+HEADER_BYTES = 4096
+TRAILER_BYTES = 64
+ENTRY_BYTES = 80
+CHUNK_BYTES = 64 << 10
+_HEADER = struct.Struct("<8sIIQQQ")
+_TRAILER = struct.Struct("<8sQQQQII12x")
+_ENTRY = struct.Struct("<QQQQQqqIIIII4x")
+TABLES_HEAD = struct.Struct("<IIIIIII4x")
+_CRC = struct.Struct("<I")
+assert _HEADER.size == 40
+assert _TRAILER.size + _CRC.size == TRAILER_BYTES
+assert _ENTRY.size == ENTRY_BYTES
+assert TABLES_HEAD.size == 32
+
+
+class BadSegment(Exception):
+    """The bytes are no segment that this version reads, or not those that were written."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"offset {offset}: {reason}")
+        self.offset, self.reason = offset, reason
+
+
+class SegmentHeader(NamedTuple):
+    """Header of a segment file."""
+
+    shard: int
+    number: int
+    base: int
+    end: int
+
+
+class Trailer(NamedTuple):
+    """End of a segment file."""
+
+    directory_at: int
+    flags_at: int
+    record_count: int
+    file_length: int
+    entry_count: int
+    directory_crc: int
+
+
+class Entry(NamedTuple):
+    """An extent in the directory."""
+
+    topic_id: int
+    first_seq: int
+    offset: int
+    length: int
+    flags_at: int
+    first_ts: int
+    last_ts: int
+    record_count: int
+    blob_bytes: int
+    tables_len: int
+    tables_crc: int
+    flags: int
+
+    @property
+    def tables_at(self) -> int:
+        """Offset of the tables in the file."""
+        return self.offset + self.length - self.tables_len
+
+
+class Key(NamedTuple):
+    """A write that had an idempotency key."""
+
+    key: str
+    first_seq: int
+    record_count: int
+    ts_ms: int
+
+
+def padding(length: int, alignment: int = ALIGNMENT) -> int:
+    """Zeros that follow on so many bytes."""
+    return -length % alignment
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """The 4096 bytes at the start."""
+    head = _HEADER.pack(MAGIC, VERSION, *header)
+    return (head + _CRC.pack(crc32c.crc32c(head))).ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(data: Buffer) -> SegmentHeader:
+    """Raises `BadSegment`."""
+    if len(data) < HEADER_BYTES:
+        raise BadSegment(0, "shorter than its header")
+    magic, version, *fields = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise BadSegment(0, "is no segment")
+    if version != VERSION:
+        raise BadSegment(8, f"has format version {version}; this program reads version {VERSION}")
+    if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c.crc32c(bytes(data[: _HEADER.size])):
+        raise BadSegment(_HEADER.size, "has a damaged header")
+    return SegmentHeader._make(fields)
+
+
+def encode_trailer(trailer: Trailer) -> bytes:
+    """The 64 bytes at the end."""
+    head = _TRAILER.pack(END_MAGIC, *trailer)
+    return head + _CRC.pack(crc32c.crc32c(head))
+
+
+def decode_trailer(data: Buffer, file_length: int) -> Trailer:
+    """``data`` are the last 64 bytes of a file of this length. Raises `BadSegment`."""
+    at = file_length - TRAILER_BYTES
+    if at < HEADER_BYTES or len(data) != TRAILER_BYTES:
+        raise BadSegment(file_length, "ends before its trailer")
+    magic, *fields = _TRAILER.unpack_from(data)
+    if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc32c.crc32c(bytes(data[: _TRAILER.size])):
+        raise BadSegment(at, "has a damaged trailer, or is cut")
+    trailer = Trailer._make(fields)
+    if trailer.file_length != file_length or trailer.directory_at + ENTRY_BYTES * trailer.entry_count != at:
+        raise BadSegment(at, f"has {file_length} bytes, and was written with {trailer.file_length}")
+    if not HEADER_BYTES <= trailer.flags_at <= trailer.flags_at + trailer.record_count <= trailer.directory_at:
+        raise BadSegment(at, "has a trailer that contradicts itself")
+    return trailer
+
+
+def check_directory(data: Buffer, trailer: Trailer) -> None:
+    """Raises `BadSegment`."""
+    if len(data) != ENTRY_BYTES * trailer.entry_count or crc32c.crc32c(data) != trailer.directory_crc:
+        raise BadSegment(trailer.directory_at, "has a damaged directory")
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """80 bytes of the directory."""
+    return _ENTRY.pack(*entry)
+
+
+def decode_entry(data: Buffer, offset: int = 0) -> Entry:
+    """The entry at ``offset`` of a directory, or of any bytes that hold one."""
+    return Entry._make(_ENTRY.unpack_from(data, offset))
+
+
+def decode_directory(data: Buffer) -> Iterator[Entry]:
+    """All entries of a directory."""
+    return map(Entry._make, _ENTRY.iter_unpack(data))

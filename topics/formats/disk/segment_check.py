@@ -1,0 +1,106 @@
+"""What must hold inside an extent beyond its checksums: for a program that looks for damage, not for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import cbor2
+
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.segment import CHUNK_BYTES, BadSegment, Key
+
+_Made = TypeVar("_Made")
+
+
+def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
+    """``(offset in the file, reason)`` of everything that is wrong behind tables whose checksum was right."""
+    found = [*_check_tables(view)]
+    if not found:
+        found += _check_chunks(view)
+    if not found:
+        found += _check_records(view)
+    yield from found
+
+
+def _check_tables(view: ExtentView) -> Iterator[tuple[int, str]]:
+    entry, at = view.entry, view.entry.tables_at
+    if not _ascends([0, *view.ends], entry.blob_bytes):
+        yield at, "the ends of the records do not ascend to the end of the blob"
+    if entry.flags & RecordFlags.NODES and entry.flags & RecordFlags.ONE_NODE:
+        yield at, "there are nodes for some and one for all"
+    for name, flag, texts in (("node", RecordFlags.NODES, view.nodes), ("tag", RecordFlags.TAGS, view.tags)):
+        refs: Sequence[int] = view.column(flag, 0, view.count) if entry.flags & flag else ()
+        if refs and max(refs) > len(texts):
+            yield at, f"a record has a {name} that is not in the dictionary"
+        words = _unless_broken(lambda texts=texts: [texts.text(ref) for ref in range(1, len(texts) + 1)])  # type: ignore[misc]
+        if words is None or any(word >= next_word for word, next_word in pairwise(words)) or not texts.whole:
+            yield at, f"the {name}s do not ascend"
+    if entry.flags & RecordFlags.ONE_NODE and len(view.nodes) != 1:
+        yield at, "there is not just one node"
+    if entry.flags & RecordFlags.TAGS and not _postings_fit(view):
+        yield at, "the postings are not those of the tags"
+    keys = _unless_broken(lambda: [*view.idempotency_keys()])
+    if keys is None or any(not _sound(key, view) for key in keys):
+        yield at, "the idempotency keys are not those of this extent's writes"
+
+
+def _ascends(ends: Sequence[int], last: int) -> bool:
+    return ends[-1] == last and all(end < next_end for end, next_end in pairwise(ends))
+
+
+def _unless_broken(make: Callable[[], _Made]) -> _Made | None:
+    try:
+        return make()
+    except (cbor2.CBORDecodeError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _sound(key: Key, view: ExtentView) -> bool:
+    numbers = all(isinstance(number, int) for number in key[1:])
+    return isinstance(key.key, str) and numbers and key.first_seq < view.entry.first_seq + view.count and key.record_count > 0
+
+
+def _postings_fit(view: ExtentView) -> bool:
+    postings: dict[int, list[int]] = {}
+    for index, ref in enumerate(view.column(RecordFlags.TAGS, 0, view.count)):
+        if ref:
+            postings.setdefault(ref, []).append(index)
+    return all(postings.pop(ref, []) == [*indexes] for ref, indexes in view.postings) and not postings
+
+
+def _check_chunks(view: ExtentView) -> Iterator[tuple[int, str]]:
+    size = view.entry.blob_bytes
+    for start in range(0, size, CHUNK_BYTES):
+        try:
+            view.part(start, min(start + CHUNK_BYTES, size))
+        except BadSegment as error:
+            yield error.offset, error.reason
+
+
+def _check_records(view: ExtentView) -> Iterator[tuple[int, str]]:
+    """Whether each record begins as its tables say: seq, time, node, tag; and ends with its meta."""
+    entry, count = view.entry, view.count
+    nothing = bytes(count)
+    nodes: Sequence[int] = view.column(RecordFlags.NODES, 0, count) if entry.flags & RecordFlags.NODES else nothing
+    if entry.flags & RecordFlags.ONE_NODE:
+        nodes = b"\1" * count
+    tags = view.column(RecordFlags.TAGS, 0, count) if entry.flags & RecordFlags.TAGS else nothing
+    metas = view.column(RecordFlags.METAS, 0, count) if entry.flags & RecordFlags.METAS else nothing
+    first_ts, begin = None, 0
+    for index, (end, node, tag, meta) in enumerate(zip(view.ends, nodes, tags, metas, strict=True)):
+        record, seq = bytes(view.part(begin, end)), entry.first_seq + index
+        ts = _unless_broken(lambda index=index: view.ts(index))  # type: ignore[misc]
+        first_ts = ts if first_ts is None else first_ts
+        head = b'{"$seq":%d,"$ts":%d' % (seq, ts or 0)
+        head += b',"$node":' + view.nodes.text(node) if node else b""
+        head += b',"$tag":' + view.tags.text(tag) if tag else b""
+        if not record.startswith(head + b',"data":') or not record.endswith(b"},"):
+            yield entry.offset + begin, f"the record of seq {seq} is not the one that the tables speak of"
+        elif meta and record[-meta - 2 :][: len(b',"meta":')] != b',"meta":':
+            yield entry.offset + begin, f"the record of seq {seq} has no meta where the tables say so"
+        begin = end
+    if (first_ts, ts) != (entry.first_ts, entry.last_ts):
+        yield entry.offset, "the directory has other times than the records"

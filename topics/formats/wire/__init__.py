@@ -1,0 +1,1 @@
+"""Bytes between processes: ring messages and envelopes."""

@@ -1,0 +1,97 @@
+"""One admitted request through the unmodified Hypercorn stack.
+
+    admitted head, body --> head of ours --> H11Protocol --> Quart --> whole answer --> fast lane
+
+The fast lane has read, judged and admitted the request, and has its body. What Hypercorn gets is a
+head that this module writes: method, path as the route table understood it, a Host of ours. No byte
+of the client's reaches it, so there is no second reading of one message, no upgrade that it could
+take and no error answer of its own. The request and its body travel beside it, as a `ColdCall` in
+the ASGI scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+from topics.formats.api.requests import Buffer
+from topics.front.backend import Body
+from topics.front.guard import Request
+
+CALL = "topics.call"  # in the ASGI scope's state
+
+
+@dataclass(frozen=True, slots=True)
+class ColdLane:
+    """What Hypercorn needs to answer a request."""
+
+    app: ASGIWrapper
+    config: Config
+    context: WorkerContext
+
+
+@dataclass(slots=True)
+class ColdCall:
+    """What the application answers.
+
+    ``at`` is monotonic ns. ``close``: the answer is the connection's last.
+    """
+
+    request: Request
+    body: Body | None
+    at: int
+    close: bool
+    has_answered: bool = False
+
+    def take_body(self) -> Body:
+        """The body changes hands here; once."""
+        assert self.body is not None, "the body is taken once"
+        body, self.body = self.body, None
+        return body
+
+    def drop_body(self) -> None:
+        """Give back what nobody has taken."""
+        body, self.body = self.body, None
+        if body is not None and not isinstance(body, Buffer):
+            body.free()
+
+
+async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
+    """The answer, head and body. Nothing here waits for the client."""
+    sent: list[bytes] = []
+
+    async def take(event: Event) -> None:
+        if isinstance(event, RawData):
+            sent.append(event.data)
+
+    try:
+        async with TaskGroup() as group:
+            protocol = H11Protocol(
+                cold.app,
+                cold.config,
+                cold.context,
+                group,
+                connection_state=ConnectionState({CALL: call}),
+                ssl=False,
+                client=None,
+                server=None,
+                send=take,
+            )
+            await protocol.initiate()
+            await protocol.handle(RawData(_head_of(call.request)))
+    finally:
+        call.drop_body()
+    assert call.has_answered, "Hypercorn answered without asking the application"
+    return b"".join(sent)
+
+
+def _head_of(request: Request) -> bytes:
+    path = request.route.path(request.topic)
+    return f"{request.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

@@ -1,0 +1,1 @@
+"""Watch and WebSocket: streams, their pages and sessions."""

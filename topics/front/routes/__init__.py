@@ -1,0 +1,1 @@
+"""The table of the HTTP surface and what each row does."""

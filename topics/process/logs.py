@@ -1,0 +1,175 @@
+"""Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is honoured).
+
+``configure`` once per process, after the fork. Log with ``structlog.get_logger()``; what libraries send to ``logging``
+and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out. Tokens and query
+strings never leave here, whoever logged them. Logging neither raises nor waits: a line that cannot
+be written is dropped, and the number of such lines is logged once there is room again
+(`topics/process/log_sink.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from types import TracebackType
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from topics.process.log_sink import DescriptorSink, LineStream, Sink, StreamSink, open_missing_descriptors
+
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
+_QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
+_SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "secret"})
+
+
+_stderr: DescriptorSink | None = None  # of this process and of those that it forks
+_sink: Sink | None = None  # the one that `configure` was told
+
+
+def configure(process: str, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send everything that this process logs to ``stream`` (stderr), each line with the process's name."""
+    global _sink
+    _sink = sink = _stderr_sink() if stream is None else StreamSink(stream)
+    sink.dropped = 0  # a parent's are the parent's to tell
+    prepare: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _naming(process),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[_Rendering([*prepare, *_rendering(sink)])],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=lambda *_names: _Lines(sink),
+        cache_logger_on_first_use=False,  # a forked child configures anew; cached loggers would keep the parent's name
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_Forward()]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def tell_dropped() -> None:
+    """Log how many lines were dropped, if any were. To be called now and then."""
+    sink = _sink
+    if sink is not None and sink.dropped:
+        count, sink.dropped = sink.dropped, 0
+        structlog.get_logger().error("log lines dropped", count=count)
+        if sink.dropped:  # this one, too; it is not counted
+            sink.dropped += count - 1
+
+
+def crash_descriptor() -> int:
+    """Where a dying interpreter may write its last words; 2 before `configure`."""
+    return 2 if _stderr is None else _stderr.fd
+
+
+def _stderr_sink() -> DescriptorSink:
+    global _stderr
+    if _stderr is None:
+        open_missing_descriptors()
+        _stderr = DescriptorSink(2)
+    sys.stderr = LineStream(_stderr)
+    return _stderr
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Take tokens and query strings out of every text of an event, tracebacks included."""
+    return {name: "[redacted]" if name.lower() in _SECRET_NAMES else _clean(value) for name, value in event.items()}
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    structlog.get_logger().critical("process failed", exc_info=(kind, error, traceback))
+
+
+def _log_unraisable(args: sys.UnraisableHookArgs) -> None:
+    told = args.err_msg or "exception ignored"
+    structlog.get_logger().error(told, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread else "?"
+    structlog.get_logger().critical("thread failed", thread=name, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str):
+        return _QUERY.sub(r"\1", _BEARER.sub(r"\1 [redacted]", value))
+    if isinstance(value, dict):
+        return {name: "[redacted]" if str(name).lower() in _SECRET_NAMES else _clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else _clean(str(value))
+
+
+def _naming(process: str) -> Processor:
+    def name_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {"process": process, "pid": os.getpid(), **event}
+
+    return name_process
+
+
+def _rendering(sink: Sink) -> list[Processor]:
+    """Tracebacks are always plain: pretty ones show local variables, and with them tokens."""
+    if sink.isatty():
+        colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        console = structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.processors.format_exc_info, redact, console]
+    return [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(serializer=json.dumps)]
+
+
+class _Rendering:
+    """From an event to its line. What cannot be shown costs the line its fields, nothing else."""
+
+    def __init__(self, processors: list[Processor]) -> None:
+        self._processors = processors
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
+        name = event.get("event")
+        try:
+            return self._render(logger, method, event)
+        except Exception as error:
+            return self._render(logger, method, {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__})
+
+    def _render(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
+        found: Any = event
+        for processor in self._processors:
+            found = processor(logger, method, found)
+        return str(found)
+
+
+class _Lines:
+    """The end of the pipeline: one write for each line, so that lines of several processes do not mix."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def msg(self, line: str) -> None:
+        if self._sink.write(line):
+            tell_dropped()
+
+    debug = info = warning = error = exception = critical = log = msg
+
+
+class _Forward(logging.Handler):
+    """What libraries log, into the one pipeline."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger().bind(logger=record.name)
+        try:
+            text = record.getMessage()
+        except Exception:  # the arguments do not fit the format
+            text = str(record.msg)
+        log.log(record.levelno, text, exc_info=record.exc_info)

@@ -1,0 +1,1 @@
+"""Sealed records, by topic."""

@@ -1,0 +1,1 @@
+"""The write-ahead log of a shard: files, writer threads, blobs beside it."""

@@ -1,0 +1,204 @@
+"""One file of the log: made whole and synced before its first frame, mapped for reading."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    BadHeader,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+)
+from topics.storage.disk import Damaged, allocate, sync_directory, write_again, write_zeros, zero
+
+READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
+_POPULATE_READ = 22  # MADV_POPULATE_READ
+# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes
+# room (`wal_stock`).
+LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
+
+
+class NoRoom(OSError):
+    """The next log file could not be made; nothing was written and nothing is in doubt."""
+
+
+def log_name(base: int) -> str:
+    """A file is named by its first position, so that names sort as the log runs."""
+    return f"{base:016x}{LOG}"
+
+
+def prepare(folder: Path, name: str, size: int) -> Path:
+    """A spare file that no log has used yet, on the disk with its room. Raises OSError and leaves
+    nothing. ``name``: how its own begins; the rest is like no other's, which may be in use.
+    """
+    path = folder / f"{name}.{secrets.token_hex(4)}{SPARE}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        allocate(fd, folder, size)
+        os.fsync(fd)
+        sync_directory(folder)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return path
+
+
+def log_paths(folder: Path, shard: int) -> list[Path]:
+    """The files of a shard's log, oldest first.
+
+    A spare that becomes a file of the log gets its name without waiting for the disk, which would keep all writes waiting. After a
+    power loss it may still have the old one. Its header then says what it is: those that the log needs no more begin before it.
+    """
+    paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
+    oldest = next(iter(paths), None)
+    for spare in (*folder.glob(f"*{SPARE}"), *folder.glob(f"*{RESERVE}")):
+        with contextlib.suppress(BadHeader), spare.open("rb") as file:
+            header = decode_file_header(file.read(FILE_HEADER_BYTES))
+            if oldest is not None and header.shard == shard and log_name(header.base) > oldest:
+                paths.setdefault(log_name(header.base), spare)
+    return [paths[name] for name in sorted(paths)]
+
+
+class WalFile:
+    """``base`` is the position of its first frame; ``size`` the bytes of the file, header included."""
+
+    def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
+        self.folder, self.header, self.size = folder, header, size
+        self.base, self.seed = header.base, header.seed
+        self._fd = -1
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @property
+    def path(self) -> Path:
+        """See `log_name`."""
+        return self.folder / log_name(self.base)
+
+    def offset(self, position: int) -> int:
+        """Where in the file the frame at ``position`` stands."""
+        return FILE_HEADER_BYTES + position - self.base
+
+    def holds(self, position: int, length: int) -> bool:
+        """Whether a frame of this length has room at ``position``."""
+        return self.offset(position) + length <= self.size
+
+    def create(self, spare: Path | None = None) -> None:
+        """Make the file with all its room, so that a full disk shows here and not in the middle of a write.
+
+        ``spare``: a file of the same size that nobody needs any more; it becomes this one, at once: its blocks and its pages need
+        not be found again. What it holds stays behind the new header; the new salt makes it no frames. See `log_paths`.
+
+        Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its name: whether a next start
+        finds it is in doubt, so nothing may be written at this position or behind it.
+        """
+        aside = spare or self.path.with_suffix(NEW)
+        try:
+            self._fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0), 0o600)
+            if spare is None:
+                allocate(self._fd, self.folder, self.size)
+            os.pwrite(self._fd, encode_file_header(self.header), 0)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self.close()
+            aside.unlink(missing_ok=True)
+            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
+        aside.replace(self.path)
+        if spare is None or self._is_first():
+            sync_directory(self.folder)
+
+    def _is_first(self) -> bool:
+        """Whether no other file tells that a spare with a later position is one that has lost its name."""
+        return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
+
+    @classmethod
+    def open(cls, path: Path, shard: int) -> WalFile:
+        """An existing file. Raises `Damaged` when it is not what its name says."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
+            named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
+            if header.shard != shard or not named:
+                raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
+        except BadHeader as error:
+            os.close(fd)
+            raise Damaged(path, 0, str(error)) from error
+        size = os.fstat(fd).st_size
+        if size < header.size:
+            os.close(fd)
+            raise Damaged(path, size, f"the file is cut: it was made with {header.size} bytes")
+        file = cls(path.parent, header, size)
+        file._fd = fd
+        return file
+
+    @property
+    def fd(self) -> int:
+        """Open for reading and writing."""
+        return self._fd
+
+    def view(self) -> memoryview:
+        """The whole file, read in place; what is written later shows in it."""
+        if self._view is None:
+            self._map = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._view = memoryview(self._map)
+        return self._view
+
+    def read_ahead(self, beat: Callable[[], None]) -> None:
+        """Bring the whole file into the map: for a scan, which would take a fault for every few pages. ``beat``: a sign of life."""
+        self.view()
+        assert self._map is not None, "a view has a map"
+        with contextlib.suppress(OSError):  # a kernel before 5.14
+            for start in range(0, self.size, READ_AHEAD_BYTES):
+                self._map.madvise(_POPULATE_READ, start, min(READ_AHEAD_BYTES, self.size - start))
+                beat()
+
+    def unmap(self) -> None:
+        """Let go of the map; the next `view` makes another."""
+        if self._view is not None and self._map is not None:
+            self._view.release()
+            self._map.close()
+            self._view = self._map = None
+
+    def cut(self, position: int) -> None:
+        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut
+        part is ever found again. The file keeps its length all the time: a shorter one would, after
+        a crash, look like one that was cut at rest.
+        """
+        offset = self.offset(position)
+        zero(self._fd, offset, self.size - offset)
+
+    def blank(self, start: int, end: int) -> None:
+        """Write zeros over the frames between two positions."""
+        write_zeros(self._fd, self.offset(start), end - start)
+
+    def write_again(self, start: int, end: int) -> None:
+        """Let the next sync bring the frames between two positions to the disk, though the kernel
+        may think that they are there.
+        """
+        write_again(self._fd, self.offset(start), end - start)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has another name, under which it stays as it is: see `disk.keep_aside`."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.path.stat().st_nlink > 1
+        return False
+
+    def sync(self) -> None:
+        """fdatasync."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file. What a reader still holds keeps its map."""
+        self._view = self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
