@@ -1,6 +1,8 @@
-"""A server whose workers are stand-ins that do as they are told; run by tests/test_supervisor.py as a program.
+"""A server whose workers are stand-ins that do as they are told; run by tests/test_supervisor.py as
+a program.
 
-A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it starts:
+A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
+starts:
 
     exit N      leave with status N               raise       fail with an exception
     stubborn    ignore SIGTERM                    stuck       be ready, then show no further sign of life
@@ -49,8 +51,17 @@ def obey(name: str) -> str:
         raise RuntimeError("told to fail, with a Bearer s3cret")
     if todo.startswith("exit"):
         raise SystemExit(int(todo.split()[1]))
-    signals = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Sig"))
-    log.info("at work", blocked=int(signals["SigBlk"], 16), ignored=int(signals["SigIgn"], 16), caught=int(signals["SigCgt"], 16))
+    signals = dict(
+        line.split(":\t")
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("Sig")
+    )
+    log.info(
+        "at work",
+        blocked=int(signals["SigBlk"], 16),
+        ignored=int(signals["SigIgn"], 16),
+        caught=int(signals["SigCgt"], 16),
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from here on it is waited for
     return todo
 
@@ -65,7 +76,11 @@ def told_to_stop(name: str) -> bool:
 
 
 def make_workers(
-    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
+    settings: Settings,
+    access: Access,
+    board: Board,
+    links: Sequence[Sequence[LinkMemory]],
+    listeners: Sequence[socket.socket],
 ) -> supervisor.Workers:
     """The stand-ins."""
 
@@ -93,7 +108,11 @@ def make_workers(
         while not told_to_stop(name):
             words.heartbeat_ms = now_ms()
             answer_all(index)
-        log.info("front stops", draining=board.draining, shards_alive=[bool(board.shard(i).pid) for i in range(board.shards)])
+        log.info(
+            "front stops",
+            draining=board.draining,
+            shards_alive=[bool(board.shard(i).pid) for i in range(board.shards)],
+        )
 
     def answer_all(index: int) -> None:
         while True:
@@ -108,10 +127,19 @@ def make_workers(
         return {
             "front": index,
             "pid": os.getpid(),
-            "shards": [[board.shard(i).state.name, board.shard(i).pid, board.shard(i).spawns] for i in range(board.shards)],
-            "sessions": [[board.session(f, s) for s in range(board.shards)] for f in range(board.fronts)],
+            "shards": [
+                [board.shard(i).state.name, board.shard(i).pid, board.shard(i).spawns]
+                for i in range(board.shards)
+            ],
+            "sessions": [
+                [board.session(f, s) for s in range(board.shards)] for f in range(board.fronts)
+            ],
             "keys": len(access.principals),
-            "fds": [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()],
+            "fds": [
+                str(entry.readlink())
+                for entry in Path("/proc/self/fd").iterdir()
+                if entry.is_symlink()
+            ],
         }
 
     return supervisor.Workers(front, shard)
@@ -121,6 +149,12 @@ if __name__ == "__main__":
     supervisor.STALLED_S = float(os.environ.get("STALLED_S", "3"))
     supervisor.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     start = boot.read(os.environ)
-    settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))  # the supervisor could do with more than one
+    settings = replace(
+        start.settings, fronts=int(os.environ.get("FRONTS", "1"))
+    )  # the supervisor could do with more than one
     logs.configure("supervisor", settings.log_level)
-    sys.exit(supervisor.serve(settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers))
+    sys.exit(
+        supervisor.serve(
+            settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers
+        )
+    )

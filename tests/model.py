@@ -1,4 +1,6 @@
-"""What one topic must look like after appends, deletes, caps and recreations (§0.10, §3.3, §5): the obvious model, in dicts."""
+"""What one topic must look like after appends, deletes, caps and recreations (§0.10, §3.3, §5): the
+obvious model, in dicts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class TopicModel:
-    """``live`` is in seq order. ``evict_floor`` is above the last seq that a cap took, 1 when it never took any."""
+    """``live`` is in seq order. ``evict_floor`` is above the last seq that a cap took, 1 when it
+    never took any.
+    """
 
     cap_records: int = 0
     head_seq: int = 0
@@ -28,7 +32,9 @@ class TopicModel:
         return next(iter(self.live), self.head_seq + 1)
 
     def append(self, records: Iterable[Kept], first_seq: int | None = None) -> None:
-        """Add records and let the cap take the oldest live ones. ``first_seq``: where the server says that they begin."""
+        """Add records and let the cap take the oldest live ones. ``first_seq``: where the server
+        says that they begin.
+        """
         if first_seq is not None:
             self.head_seq = first_seq - 1
         for record in records:
@@ -42,7 +48,11 @@ class TopicModel:
 
     def delete(self, before_seq: int | None = None, match: Any = None) -> int:
         """Remove what a delete with this body removes; how many that were."""
-        gone = [seq for seq, kept in self.live.items() if (before_seq is None or seq < before_seq) and matches(match, kept.tag)]
+        gone = [
+            seq
+            for seq, kept in self.live.items()
+            if (before_seq is None or seq < before_seq) and matches(match, kept.tag)
+        ]
         for seq in gone:
             del self.live[seq]
         return len(gone)

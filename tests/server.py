@@ -1,7 +1,7 @@
 """A real server as a child process: started, found ready, asked to stop, killed.
 
-The server leads a session of its own, so that every process it forks is found by its session id and can be killed with it,
-and so that nothing else ever is.
+The server leads a session of its own, so that every process it forks is found by its session id and
+can be killed with it, and so that nothing else ever is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ STOP_S = 12.0  # §8.2: a drain takes at most 10 s
 
 
 class Log:
-    """The lines of a process group's stderr. It ends when the last process that holds the pipe is gone."""
+    """The lines of a process group's stderr. It ends when the last process that holds the pipe is
+    gone.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -59,11 +61,15 @@ class Log:
         return [event for event in found if event is not None]
 
     def event(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """The first event ``name``, waited for; an AssertionError with the whole log when it does not come."""
+        """The first event ``name``, waited for; an AssertionError with the whole log when it does
+        not come.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._first(name) is not None, timeout_s)
             found = self._first(name)
-        assert found is not None, f'no log event "{name}" within {timeout_s} s; the log:\n{self.text}'
+        assert found is not None, (
+            f'no log event "{name}" within {timeout_s} s; the log:\n{self.text}'
+        )
         return found
 
     def _first(self, name: str) -> dict[str, Any] | None:
@@ -72,7 +78,9 @@ class Log:
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the pipe."""
         self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), f"a process still holds the server's stderr; the log:\n{self.text}"
+        assert not self._thread.is_alive(), (
+            f"a process still holds the server's stderr; the log:\n{self.text}"
+        )
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -101,7 +109,12 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None and self.running:
             self.stop()
         self.kill()
@@ -121,8 +134,14 @@ class Server:
 
     def spawn(self) -> Log:
         """Start the process and wait for nothing."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-        base = {"TOPICS_HOST": "127.0.0.1", "TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(self.data_dir)}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")
+        }
+        base = {
+            "TOPICS_HOST": "127.0.0.1",
+            "TOPICS_PORT": "0",
+            "TOPICS_DATA_DIR": str(self.data_dir),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "topics", "serve"],
             cwd=ROOT,
@@ -154,7 +173,9 @@ class Server:
             if self._ready():
                 return
             time.sleep(0.01)
-        raise AssertionError(f"not ready within {timeout_s} s (exit code {self.process and self.process.poll()}):\n{self.log_tail}")
+        raise AssertionError(
+            f"not ready within {timeout_s} s (exit code {self.process and self.process.poll()}):\n{self.log_tail}"
+        )
 
     def _ready(self) -> bool:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
@@ -173,12 +194,16 @@ class Server:
         os.kill(self.pid, signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGTERM; the server must be gone within ``STOP_S`` with exit code 0, and all its children with it."""
+        """SIGTERM; the server must be gone within ``STOP_S`` with exit code 0, and all its children
+        with it.
+        """
         self.terminate()
         self.wait_stopped()
 
     def wait_stopped(self) -> None:
-        """Wait for the end of a stop; AssertionError when it takes too long or the exit code is not 0."""
+        """Wait for the end of a stop; AssertionError when it takes too long or the exit code is not
+        0.
+        """
         code = self.wait_exit(STOP_S)
         left = self.pids()
         assert not left, f"the server left children behind: {left}"
@@ -192,7 +217,9 @@ class Server:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"still running after {timeout_s} s; the log:\n{self.log_tail}") from None
+            raise AssertionError(
+                f"still running after {timeout_s} s; the log:\n{self.log_tail}"
+            ) from None
         self.log.join(STOP_S)
         return code
 
@@ -225,14 +252,20 @@ class Server:
     def roles(self) -> dict[str, int]:
         """Children by role: ``{"front 0": pid, "shard 0": pid, "shard 1": pid}``."""
         titles = {pid: _title(pid) for pid in self.pids()}
-        roles = {title.removeprefix("topics: "): pid for pid, title in titles.items() if title.startswith("topics: ")}
+        roles = {
+            title.removeprefix("topics: "): pid
+            for pid, title in titles.items()
+            if title.startswith("topics: ")
+        }
         return {role: pid for role, pid in roles.items() if role.startswith(("front ", "shard "))}
 
     def wait_roles(self, count: int, timeout_s: float = START_S) -> dict[str, int]:
         """The children, once there are ``count`` of them."""
         deadline = time.monotonic() + timeout_s
         while len(roles := self.roles()) != count:
-            assert time.monotonic() < deadline, f"{count} children expected, there are {roles}:\n{self.log_tail}"
+            assert time.monotonic() < deadline, (
+                f"{count} children expected, there are {roles}:\n{self.log_tail}"
+            )
             time.sleep(0.01)
         return roles
 
@@ -247,7 +280,9 @@ def kill_one(pid: int) -> None:
 
 def rss_bytes(pid: int) -> int:
     """Resident memory, shared memory included; not pages of files, which are the kernel's cache."""
-    held = re.findall(r"^Rss(?:Anon|Shmem):\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    held = re.findall(
+        r"^Rss(?:Anon|Shmem):\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     assert len(held) == 2, "the kernel tells of both"
     return 1024 * sum(map(int, held))
 
@@ -287,6 +322,12 @@ def _session_of(pid: int) -> int | None:
 
 def _title(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0 ").replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .strip(b"\0 ")
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+        )
     except (FileNotFoundError, ProcessLookupError):
         return ""

@@ -65,7 +65,9 @@ def interrupt(gap: str) -> None:
 
 
 def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
-    """Wait for the child's end; one that is not interrupted by itself gets the signal when it serves."""
+    """Wait for the child's end; one that is not interrupted by itself gets the signal when it
+    serves.
+    """
     deadline = time.monotonic() + WITHIN_S
     while not interrupted and state() not in ("READY", "SERVING"):
         assert time.monotonic() < deadline, "it never serves"

@@ -18,7 +18,9 @@ MODULE = [sys.executable, "-m", "topics"]
 SCRIPT = [str(ROOT / "supervisor.py")]
 
 
-def run(command: list[str], *arguments: str | bytes, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], *arguments: str | bytes, **environ: str
+) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"  # supervisor.py finds its python3 there
     return subprocess.run(
         [*command, *arguments],
@@ -55,7 +57,9 @@ def test_wrong_arguments_are_status_2_and_a_usage_line(arguments: list[str]) -> 
 
 
 @pytest.mark.parametrize("command", [[*MODULE, "serve"], SCRIPT], ids=["module", "script"])
-def test_print_config_shows_what_would_be_used_and_no_secret(command: list[str], tmp_path: Path) -> None:
+def test_print_config_shows_what_would_be_used_and_no_secret(
+    command: list[str], tmp_path: Path
+) -> None:
     done = run(
         [*command, "--print-config", "--port", "4711", "--data-dir", str(tmp_path / "d")],
         TOPICS_API_KEYS="hunter2:r,other",
@@ -65,16 +69,31 @@ def test_print_config_shows_what_would_be_used_and_no_secret(command: list[str],
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {"TOPICS_PORT=4711", "TOPICS_MAX_TOPICS=7", f"TOPICS_DATA_DIR={tmp_path}/d", "TOPICS_HOST=127.0.0.1"} <= {*lines}
+    assert {
+        "TOPICS_PORT=4711",
+        "TOPICS_MAX_TOPICS=7",
+        f"TOPICS_DATA_DIR={tmp_path}/d",
+        "TOPICS_HOST=127.0.0.1",
+    } <= {*lines}
     assert "# TOPICS_MAX_TOPICS has no effect in this version" in lines
-    assert lines[-2:] == ["# keys: 2", "# TOPICS_MAX_TOPIC is not a setting; did you mean TOPICS_MAX_TOPICS?"]
+    assert lines[-2:] == [
+        "# keys: 2",
+        "# TOPICS_MAX_TOPIC is not a setting; did you mean TOPICS_MAX_TOPICS?",
+    ]
     assert "hunter2" not in done.stdout + done.stderr
     assert not (tmp_path / "d").exists()
 
 
 @pytest.mark.parametrize("command", [[*MODULE, "serve"], SCRIPT], ids=["module", "script"])
 def test_wrong_settings_are_status_2_with_a_line_for_each(command: list[str]) -> None:
-    done = run(command, "--host", "0.0.0.0", TOPICS_PORT="many", TOPICS_MAX_BODY_BYTES="-1", TOPICS_API_KEYS="hunter2:fly")
+    done = run(
+        command,
+        "--host",
+        "0.0.0.0",
+        TOPICS_PORT="many",
+        TOPICS_MAX_BODY_BYTES="-1",
+        TOPICS_API_KEYS="hunter2:fly",
+    )
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert lines[0] == "topics: these settings are wrong:"
@@ -94,7 +113,16 @@ def test_a_public_address_without_keys_is_status_2() -> None:
 
 
 def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Path) -> None:
-    done = run(MODULE, "serve", "--host", "203.0.113.7", "--data-dir", str(tmp_path), TOPICS_API_KEYS="k", TOPICS_ELEPHANT="1")
+    done = run(
+        MODULE,
+        "serve",
+        "--host",
+        "203.0.113.7",
+        "--data-dir",
+        str(tmp_path),
+        TOPICS_API_KEYS="k",
+        TOPICS_ELEPHANT="1",
+    )
     assert done.returncode == 1
     unknown, refused = done.stderr.splitlines()
     assert '"TOPICS_ELEPHANT is not a setting"' in unknown
@@ -102,11 +130,23 @@ def test_an_address_that_is_not_ours_is_status_1_and_one_clear_line(tmp_path: Pa
     assert "203.0.113.7" in refused
 
 
-def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_clients_are_known(tmp_path: Path) -> None:
+def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_clients_are_known(
+    tmp_path: Path,
+) -> None:
     blocker = socket.create_server(("127.0.0.1", 0))
     with blocker:  # the start ends where the port is taken, after the warnings
-        arguments = ["serve", "--port", str(blocker.getsockname()[1]), "--data-dir", str(tmp_path / "d")]
-        idle = {"TOPICS_MAX_TOPICS": "7", "TOPICS_MAX_CLAIM": "5", "TOPICS_MAX_ROUTERS": "10000"}  # the last is the default
+        arguments = [
+            "serve",
+            "--port",
+            str(blocker.getsockname()[1]),
+            "--data-dir",
+            str(tmp_path / "d"),
+        ]
+        idle = {
+            "TOPICS_MAX_TOPICS": "7",
+            "TOPICS_MAX_CLAIM": "5",
+            "TOPICS_MAX_ROUTERS": "10000",
+        }  # the last is the default
         done = run(MODULE, *arguments, TOPICS_URL="http://x", TOPICS_API_KEY="k", **idle)
     assert done.returncode == 1
     warned, refused = [json.loads(line) for line in done.stderr.splitlines()]
@@ -139,8 +179,14 @@ def test_a_data_directory_that_is_none_is_status_2_and_stays_as_it_is(tmp_path: 
         (["inspect", "nowhere"], "topics: nowhere: No such file or directory\n"),
         (["inspect", "deploy"], "topics: deploy: Is a directory\n"),
         (["inspect", "deploy/run/x"], "topics: deploy/run/x: Not a directory\n"),
-        (["inspect", "pyproject.toml"], "topics: pyproject.toml is no file of a data directory, or its first 8 bytes are damaged\n"),
-        (["inspect", "/dev/null"], "topics: /dev/null is no file of a data directory, or its first 8 bytes are damaged\n"),
+        (
+            ["inspect", "pyproject.toml"],
+            "topics: pyproject.toml is no file of a data directory, or its first 8 bytes are damaged\n",
+        ),
+        (
+            ["inspect", "/dev/null"],
+            "topics: /dev/null is no file of a data directory, or its first 8 bytes are damaged\n",
+        ),
         (["inspect", b"\xff"], "topics: \\udcff: No such file or directory\n"),
     ],
 )
@@ -158,7 +204,9 @@ def test_an_empty_path_is_a_wrong_argument(arguments: list[str]) -> None:
 
 def test_names_that_are_not_utf_8_are_shown_with_escapes(tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path) + b"/\xff"
-    done = run(MODULE, "serve", "--print-config", "--data-dir", directory, PYTHONIOENCODING="utf-8:strict")
+    done = run(
+        MODULE, "serve", "--print-config", "--data-dir", directory, PYTHONIOENCODING="utf-8:strict"
+    )
     assert done.returncode == 0, done.stderr
     assert f"TOPICS_DATA_DIR={tmp_path}/\\udcff" in done.stdout
 
@@ -184,7 +232,9 @@ def test_the_client_says_what_is_wrong_with_an_address(url: str | bytes) -> None
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(tmp_path: Path, there: bool) -> None:
+def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
+    tmp_path: Path, there: bool
+) -> None:
     script = tmp_path / "checkout" / "supervisor.py"
     for place in (script.parent / ".venv/bin/python", tmp_path / "path/python3"):
         place.parent.mkdir(parents=True)

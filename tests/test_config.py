@@ -1,4 +1,6 @@
-"""Settings and keys from the environment: what is taken, what is refused, and that secrets leave no trace."""
+"""Settings and keys from the environment: what is taken, what is refused, and that secrets leave no
+trace.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from topics.config import IDLE, MIB, ConfigError, Settings, unknown_variables, usable_cores, variable_of
+from topics.config import (
+    IDLE,
+    MIB,
+    ConfigError,
+    Settings,
+    unknown_variables,
+    usable_cores,
+    variable_of,
+)
 from topics.process import boot
 
 ROOT = Path(__file__).parent.parent
@@ -63,14 +73,25 @@ def other_value(field: dataclasses.Field[object]) -> tuple[str, object]:
 @pytest.mark.parametrize("field", dataclasses.fields(Settings), ids=lambda field: field.name)
 def test_every_setting_is_read_from_its_variable(field: dataclasses.Field[object]) -> None:
     hosts = ("Topics.example, .lan,[FD00:0::1]", ("topics.example", ".lan", "[fd00::1]"))
-    special = {"host": ("::1", "::1"), "allowed_hosts": hosts, "ring_bytes": ("8388608", 8 * MIB), "shards": ("7", 7), "fronts": ("1", 1)}
+    special = {
+        "host": ("::1", "::1"),
+        "allowed_hosts": hosts,
+        "ring_bytes": ("8388608", 8 * MIB),
+        "shards": ("7", 7),
+        "fronts": ("1", 1),
+    }
     text, value = special.get(field.name) or other_value(field)
     assert getattr(Settings.from_environment({variable_of(field.name): text}), field.name) == value
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "0x10", "64MiB", "1_000", "+5", "five", "nan", "٣", str(2**63)])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "1e3", "0x10", "64MiB", "1_000", "+5", "five", "nan", "٣", str(2**63)]
+)
 def test_what_is_not_a_plain_number_refuses_the_start(text: str) -> None:
-    assert f"TOPICS_MAX_TOPICS={text!r}: must be an integer of at least 0" in mistakes({"TOPICS_MAX_TOPICS": text}).values()
+    assert (
+        f"TOPICS_MAX_TOPICS={text!r}: must be an integer of at least 0"
+        in mistakes({"TOPICS_MAX_TOPICS": text}).values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,12 +122,23 @@ def test_zero_is_refused_where_it_makes_no_sense(variable: str) -> None:
 
 def test_more_than_one_front_is_refused_with_the_reason() -> None:
     (problem,) = mistakes({"TOPICS_FRONTS": "2"}).values()
-    assert problem == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not shared between fronts"
+    assert (
+        problem
+        == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not shared between fronts"
+    )
 
 
 @pytest.mark.parametrize(
     "variable",
-    ["TOPICS", "ROUTERS", "WATCH_SESSIONS", "SSE_CONNECTIONS", "SSE_CONNECTIONS_PER_KEY", "INFLIGHT_PER_KEY", "TOTAL_BYTES"],
+    [
+        "TOPICS",
+        "ROUTERS",
+        "WATCH_SESSIONS",
+        "SSE_CONNECTIONS",
+        "SSE_CONNECTIONS_PER_KEY",
+        "INFLIGHT_PER_KEY",
+        "TOTAL_BYTES",
+    ],
 )
 def test_zero_switches_a_cap_off(variable: str) -> None:
     settings = Settings.from_environment({f"TOPICS_MAX_{variable}": "0"})
@@ -129,9 +161,27 @@ def test_booleans_have_the_usual_spellings_and_no_others() -> None:
     assert "true or false" in mistakes({"TOPICS_PROBE_AUTH": ""})["TOPICS_PROBE_AUTH"]
 
 
-@pytest.mark.parametrize("text", ["", " ", "a,,b", "a.example:4000", "http://a", "*.a", "a..b", "a b", "[::1", "é", ",".join("a" * 65)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "a,,b",
+        "a.example:4000",
+        "http://a",
+        "*.a",
+        "a..b",
+        "a b",
+        "[::1",
+        "é",
+        ",".join("a" * 65),
+    ],
+)
 def test_what_is_not_a_list_of_host_names_refuses_the_start(text: str) -> None:
-    assert "host names without ports" in mistakes({"TOPICS_ALLOWED_HOSTS": text})["TOPICS_ALLOWED_HOSTS"]
+    assert (
+        "host names without ports"
+        in mistakes({"TOPICS_ALLOWED_HOSTS": text})["TOPICS_ALLOWED_HOSTS"]
+    )
 
 
 def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
@@ -164,20 +214,32 @@ def test_all_mistakes_come_together_and_none_shows_a_secret() -> None:
 
 
 def test_values_that_do_not_fit_together_are_refused() -> None:
-    assert "quarter of TOPICS_RING_BYTES" in mistakes({"TOPICS_INLINE_BYTES": "2097152"})["TOPICS_INLINE_BYTES"]
+    assert (
+        "quarter of TOPICS_RING_BYTES"
+        in mistakes({"TOPICS_INLINE_BYTES": "2097152"})["TOPICS_INLINE_BYTES"]
+    )
     assert "longest body" in mistakes({"TOPICS_ARENA_BYTES": "1048576"})["TOPICS_ARENA_BYTES"]
 
 
 def test_the_inside_follows_what_was_asked_for() -> None:
-    settings = Settings.from_environment({"TOPICS_MAX_BODY_BYTES": str(300 * MIB), "TOPICS_RING_BYTES": str(64 * 1024)})
+    settings = Settings.from_environment(
+        {"TOPICS_MAX_BODY_BYTES": str(300 * MIB), "TOPICS_RING_BYTES": str(64 * 1024)}
+    )
     assert settings.arena_bytes >= 2 * settings.max_body_bytes
     assert settings.inline_bytes == 16 * 1024
 
 
 def attributes_read(of: str) -> set[str]:
-    """Every ``name`` that the code reads as ``x.name``, where ``x`` is called ``of``, with or without an underscore."""
+    """Every ``name`` that the code reads as ``x.name``, where ``x`` is called ``of``, with or
+    without an underscore.
+    """
     paths = [*(ROOT / "topics").rglob("*.py")]
-    nodes = [node for path in paths if path.name != "config.py" for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [
+        node
+        for path in paths
+        if path.name != "config.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
     read = [node for node in nodes if isinstance(node, ast.Attribute)]
     return {node.attr for node in read if name_of(node.value).lstrip("_") == of}
 
@@ -187,7 +249,9 @@ def name_of(node: ast.expr) -> str:
 
 
 def test_a_setting_is_in_the_table_of_those_without_effect_exactly_when_nothing_reads_it() -> None:
-    read = attributes_read("settings") | {"api_keys_file"}  # boot takes that one from the environment itself
+    read = attributes_read("settings") | {
+        "api_keys_file"
+    }  # boot takes that one from the environment itself
     assert "TOPICS_API_KEYS_FILE" in (ROOT / "topics" / "process" / "boot.py").read_text()
     assert {field.name for field in dataclasses.fields(Settings)} - read == IDLE
 
@@ -196,7 +260,9 @@ def test_settings_without_effect_are_named_where_they_are_documented() -> None:
     example = (ROOT / "deploy" / "topics.env.example").read_text()
     readme = (ROOT / "README.md").read_text()
     for name in IDLE:
-        line = example.splitlines().index(f"#{variable_of(name)}={Settings.__dataclass_fields__[name].default}")
+        line = example.splitlines().index(
+            f"#{variable_of(name)}={Settings.__dataclass_fields__[name].default}"
+        )
         assert "no effect yet" in "".join(example.splitlines()[line - 5 : line])
         assert variable_of(name) in readme
     assert Settings.from_environment({}).idle() == []
@@ -219,7 +285,20 @@ def test_a_host_is_a_name_or_an_address_with_or_without_brackets(text: str, host
 
 @pytest.mark.parametrize(
     "text",
-    ["http://localhost", "127.0.0.1:4000", "localhost:80", "a b", "...", "a" * 70, "a\udcffb", "[::1", "[::1]:4000", "[name]", "", "[]"],
+    [
+        "http://localhost",
+        "127.0.0.1:4000",
+        "localhost:80",
+        "a b",
+        "...",
+        "a" * 70,
+        "a\udcffb",
+        "[::1",
+        "[::1]:4000",
+        "[name]",
+        "",
+        "[]",
+    ],
 )
 def test_what_no_resolver_takes_is_no_host(text: str) -> None:
     assert "must be a host name or an IP address" in mistakes({"TOPICS_HOST": text})["TOPICS_HOST"]
@@ -231,19 +310,37 @@ def test_the_variables_of_the_clients_are_known_and_mean_nothing_to_a_server() -
 
 
 def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
-    environ = {"TOPICS_MAX_TOPIC": "1", "TOPICS_ELEPHANT": "1", "TOPICS_API_KEYS": "k", "PATH": "/", "TOPICS_PORT": "1"}
-    assert unknown_variables(environ) == [("TOPICS_ELEPHANT", None), ("TOPICS_MAX_TOPIC", "TOPICS_MAX_TOPICS")]
+    environ = {
+        "TOPICS_MAX_TOPIC": "1",
+        "TOPICS_ELEPHANT": "1",
+        "TOPICS_API_KEYS": "k",
+        "PATH": "/",
+        "TOPICS_PORT": "1",
+    }
+    assert unknown_variables(environ) == [
+        ("TOPICS_ELEPHANT", None),
+        ("TOPICS_MAX_TOPIC", "TOPICS_MAX_TOPICS"),
+    ]
 
 
 def test_the_printed_settings_can_be_read_back() -> None:
-    given = {"TOPICS_MAX_TOPICS": "5", "TOPICS_DATA_DIR": "/x y", "TOPICS_PROBE_AUTH": "1", "TOPICS_ALLOWED_HOSTS": "a, fd00::1"}
+    given = {
+        "TOPICS_MAX_TOPICS": "5",
+        "TOPICS_DATA_DIR": "/x y",
+        "TOPICS_PROBE_AUTH": "1",
+        "TOPICS_ALLOWED_HOSTS": "a, fd00::1",
+    }
     settings = Settings.from_environment(given)
-    assert Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
+    assert (
+        Settings.from_environment(dict(line.split("=", 1) for line in settings.lines())) == settings
+    )
 
 
 def test_the_example_file_shows_every_setting_with_its_default() -> None:
     text = (ROOT / "deploy" / "topics.env.example").read_text()
-    shown = dict(line[1:].split("=", 1) for line in text.splitlines() if line.startswith("#TOPICS_"))
+    shown = dict(
+        line[1:].split("=", 1) for line in text.splitlines() if line.startswith("#TOPICS_")
+    )
     assert shown.keys() == {variable_of(field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in shown.items() if value}
     assert Settings.from_environment(given) == Settings.from_environment({})
@@ -253,11 +350,18 @@ def test_the_example_file_shows_every_setting_with_its_default() -> None:
 
 
 def test_the_refusal_stands_beside_other_mistakes() -> None:
-    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {"TOPICS_HOST", "TOPICS_PORT"}
-    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:fly"}).keys() == {"TOPICS_API_KEYS"}
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {
+        "TOPICS_HOST",
+        "TOPICS_PORT",
+    }
+    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:fly"}).keys() == {
+        "TOPICS_API_KEYS"
+    }
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"]
+)
 def test_a_reachable_host_without_keys_is_refused(host: str) -> None:
     assert "no keys are configured" in mistakes({"TOPICS_HOST": host})["TOPICS_HOST"]
     assert not boot.read({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}).access.enabled
@@ -279,7 +383,9 @@ def test_loopback_without_keys_stays_friendly(host: str) -> None:
 
 
 def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# producers\nprod:w:tenant1:\r\n\n  two:r , three\n  # the end, no key\n")
+    (tmp_path / "keys").write_text(
+        "# producers\nprod:w:tenant1:\r\n\n  two:r , three\n  # the end, no key\n"
+    )
     (tmp_path / "topics.api-keys").write_text("four")
     environ = {
         "TOPICS_API_KEYS": "one",
@@ -294,7 +400,10 @@ def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_pat
 
 def test_a_key_file_that_is_also_the_credential_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "topics.api-keys").write_text("one")
-    environ = {"TOPICS_API_KEYS_FILE": str(tmp_path / "topics.api-keys"), "CREDENTIALS_DIRECTORY": str(tmp_path)}
+    environ = {
+        "TOPICS_API_KEYS_FILE": str(tmp_path / "topics.api-keys"),
+        "CREDENTIALS_DIRECTORY": str(tmp_path),
+    }
     assert len(boot.read(environ).access.principals) == 1
 
 
@@ -307,7 +416,10 @@ def test_the_same_key_from_two_sources_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", " , \n"])
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
-    assert "holds no key" in mistakes({"TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})["TOPICS_API_KEYS_FILE"]
+    assert (
+        "holds no key"
+        in mistakes({"TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})["TOPICS_API_KEYS_FILE"]
+    )
 
 
 def test_a_credentials_directory_without_our_credential_means_nothing(tmp_path: Path) -> None:
@@ -343,7 +455,19 @@ print(found)
 def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_children() -> None:
     secret = b"correct-horse-battery-staple"
     hidden = bytes(byte ^ 0x55 for byte in secret).hex()
-    keys = ",".join(["first:r", f"{secret.decode()}:rw:tenant1:", *(f"other-{number}:r" for number in range(200))])
+    keys = ",".join(
+        [
+            "first:r",
+            f"{secret.decode()}:rw:tenant1:",
+            *(f"other-{number}:r" for number in range(200)),
+        ]
+    )
     environ = {"TOPICS_API_KEYS": keys, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", SEARCH_MYSELF, hidden], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SEARCH_MYSELF, hidden],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("0\n", "")

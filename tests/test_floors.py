@@ -27,12 +27,44 @@ FLOORS = [
 PURE = ("topics.formats", "topics.engine")
 TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", "topics", "workers"}
 
-# Clocks, files, sockets, tasks, chance and the machine: a rule that needs one takes its value as an argument.
+# Clocks, files, sockets, tasks, chance and the machine: a rule that needs one takes its value as an
+# argument.
 IMPURE = {
     *("datetime", "random", "sched", "secrets", "time", "uuid"),
-    *("fcntl", "fileinput", "glob", "mmap", "os", "pathlib", "pickle", "shutil", "sqlite3", "tempfile"),
-    *("ftplib", "http.client", "http.cookiejar", "http.server", "select", "selectors", "smtplib", "socket", "ssl", "urllib"),
-    *("asyncio", "concurrent", "multiprocessing", "queue", "signal", "subprocess", "threading", "trio"),
+    *(
+        "fcntl",
+        "fileinput",
+        "glob",
+        "mmap",
+        "os",
+        "pathlib",
+        "pickle",
+        "shutil",
+        "sqlite3",
+        "tempfile",
+    ),
+    *(
+        "ftplib",
+        "http.client",
+        "http.cookiejar",
+        "http.server",
+        "select",
+        "selectors",
+        "smtplib",
+        "socket",
+        "ssl",
+        "urllib",
+    ),
+    *(
+        "asyncio",
+        "concurrent",
+        "multiprocessing",
+        "queue",
+        "signal",
+        "subprocess",
+        "threading",
+        "trio",
+    ),
     *("ctypes", "importlib", "logging", "platform", "structlog"),
     *("h11", "httptools", "hypercorn", "quart", "quart_trio"),
 }
@@ -41,13 +73,17 @@ IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval"}
 
 def modules() -> Iterator[tuple[str, Path]]:
     """Every module of ours with its dotted name."""
-    for path in sorted([*ROOT.glob("topics/**/*.py"), *ROOT.glob("workers/**/*.py"), ROOT / "supervisor.py"]):
+    for path in sorted(
+        [*ROOT.glob("topics/**/*.py"), *ROOT.glob("workers/**/*.py"), ROOT / "supervisor.py"]
+    ):
         parts = path.relative_to(ROOT).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
 def floor_of(module: str) -> int:
-    """The floor of the longest name that covers the module; the bare package ``topics`` covers only itself."""
+    """The floor of the longest name that covers the module; the bare package ``topics`` covers only
+    itself.
+    """
     found = [
         (len(name), height)
         for height, names in enumerate(FLOORS)
@@ -65,10 +101,17 @@ def imports_of(module: str, path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            package = (
+                module.split(".")[: len(module.split(".")) - node.level + is_package]
+                if node.level
+                else []
+            )
             base = ".".join([*package, *([node.module] if node.module else [])])
             for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base
+                yield (
+                    node.lineno,
+                    f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base,
+                )
 
 
 def is_module(name: str) -> bool:
@@ -80,24 +123,33 @@ def upward_imports(module: str, path: Path) -> list[str]:
     return [
         f"{path.name}:{line} {module} (floor {floor_of(module)}) imports {name} (floor {floor_of(name)})"
         for line, name in imports_of(module, path)
-        if name.split(".")[0] in ("topics", "workers", "supervisor") and floor_of(name) > floor_of(module)
+        if name.split(".")[0] in ("topics", "workers", "supervisor")
+        and floor_of(name) > floor_of(module)
     ]
 
 
 def impurities(module: str, path: Path) -> list[str]:
     """What a pure module has no business with: impure imports, calls to the outside, and waiting."""
     found = [
-        f"{path.name}:{line} {module} imports {name}" for line, name in imports_of(module, path) if IMPURE & {name, name.split(".")[0]}
+        f"{path.name}:{line} {module} imports {name}"
+        for line, name in imports_of(module, path)
+        if IMPURE & {name, name.split(".")[0]}
     ]
     for node in ast.walk(ast.parse(path.read_text(), path)):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             found.append(f"{path.name}:{node.lineno} {module} waits")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in IMPURE_CALLS
+        ):
             found.append(f"{path.name}:{node.lineno} {module} calls {node.func.id}()")
     return found
 
 
-@pytest.mark.parametrize(("module", "path"), [*modules()], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("module", "path"), [*modules()], ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_imports_go_down_only(module: str, path: Path) -> None:
     assert upward_imports(module, path) == []
 
@@ -137,5 +189,7 @@ def test_the_checks_themselves_bite(tmp_path: Path, source: str, upward: int, im
 def test_the_top_level_shows_exactly_these_names() -> None:
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    shown = {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)}
+    shown = {
+        name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
+    }
     assert shown == TOP_LEVEL

@@ -72,7 +72,9 @@ def no_second_opening(*_: object) -> int:
     raise PermissionError
 
 
-@pytest.mark.parametrize(("kind", "again"), [("pipe", True), ("pipe", False), ("terminal", True), ("socket", True)])
+@pytest.mark.parametrize(
+    ("kind", "again"), [("pipe", True), ("pipe", False), ("terminal", True), ("socket", True)]
+)
 def test_a_reader_that_does_not_read_costs_lines_and_no_time(
     kind: str, again: bool, opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +100,9 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     os.close(full)
 
 
-def test_after_a_line_that_was_cut_short_the_next_one_begins_on_its_own(opened: contextlib.ExitStack) -> None:
+def test_after_a_line_that_was_cut_short_the_next_one_begins_on_its_own(
+    opened: contextlib.ExitStack,
+) -> None:
     reader, writer = reading_end("pipe", opened)
     sink = sink_of(writer, opened)
     assert not sink.write("long" * (1 << 16))
@@ -148,4 +152,9 @@ sys.stdout.flush()
 os._exit(0 if opened > 2 and os.readlink("/proc/self/fd/2") == "/dev/null" else 1)
 """
     command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program]
-    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=20, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=20, check=False
+        ).returncode
+        == 0
+    )

@@ -51,7 +51,13 @@ def test_a_line_is_one_json_object_with_time_level_and_process(out: io.StringIO)
     structlog.get_logger().info("two\nlines", count=3)
     (line,) = lines(out)
     assert str(line.pop("time")).endswith("Z")
-    assert line == {"process": "front 0", "pid": os.getpid(), "level": "info", "event": "two\nlines", "count": 3}
+    assert line == {
+        "process": "front 0",
+        "pid": os.getpid(),
+        "level": "info",
+        "event": "two\nlines",
+        "count": 3,
+    }
 
 
 def test_what_is_below_the_level_is_dropped(out: io.StringIO) -> None:
@@ -128,7 +134,9 @@ def test_plain_text_is_left_alone(out: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
@@ -146,7 +154,9 @@ class Unshowable:
     __repr__ = __str__
 
 
-def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(out: io.StringIO) -> None:
+def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(
+    out: io.StringIO,
+) -> None:
     structlog.get_logger().info("odd", value=Unshowable())
     logs._Forward().emit(logging.LogRecord("library", logging.INFO, "", 1, "%d of %d", (1,), None))
     assert [line["event"] for line in lines(out)] == ["odd", "%d of %d"]
@@ -163,7 +173,10 @@ def test_an_exception_that_nobody_can_catch_is_a_line_like_any_other(out: io.Str
     thread.join()
     assert [line["level"] for line in lines(out)] == ["error", "critical"]
     assert "on the way out" in str(lines(out)[0]["exception"])
-    assert (lines(out)[1]["thread"], "ValueError" in str(lines(out)[1]["exception"])) == ("helper", True)
+    assert (lines(out)[1]["thread"], "ValueError" in str(lines(out)[1]["exception"])) == (
+        "helper",
+        True,
+    )
 
 
 class FullDisk(io.StringIO):
@@ -184,7 +197,11 @@ def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later
     disk.full = False
     structlog.get_logger().error("back")
     structlog.get_logger().error("going on")
-    assert [(line["event"], line.get("count")) for line in lines(disk)] == [("back", None), ("log lines dropped", 3), ("going on", None)]
+    assert [(line["event"], line.get("count")) for line in lines(disk)] == [
+        ("back", None),
+        ("log lines dropped", 3),
+        ("going on", None),
+    ]
 
 
 def test_the_number_of_dropped_lines_is_told_without_another_line() -> None:

@@ -36,9 +36,13 @@ pytestmark = pytest.mark.slow
         ("front", "at work", IN_ORDER),
     ],
 )
-def test_a_sigterm_ends_a_child_whenever_it_comes(kind: str, gap: str, end: int, tmp_path: Path) -> None:
+def test_a_sigterm_ends_a_child_whenever_it_comes(
+    kind: str, gap: str, end: int, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "tests.sigterm", kind, gap, str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert int(ended.stdout) == end, ended.stderr
     for line in ended.stderr.splitlines():
         assert "exception" not in json.loads(line), line

@@ -48,7 +48,9 @@ class Family:
         self.seen: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self.command, env=self.environ, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            self.command, env=self.environ, stderr=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -92,7 +94,11 @@ class Family:
 
     def pids(self) -> dict[str, int]:
         """The latest pid of every child."""
-        return {line["child"]: line["child_pid"] for line in self.seen if line["event"] == "process started"}
+        return {
+            line["child"]: line["child_pid"]
+            for line in self.seen
+            if line["event"] == "process started"
+        }
 
     def events(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self.seen if line["event"] == event]
@@ -138,7 +144,11 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
     with Family(home) as family:
         listening = family.wait_for("listening")
         assert listening["url"].startswith("http://127.0.0.1:")
-        assert (listening["shards"], listening["auth"], listening["data_dir"]) == (2, "none", str(home / "data"))
+        assert (listening["shards"], listening["auth"], listening["data_dir"]) == (
+            2,
+            "none",
+            str(home / "data"),
+        )
         assert any("NO API KEYS" in line["event"] for line in family.seen)
         family.url = listening["url"]
         family.wait_for("ready")
@@ -148,7 +158,10 @@ def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Pat
 def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path) -> None:
     with Family(home, through=["prlimit", "--nofile=256:4000"]) as family:
         family.started()
-        assert family.events("file limit")[0] | {"was": 256, "soft_limit": 4000} == family.events("file limit")[0]
+        assert (
+            family.events("file limit")[0] | {"was": 256, "soft_limit": 4000}
+            == family.events("file limit")[0]
+        )
         for pid in family.pids().values():
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4000, 4000)
 
@@ -159,7 +172,10 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
         pids = family.pids() | {"supervisor": family.process.pid}
         for name, pid in pids.items():
             deadline = time.monotonic() + 10  # a child has its name a moment after it has begun
-            while Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") != f"topics: {name}".encode():
+            while (
+                Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+                != f"topics: {name}".encode()
+            ):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -173,11 +189,21 @@ def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: P
             assert not handled & 1 << signal.SIGCHLD - 1
         answer = family.ask()
         assert answer["keys"] == 2
-        listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
-        inodes = {f"socket:[{line[9]}]" for line in listening if line[1].endswith(f":{int(family.url.rsplit(':')[-1]):04X}")}
+        listening = [
+            line.split()
+            for line in Path("/proc/net/tcp").read_text().splitlines()
+            if " 0A " in line
+        ]
+        inodes = {
+            f"socket:[{line[9]}]"
+            for line in listening
+            if line[1].endswith(f":{int(family.url.rsplit(':')[-1]):04X}")
+        }
         assert len(inodes) == 2, "one listening socket for each front"
         assert len(inodes & set(answer["fds"])) == 1
-        shard_fds = {str(entry.readlink()) for entry in Path(f"/proc/{pids['shard 0']}/fd").iterdir()}
+        shard_fds = {
+            str(entry.readlink()) for entry in Path(f"/proc/{pids['shard 0']}/fd").iterdir()
+        }
         assert not inodes & shard_fds
         family.signal(signal.SIGTERM)
         assert family.end() == 0
@@ -189,7 +215,9 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
         first.started()
         with Family(home) as second:
             assert second.end() == 1
-            assert second.events("cannot start")[0]["reason"].endswith(f"is in use by process {first.process.pid}")
+            assert second.events("cannot start")[0]["reason"].endswith(
+                f"is in use by process {first.process.pid}"
+            )
         assert first.ask()["shards"]
 
 
@@ -224,21 +252,29 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
 # Deaths
 
 
-def test_a_killed_shard_is_back_within_two_seconds_and_the_others_notice_nothing(home: Path) -> None:
+def test_a_killed_shard_is_back_within_two_seconds_and_the_others_notice_nothing(
+    home: Path,
+) -> None:
     with Family(home, FRONTS="1") as family:
         family.started()
         before = family.ask()
         assert before["sessions"] == [[1, 1]]
         killed_at = time.monotonic()
         os.kill(before["shards"][1][1], signal.SIGKILL)
-        after = family.ask_until(lambda seen: seen["shards"][1][2] == 2 and seen["shards"][1][0] == "READY")
+        after = family.ask_until(
+            lambda seen: seen["shards"][1][2] == 2 and seen["shards"][1][0] == "READY"
+        )
         assert time.monotonic() - killed_at < 2.0
         assert after["sessions"] == [[1, 2]]
         assert after["shards"][0] == before["shards"][0]
         assert after["pid"] == before["pid"]
         assert after["shards"][1][1] != before["shards"][1][1]
         died = family.wait_for("process died", child="shard 1")
-        assert (died["signal"], died["child_pid"], died["again_in_s"]) == ("SIGKILL", before["shards"][1][1], 0.0)
+        assert (died["signal"], died["child_pid"], died["again_in_s"]) == (
+            "SIGKILL",
+            before["shards"][1][1],
+            0.0,
+        )
 
 
 def test_the_restart_of_a_front_refuses_nobody(home: Path) -> None:
@@ -279,7 +315,13 @@ def test_delays_double_up_to_five_seconds_however_long_each_life_was(lived_s: fl
 def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_not() -> None:
     child = a_child()
     delays, now = [], 100.0
-    for lived_s, state in [(0.0, "READY"), (0.0, "READY"), (60.0, "RECOVERING"), (30.0, "READY"), (0.0, "READY")]:
+    for lived_s, state in [
+        (0.0, "READY"),
+        (0.0, "READY"),
+        (60.0, "RECOVERING"),
+        (30.0, "READY"),
+        (0.0, "READY"),
+    ]:
         now = live(child, now, lived_s, ShardState[state])
         delays.append(child.schedule(now))
     assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
@@ -289,7 +331,9 @@ def a_child() -> supervisor.Child:
     return supervisor.Child("shard", 0, Board.create(1, 1).shard(0), lambda _index: None)
 
 
-def live(child: supervisor.Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
+def live(
+    child: supervisor.Child, now: float, lived_s: float, state: ShardState = ShardState.READY
+) -> float:
     """One life of a child; when it dies."""
     child.spawned_at, child.up_at = now, math.inf
     assert isinstance(child.words, ShardWords)
@@ -298,7 +342,9 @@ def live(child: supervisor.Child, now: float, lived_s: float, state: ShardState 
     return now + lived_s
 
 
-def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens(home: Path) -> None:
+def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens(
+    home: Path,
+) -> None:
     with Family(home) as family:
         family.order("shard-1", "raise")
         failed = family.wait_for("process failed")
@@ -309,7 +355,9 @@ def test_an_exception_in_a_child_is_logged_with_its_traceback_and_without_tokens
         assert family.wait_for("process died", child="shard 1")["exit_code"] == 1
 
 
-def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(home: Path, tmp_path: Path) -> None:
+def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(
+    home: Path, tmp_path: Path
+) -> None:
     systemd = Systemd(str(tmp_path / "notify"))
     with Family(home, NOTIFY_SOCKET=systemd.name) as family, systemd.socket:
         family.order("shard-1", "exit 3")
@@ -320,7 +368,9 @@ def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(home: Path, t
         seen = systemd.until("STATUS=serving, 1 of 2 shards; shard 1 is damaged, see the log")
         assert "READY=1" in seen
         os.kill(family.pids()["shard 0"], signal.SIGKILL)
-        shards = family.ask_until(lambda seen: seen["shards"][0][2] == 2 and seen["shards"][0][0] == "READY")["shards"]
+        shards = family.ask_until(
+            lambda seen: seen["shards"][0][2] == 2 and seen["shards"][0][0] == "READY"
+        )["shards"]
         assert shards[1] == ["DAMAGED", 0, 1], "it is not started again"
         family.signal(signal.SIGTERM)
         assert family.end() == 3
@@ -386,7 +436,9 @@ def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None
         assert 0.5 <= time.monotonic() - began < 5
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
         assert ends == {"front 0": "SIGKILL", "shard 0": "", "shard 1": ""}
-        assert family.events("processes killed at the end of the drain")[0]["children"] == ["front 0"]
+        assert family.events("processes killed at the end of the drain")[0]["children"] == [
+            "front 0"
+        ]
 
 
 def test_a_second_interrupt_kills_at_once(home: Path) -> None:
@@ -434,7 +486,9 @@ class Systemd:
 
 @pytest.fixture(params=["path", "abstract"])
 def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
-    listener = Systemd(str(tmp_path / "notify") if request.param == "path" else f"@topics-test-{os.getpid()}")
+    listener = Systemd(
+        str(tmp_path / "notify") if request.param == "path" else f"@topics-test-{os.getpid()}"
+    )
     yield listener
     listener.socket.close()
 
@@ -443,7 +497,10 @@ def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: S
     with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000") as family:
         family.order("shard-0", "replay")
         seen = systemd.until("STATUS=replaying, 62 %, 1 of 2 shards ready")
-        assert "EXTEND_TIMEOUT_USEC=30000000" in [*seen, *systemd.until("EXTEND_TIMEOUT_USEC=30000000")]
+        assert "EXTEND_TIMEOUT_USEC=30000000" in [
+            *seen,
+            *systemd.until("EXTEND_TIMEOUT_USEC=30000000"),
+        ]
         assert "READY=1" not in seen
         family.order("shard-0", "")
         assert "WATCHDOG=1" not in systemd.until("READY=1")
@@ -454,9 +511,20 @@ def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: S
         assert family.end() == 0
 
 
-def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_systemd_hears_on(home: Path, tmp_path: Path) -> None:
+def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_systemd_hears_on(
+    home: Path, tmp_path: Path
+) -> None:
     systemd = Systemd(str(tmp_path / "notify"))
-    with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000", STALLED_S="0.5", KILL_AFTER_S="1.0") as family, systemd.socket:
+    with (
+        Family(
+            home,
+            NOTIFY_SOCKET=systemd.name,
+            WATCHDOG_USEC="300000",
+            STALLED_S="0.5",
+            KILL_AFTER_S="1.0",
+        ) as family,
+        systemd.socket,
+    ):
         family.started()
         for kind in ("shard", "front"):
             stopped = family.pids()[f"{kind} 0"]

@@ -34,7 +34,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def unready(answer: Answer, reason: str) -> dict[str, Any]:
     """Details of a 503 `not_ready` with this reason."""
     error = answer.json()["error"]
-    assert (answer.status, error["code"], error["detail"]["reason"]) == (503, "not_ready", reason), answer
+    assert (answer.status, error["code"], error["detail"]["reason"]) == (
+        503,
+        "not_ready",
+        reason,
+    ), answer
     assert int(answer.headers["retry-after"]) >= 1
     return dict(error["detail"])
 
@@ -46,13 +50,21 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_when_it_is_continued(server: Server) -> None:
-    with Api(server.address) as api, Api(server.address) as other, contextlib.ExitStack() as streams:
+def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_when_it_is_continued(
+    server: Server,
+) -> None:
+    with (
+        Api(server.address) as api,
+        Api(server.address) as other,
+        contextlib.ExitStack() as streams,
+    ):
         waiting = streams.enter_context(Api(server.address, timeout_s=40))
         for topic in TOPICS.values():
             ok(api.append(topic, 1), 201)
         thread, poll = in_background(lambda: waiting.diff(TOPICS[0], from_seq=1, wait_ms=25_000))
-        stream = streams.enter_context(Stream(server.address, session(api, TOPICS.values())["stream_url"]))
+        stream = streams.enter_context(
+            Stream(server.address, session(api, TOPICS.values())["stream_url"])
+        )
         assert sorted(stream.told(TOPICS.values()).data()) == [1, 1]
         stopped = server.roles()["shard 0"]
         os.kill(stopped, signal.SIGSTOP)
@@ -70,10 +82,14 @@ def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_
         server.wait_ready()
         ok(api.append(TOPICS[0], 5))
         thread.join()
-        assert [record["data"] for record in stream.records(2)] == [2, 5], "the stream has not ended"
+        assert [record["data"] for record in stream.records(2)] == [2, 5], (
+            "the stream has not ended"
+        )
         assert server.roles()["shard 0"] == stopped
         records = [record["data"] for record in api.read(TOPICS[0])]
-        assert records == [1, 2, 5], "what ended was decided when the shard went on; what was refused was not"
+        assert records == [1, 2, 5], (
+            "what ended was decided when the shard went on; what was refused was not"
+        )
         assert ok(poll[0])["records"][0]["data"] == 2
     server.stop()
 

@@ -1,4 +1,6 @@
-"""The systemd unit fits the server: what it hides, how long it waits, after which ends it starts the server again."""
+"""The systemd unit fits the server: what it hides, how long it waits, after which ends it starts
+the server again.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_the_unit_shows_the_boot_id_so_that_a_kill_is_told_from_a_power_loss() -
 def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_BOOT_ID]
     environ = {"TOPICS_DATA_DIR": str(tmp_path / "data"), "TOPICS_SHARDS": "1", "PATH": ""}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+    ) as server:
         assert server.stderr is not None
         seen = {}
         for line in server.stderr:
@@ -52,11 +56,16 @@ def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> N
 
 
 def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
-    assert unit()["RestartPreventExitStatus"].split() == [str(children.USAGE), str(children.DAMAGED)]
+    assert unit()["RestartPreventExitStatus"].split() == [
+        str(children.USAGE),
+        str(children.DAMAGED),
+    ]
 
 
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
-    assert int(unit()["TimeoutStopSec"]) * 1000 >= Settings().drain_ms + supervisor.STOP_EXTENSION_MS
+    assert (
+        int(unit()["TimeoutStopSec"]) * 1000 >= Settings().drain_ms + supervisor.STOP_EXTENSION_MS
+    )
 
 
 def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,9 @@ class Mute(Server):
         """None: closed."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.host, self.port = taken.getsockname()
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")} | self.env
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")
+        } | self.env
         environ |= {"TOPICS_PORT": str(self.port), "TOPICS_DATA_DIR": str(self.data_dir)}
         closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr is None else []
         self.process = subprocess.Popen(
@@ -41,7 +43,12 @@ class Mute(Server):
     def ask(self, method: str, path: str, body: object = None) -> int:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
         with contextlib.closing(connection):
-            connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+            connection.request(
+                method,
+                path,
+                json.dumps(body) if body else None,
+                {"Content-Type": "application/json"},
+            )
             return connection.getresponse().status
 
 
@@ -72,7 +79,9 @@ def go_through_a_life(server: Mute) -> None:
 
 
 @pytest.mark.parametrize("stderr", ["full disk", "closed"])
-def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(stderr: str, tmp_path: Path) -> None:
+def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(
+    stderr: str, tmp_path: Path
+) -> None:
     server = Mute(tmp_path / "data", shards=1, log_level="debug")
     full = os.open("/dev/full", os.O_WRONLY)
     try:
@@ -84,7 +93,9 @@ def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(stderr: 
         server.kill()
 
 
-def test_a_server_whose_log_nobody_reads_serves_and_tells_of_the_lost_lines_later(tmp_path: Path, full_pipe: tuple[int, int]) -> None:
+def test_a_server_whose_log_nobody_reads_serves_and_tells_of_the_lost_lines_later(
+    tmp_path: Path, full_pipe: tuple[int, int]
+) -> None:
     reader, writer = full_pipe
     server = Mute(tmp_path / "data", shards=1, log_level="debug")
     try:

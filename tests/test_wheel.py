@@ -1,4 +1,6 @@
-"""What an installation gets: the package ``topics`` alone, and a server that runs from any folder beside any other package."""
+"""What an installation gets: the package ``topics`` alone, and a server that runs from any folder
+beside any other package.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BUILD = "from setuptools import setup; setup(script_args=['-q', 'build_py', '--build-lib', 'built'])"
+BUILD = (
+    "from setuptools import setup; setup(script_args=['-q', 'build_py', '--build-lib', 'built'])"
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel would hold beside its metadata: setuptools' own build step, on a copy, without a network."""
+    """What a wheel would hold beside its metadata: setuptools' own build step, on a copy, without a
+    network.
+    """
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "supervisor.py"):
         shutil.copy(ROOT / name, copy)
     for name in ("topics", "workers", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules")
+        )
     command = [sys.executable, "-W", "ignore", "-c", BUILD]
     subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=60)
     return copy / "built"
@@ -38,7 +46,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_installed_server_runs_in_any_folder_beside_a_foreign_package_supervisor(built: Path, tmp_path: Path) -> None:
+def test_an_installed_server_runs_in_any_folder_beside_a_foreign_package_supervisor(
+    built: Path, tmp_path: Path
+) -> None:
     for name in ("supervisor", "workers"):
         (tmp_path / "others" / name).mkdir(parents=True)
         (tmp_path / "others" / name / "__init__.py").write_text("raise ImportError('not ours')")

@@ -1,4 +1,6 @@
-"""The command ``topics``. Imports are local: ``topics --help`` answers before a server could have been loaded."""
+"""The command ``topics``. Imports are local: ``topics --help`` answers before a server could have
+been loaded.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="topics", description="A persistent event engine for one machine, with a JSON-first HTTP API.", epilog=EPILOG
+        prog="topics",
+        description="A persistent event engine for one machine, with a JSON-first HTTP API.",
+        epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"topics {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve = commands.add_parser("serve", help="run the server", description="Run the server.", epilog=EPILOG)
+    serve = commands.add_parser(
+        "serve", help="run the server", description="Run the server.", epilog=EPILOG
+    )
     serve.add_argument("--host", metavar="ADDRESS", help="where to listen (TOPICS_HOST, 127.0.0.1)")
-    serve.add_argument("--port", metavar="PORT", help="on which port (TOPICS_PORT, 4000); 0 takes a free one")
-    serve.add_argument("--data-dir", metavar="DIR", help="where the data is kept (TOPICS_DATA_DIR, ./topics-data)")
-    serve.add_argument("--print-config", action="store_true", help="print the settings that would be used, and exit")
+    serve.add_argument(
+        "--port", metavar="PORT", help="on which port (TOPICS_PORT, 4000); 0 takes a free one"
+    )
+    serve.add_argument(
+        "--data-dir", metavar="DIR", help="where the data is kept (TOPICS_DATA_DIR, ./topics-data)"
+    )
+    serve.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the settings that would be used, and exit",
+    )
     serve.set_defaults(run=lambda arguments: _serve(arguments, os.environ))
     verify = commands.add_parser(
         "verify",
@@ -85,7 +99,10 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
     try:
         start = boot.read(environ)
     except ConfigError as error:
-        sys.stderr.write("topics: these settings are wrong:\n" + "".join(f"  {problem}\n" for problem in error.problems))
+        sys.stderr.write(
+            "topics: these settings are wrong:\n"
+            + "".join(f"  {problem}\n" for problem in error.problems)
+        )
         return USAGE_ERROR
     if arguments.print_config:
         _print_config(start)
@@ -170,7 +187,10 @@ def _print_config(start: Boot) -> None:
 
 
 def _unknown_lines(start: Boot) -> list[str]:
-    return [f"{name} is not a setting" + (f"; did you mean {nearest}?" if nearest else "") for name, nearest in start.unknown]
+    return [
+        f"{name} is not a setting" + (f"; did you mean {nearest}?" if nearest else "")
+        for name, nearest in start.unknown
+    ]
 
 
 def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
@@ -184,4 +204,6 @@ def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
         structlog.get_logger().warning(line)
     if idle := start.settings.idle():
         structlog.get_logger().warning("settings without effect in this version", variables=idle)
-    return supervisor.serve(start.settings, start.access, Notifier.from_environment(environ, os.getpid()))
+    return supervisor.serve(
+        start.settings, start.access, Notifier.from_environment(environ, os.getpid())
+    )

@@ -1,4 +1,5 @@
-"""Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read from ``TOPICS_X_Y``.
+"""Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read
+from ``TOPICS_X_Y``.
 
 Key secrets are not settings: ``topics/process/boot.py`` turns them into digests and drops them.
 """
@@ -24,7 +25,9 @@ ARENA_BYTES = 256 * MIB
 
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
 CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
-MAX_BATCH_BYTES = 8 * MIB  # the largest byte budget of one read (§7.2); an answer also holds at least one record
+MAX_BATCH_BYTES = (
+    8 * MIB
+)  # the largest byte budget of one read (§7.2); an answer also holds at least one record
 
 
 ENDLESS = 2**63 - 1
@@ -45,7 +48,8 @@ class Problem(NamedTuple):
 class ConfigError(Exception):
     """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each.
 
-    ``settings`` are the values that were right, with defaults for the others: enough to look for further mistakes.
+    ``settings`` are the values that were right, with defaults for the others: enough to look for
+    further mistakes.
     """
 
     def __init__(self, problems: Sequence[Problem], settings: Settings) -> None:
@@ -63,10 +67,14 @@ class Bound(NamedTuple):
 
     def __str__(self) -> str:
         kind = "a power of two" if self.power_of_two else "an integer"
-        return f"must be {kind} " + (f"of at least {self.low}" if self.high == ENDLESS else f"from {self.low} to {self.high}")
+        return f"must be {kind} " + (
+            f"of at least {self.low}" if self.high == ENDLESS else f"from {self.low} to {self.high}"
+        )
 
     def parse(self, text: str) -> int:
-        """Plain decimal digits only; ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused, not guessed at."""
+        """Plain decimal digits only; ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused, not
+        guessed at.
+        """
         if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
             raise ValueError(str(self))
         number = int(text)
@@ -128,7 +136,9 @@ Cap = Annotated[int, Bound(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the environment may set. Sizes in bytes, times in milliseconds, unless the name says otherwise."""
+    """Everything that the environment may set. Sizes in bytes, times in milliseconds, unless the
+    name says otherwise.
+    """
 
     # Where
     host: Annotated[str, Host()] = "127.0.0.1"
@@ -141,14 +151,18 @@ class Settings:
     api_keys_file: Path | None = None
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
-    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()  # `front/http/hosts.py` says when they count
+    allowed_hosts: Annotated[
+        tuple[str, ...], HostNames()
+    ] = ()  # `front/http/hosts.py` says when they count
 
     # Writes (§2)
     max_batch_records: Count = 10_000
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
-    max_tag_bytes: Annotated[int, Bound(1, 65_535)] = 256  # lengths of tags and nodes are 16 bits wide on disk
+    max_tag_bytes: Annotated[int, Bound(1, 65_535)] = (
+        256  # lengths of tags and nodes are 16 bits wide on disk
+    )
     max_node_bytes: Annotated[int, Bound(1, 65_535)] = 128
 
     # Reads and queues (§3, §7, §10)
@@ -166,11 +180,19 @@ class Settings:
     max_total_bytes: Cap = 0
 
     # Bounds of the inside
-    ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB  # one direction between a front and a shard
-    inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES  # a longer body or answer goes through the arena
-    arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES  # one direction; pages are taken only when touched
+    ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = (
+        4 * MIB
+    )  # one direction between a front and a shard
+    inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = (
+        INLINE_BYTES  # a longer body or answer goes through the arena
+    )
+    arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = (
+        ARENA_BYTES  # one direction; pages are taken only when touched
+    )
     wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
-    wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200  # the longest that a `disk` record waits for its fsync
+    wal_sync_ms: Annotated[int, Bound(1, 60_000)] = (
+        200  # the longest that a `disk` record waits for its fsync
+    )
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -195,7 +217,9 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """True only when ``host`` is surely not reachable from outside; other names count as reachable (§0.2)."""
+        """True only when ``host`` is surely not reachable from outside; other names count as
+        reachable (§0.2).
+        """
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -207,7 +231,9 @@ class Settings:
         return [variable_of(field.name) for field in changed if field.name in IDLE]
 
     def lines(self) -> list[str]:
-        """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes it. Holds no secret."""
+        """``TOPICS_NAME=value`` for every setting that has a value, as an environment file takes
+        it. Holds no secret.
+        """
         values = {variable_of(field.name): getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value not in (None, ())}
         return [f"{name}={_shown(value)}" for name, value in given.items()]
@@ -224,19 +250,35 @@ def variable_of(field_name: str) -> str:
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on, which containers and ``taskset`` make fewer than the machine's."""
+    """The cores that this process may run on, which containers and ``taskset`` make fewer than the
+    machine's.
+    """
     return len(os.sched_getaffinity(0))
 
 
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that does."""
+    """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that
+    does.
+    """
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
     ours = {*known, *CLIENT_VARIABLES}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
-    return [(name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)) for name in unknown]
+    return [
+        (name, next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None))
+        for name in unknown
+    ]
 
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _parse(kind: Any, text: str) -> Any:
@@ -282,7 +324,9 @@ def _derived(settings: Settings) -> dict[str, int]:
 
 
 def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
-    """Values that are fine alone and wrong together; silent about a variable that is a problem anyway."""
+    """Values that are fine alone and wrong together; silent about a variable that is a problem
+    anyway.
+    """
     found = []
     if settings.fronts > 1:
         rule = "must be 1: watch sessions and the caps of connections are not shared between fronts"
@@ -291,6 +335,8 @@ def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
         rule = f"must be at most a quarter of TOPICS_RING_BYTES, which is {settings.ring_bytes}"
         found.append(Problem("TOPICS_INLINE_BYTES", str(settings.inline_bytes), rule))
     if settings.arena_bytes < _largest_message(settings):
-        rule = f"must hold the longest body and the longest answer, {_largest_message(settings)} bytes"
+        rule = (
+            f"must hold the longest body and the longest answer, {_largest_message(settings)} bytes"
+        )
         found.append(Problem("TOPICS_ARENA_BYTES", str(settings.arena_bytes), rule))
     return [problem for problem in found if problem.variable not in already]

@@ -21,9 +21,9 @@
         NotReady                not_ready
         ShuttingDown            shutting_down
 
-The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands in
-``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and wrong
-settings are not in this tree: readers get a tombstone, or the process stops.
+The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands
+in ``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and
+wrong settings are not in this tree: readers get a tombstone, or the process stops.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from typing import Any, ClassVar
 class TopicsError(Exception):
     """An expected failure.
 
-    ``message`` is for humans and may change between versions; ``detail`` is optional JSON for programs (§0.5).
+    ``message`` is for humans and may change between versions; ``detail`` is optional JSON for
+    programs (§0.5).
     """
 
     code: ClassVar[str]

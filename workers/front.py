@@ -1,4 +1,6 @@
-"""The process that speaks HTTP. The supervisor forks it, with what it shares with the others; it does not start alone."""
+"""The process that speaks HTTP. The supervisor forks it, with what it shares with the others; it
+does not start alone.
+"""
 
 from topics.process.front import main
 

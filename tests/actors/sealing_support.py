@@ -48,7 +48,9 @@ async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
 def by_hand(patch: pytest.MonkeyPatch) -> None:
     """Let `Sealing` run without a loop, a step at a time."""
     stand_in = SimpleNamespace(
-        to_thread=SimpleNamespace(run_sync=_run_sync), lowlevel=SimpleNamespace(checkpoint=_checkpoint), sleep=_checkpoint
+        to_thread=SimpleNamespace(run_sync=_run_sync),
+        lowlevel=SimpleNamespace(checkpoint=_checkpoint),
+        sleep=_checkpoint,
     )
     patch.setattr(sealing, "trio", stand_in)
 
@@ -56,7 +58,15 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
 class Sealer(Client):
     """A shard that seals when it is told to."""
 
-    def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES, boot: str = "first", now: Now = START, sync_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        file_bytes: int = FILE_BYTES,
+        boot: str = "first",
+        now: Now = START,
+        sync_ms: int = 60_000,
+    ) -> None:
         super().__init__(path, file_bytes=file_bytes, boot=boot, now=now, sync_ms=sync_ms)
         self.path = path
         self.filled: Counter[str] = Counter()  # writes of a test, by topic
@@ -68,7 +78,8 @@ class Sealer(Client):
         self._wal_tell, self._wal_flush = self.wal.writer._tell, self.wal.flush
         self.wal.writer._tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
-    # The writer's thread is waited for as soon as it was given something: what a step finds is the same in every run.
+    # The writer's thread is waited for as soon as it was given something: what a step finds is the
+    # same in every run.
 
     def _tell(self, progress: Progress) -> None:
         with self._news:
@@ -86,7 +97,9 @@ class Sealer(Client):
 
     def _is_at_rest(self) -> bool:
         told = self._told
-        return told.error is not None or (told.written >= self.wal._start and told.synced >= self._sync_to)
+        return told.error is not None or (
+            told.written >= self.wal._start and told.synced >= self._sync_to
+        )
 
     def advance(self) -> None:
         """Commit what the writer has done."""
@@ -143,7 +156,13 @@ class Sealer(Client):
         return Sealer(self.path, **{"now": self.now, "file_bytes": self.wal.file_bytes, **options})
 
     def page(self, name: str, from_seq: int = 0) -> Page:
-        asked = Diff(from_seq=from_seq, limit=100_000, include_tags=True, include_meta=True, max_batch_bytes=1 << 30)
+        asked = Diff(
+            from_seq=from_seq,
+            limit=100_000,
+            include_tags=True,
+            include_meta=True,
+            max_batch_bytes=1 << 30,
+        )
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
             self.commits.expect(topic, seq)  # whatever is there by now, and whatever has gone

@@ -1,4 +1,6 @@
-"""A shard's actor without processes: messages are put into its router, and the test is the log's writer."""
+"""A shard's actor without processes: messages are put into its router, and the test is the log's
+writer.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,32 @@ from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Limits, json_bytes
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import Frame
-from topics.formats.wire.envelope import Failure, Success, decode, encode_notification, encode_request
+from topics.formats.wire.envelope import (
+    Failure,
+    Success,
+    decode,
+    encode_notification,
+    encode_request,
+)
 from topics.formats.wire.message import MessageFrame
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
-LIMITS = Limits(batch_records=20_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=20_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 
 
 class Log:
-    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`; ``groups`` is what was handed over.
+    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`;
+    ``groups`` is what was handed over.
 
     With ``at_once`` it writes what it may in `flush`.
     """
@@ -110,7 +126,14 @@ class Log:
 class Desk:
     """One session of a front with a shard's actor; an answer has the number of its request."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, log: Any = None, engine: ShardEngine | None = None, shard: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        log: Any = None,
+        engine: ShardEngine | None = None,
+        shard: Any = None,
+    ) -> None:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
@@ -118,7 +141,9 @@ class Desk:
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
-            shard = SimpleNamespace(engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[])
+            shard = SimpleNamespace(
+                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
+            )
         self.actor = ShardActor(shard, 0, board, LIMITS)
         self.actor._nursery = nursery
         self.commits = self.actor.commits
@@ -129,15 +154,26 @@ class Desk:
     # Requests; each gives its number. Nothing goes to the log before `flush`.
 
     def append(self, topic: str, *datas: Any, key: str | None = None, **fields: Any) -> int:
-        return self.append_raw(topic, json_bytes({"records": [{"data": data} for data in datas], **fields}), key=key)
+        return self.append_raw(
+            topic, json_bytes({"records": [{"data": data} for data in datas], **fields}), key=key
+        )
 
     def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
-        return self._ask("append", {"topic": topic, "key": key, "prefixes": None, "seqs": True}, body)
+        return self._ask(
+            "append", {"topic": topic, "key": key, "prefixes": None, "seqs": True}, body
+        )
 
     def append_many(self, topic: str, *bodies: dict[str, Any] | bytes, **params: Any) -> int:
         """A burst: appends to one topic in one message, each as a document or as raw bytes."""
         raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
-        asked = {"topic": topic, "key": None, "prefixes": None, "seqs": True, "lengths": [len(body) for body in raw], **params}
+        asked = {
+            "topic": topic,
+            "key": None,
+            "prefixes": None,
+            "seqs": True,
+            "lengths": [len(body) for body in raw],
+            **params,
+        }
         return self._ask("append.many", asked, b"".join(raw))
 
     def put(self, topic: str, **config: Any) -> int:
@@ -155,12 +191,16 @@ class Desk:
     def cancel(self, cid: int) -> None:
         """The front's client has gone."""
         notification = encode_notification("call.cancelled", {"cid": cid})
-        self.actor.router.dispatch(self.session, MessageFrame(9999, 0, "event/call.cancelled", notification, b""))
+        self.actor.router.dispatch(
+            self.session, MessageFrame(9999, 0, "event/call.cancelled", notification, b"")
+        )
 
     def _ask(self, method: str, params: dict[str, Any], body: bytes = b"") -> int:
         self._cid += 1
         params["at"] = time.monotonic_ns()
-        frame = MessageFrame(self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body)
+        frame = MessageFrame(
+            self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body
+        )
         assert self.actor.router.dispatch(self.session, frame) is None
         return self._cid
 
@@ -197,15 +237,22 @@ class Desk:
     # Answers
 
     def answers(self) -> list[tuple[int, int | str]]:
-        """Those that went out since the last call: number and status, or number and the error's code."""
-        return [(number, answer["code"] if "code" in answer else answer["status"]) for number, answer in self.bodies()]
+        """Those that went out since the last call: number and status, or number and the error's
+        code.
+        """
+        return [
+            (number, answer["code"] if "code" in answer else answer["status"])
+            for number, answer in self.bodies()
+        ]
 
     def bodies(self) -> list[tuple[int, dict[str, Any]]]:
         """The same with the whole answer."""
         return [_read(frame) for frame in self.wire.take()]
 
     def bursts(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Answers to bursts: the number of each, and its answers in their order; one that failed has a ``code``."""
+        """Answers to bursts: the number of each, and its answers in their order; one that failed
+        has a ``code``.
+        """
         return [_read_burst(frame) for frame in self.wire.take()]
 
     def seqs(self, topic: str) -> list[int]:

@@ -163,7 +163,11 @@ def test_a_shrunk_block_gives_its_last_pages_back() -> None:
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
     block.shrink(PAGE_BYTES + 1)
-    assert (block.length, len(block.view), writer.used_bytes) == (PAGE_BYTES + 1, PAGE_BYTES + 1, 2 * PAGE_BYTES)
+    assert (block.length, len(block.view), writer.used_bytes) == (
+        PAGE_BYTES + 1,
+        PAGE_BYTES + 1,
+        2 * PAGE_BYTES,
+    )
     block.shrink(0)
     assert (len(block.view), writer.used_bytes) == (0, PAGE_BYTES)
     block.free()
@@ -304,7 +308,9 @@ def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
         writer.take_over(block)
 
 
-@pytest.mark.parametrize(("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)])
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)]
+)
 def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, length: int) -> None:
     memory, _, reader = pair(pages=16)
     assert reader.session == 1
@@ -327,7 +333,9 @@ def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
     fresh.view[:] = b"x" * len(fresh.view)
     assert bytes(view[:4]) == b"slow"
     assert reader.busy(3)
-    assert reader.done(view) is None, "the session of that block is over: nobody waits for a RELEASE"
+    assert reader.done(view) is None, (
+        "the session of that block is over: nobody waits for a RELEASE"
+    )
     assert not reader.busy(3)
     assert bytes(view[:4]) == bytes(4), "its pages went back"
 

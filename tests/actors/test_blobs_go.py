@@ -1,4 +1,6 @@
-"""Blobs of long writes fill log files as frames do, so they are sealed and given back however short their frames are."""
+"""Blobs of long writes fill log files as frames do, so they are sealed and given back however short
+their frames are.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,14 @@ def test_no_two_words_are_the_same_word() -> None:
     for index in range(2):
         both: tuple[FrontWords | ShardWords, ...] = (board.front(index), board.shard(index))
         for words in both:
-            for name in ("pid", "spawns", "heartbeat_ms", "progress_ppm", "topics", "disk_silent_ms"):
+            for name in (
+                "pid",
+                "spawns",
+                "heartbeat_ms",
+                "progress_ppm",
+                "topics",
+                "disk_silent_ms",
+            ):
                 if hasattr(words, name):
                     value += 1
                     setattr(words, name, value)
@@ -64,9 +71,23 @@ def test_a_pair_that_is_not_on_the_board_is_a_bug(front: int, shard: int) -> Non
 
 
 def test_states_keep_their_numbers() -> None:
-    named = {"DOWN": 0, "STARTING": 1, "RECOVERING": 2, "READY": 3, "READ_ONLY": 4, "STOPPED": 5, "NO_ROOM": 6, "DAMAGED": 7}
+    named = {
+        "DOWN": 0,
+        "STARTING": 1,
+        "RECOVERING": 2,
+        "READY": 3,
+        "READ_ONLY": 4,
+        "STOPPED": 5,
+        "NO_ROOM": 6,
+        "DAMAGED": 7,
+    }
     assert {state.name: int(state) for state in ShardState} == named
-    assert [state.name for state in sorted(FrontState)] == ["DOWN", "STARTING", "SERVING", "DRAINING"]
+    assert [state.name for state in sorted(FrontState)] == [
+        "DOWN",
+        "STARTING",
+        "SERVING",
+        "DRAINING",
+    ]
 
 
 def test_a_child_and_its_parent_see_the_same_words() -> None:

@@ -1,4 +1,6 @@
-"""Appends that come in one message: each is decided by itself, and all are answered together, in their order."""
+"""Appends that come in one message: each is decided by itself, and all are answered together, in
+their order.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,21 @@ async def test_all_are_answered_together_in_their_order(desk: Desk, durability: 
     desk.synced()
     ((told, answers),) = desk.bursts()
     assert (told, said(answers)) == (number, [[1], [2, 3], [4]])
-    assert [answer["last_seq"] for answer in answers] == [answer["head_seq"] for answer in answers] == [1, 3, 4]
-    assert {(answer["topic"], answer["created"], answer["deduped"]) for answer in answers} == {("a", False, False)}
+    assert (
+        [answer["last_seq"] for answer in answers]
+        == [answer["head_seq"] for answer in answers]
+        == [1, 3, 4]
+    )
+    assert {(answer["topic"], answer["created"], answer["deduped"]) for answer in answers} == {
+        ("a", False, False)
+    }
     assert desk.seqs("a") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("end", ["written", "synced"])
-async def test_each_is_a_frame_of_its_own_and_waits_for_what_its_class_promises(desk: Desk, end: str) -> None:
+async def test_each_is_a_frame_of_its_own_and_waits_for_what_its_class_promises(
+    desk: Desk, end: str
+) -> None:
     desk.make("a", durability="disk" if end == "written" else "fsync")
     desk.append_many("a", body(1), body(2))
     assert [frame.kind for frame in desk.log.frames.values()][-2:] == [FrameKind.APPEND] * 2
@@ -114,7 +124,9 @@ async def test_an_error_keeps_its_detail(desk: Desk) -> None:
     assert answers[1]["detail"] == {"topic": "a", "cap_records": 2, "cap_bytes": 0}
 
 
-async def test_a_bug_met_by_one_is_told_to_that_one(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_met_by_one_is_told_to_that_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.make("a")
     append = desk.engine.append
 
@@ -135,7 +147,15 @@ async def test_a_bug_met_by_one_is_told_to_that_one(desk: Desk, monkeypatch: pyt
 async def test_a_key_that_stands_there_twice_is_written_once(desk: Desk, durability: str) -> None:
     desk.make("a", durability=durability)
     first, other = {"idempotency_key": "k"}, {"idempotency_key": "l"}
-    desk.append_many("a", body(1, **first), body(2, **first), body(3), body(4, **other), body(5, **first), body(6, **other))
+    desk.append_many(
+        "a",
+        body(1, **first),
+        body(2, **first),
+        body(3),
+        body(4, **other),
+        body(5, **first),
+        body(6, **other),
+    )
     desk.synced()
     ((_, answers),) = desk.bursts()
     assert said(answers) == [[1], [1], [2], [3], [1], [3]]
@@ -178,7 +198,10 @@ async def test_what_finds_no_room_is_refused_one_by_one_and_the_log_goes_on(desk
     desk.append_many("a", body(4, idempotency_key="k"), body(5))
     desk.written()
     ((_, answers),) = desk.bursts()
-    assert (said(answers), [answer["deduped"] for answer in answers]) == ([[1], [2]], [False, False])
+    assert (said(answers), [answer["deduped"] for answer in answers]) == (
+        [[1], [2]],
+        [False, False],
+    )
 
 
 async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
@@ -191,7 +214,9 @@ async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
     assert failure.data["code"] == "not_ready"
 
 
-async def test_a_burst_waits_in_its_place_for_a_long_write(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_burst_waits_in_its_place_for_a_long_write(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shard_actor, "LONG_BYTES", 1000)
     desk.make("a", durability="ephemeral")
     long = desk.append("a", *["x" * 200] * 9)
@@ -210,4 +235,7 @@ async def test_seqs_are_left_out_where_nobody_asked_for_them(desk: Desk) -> None
     desk.make("a", durability="ephemeral")
     desk.append_many("a", body(1), body(2), seqs=False)
     ((_, answers),) = desk.bursts()
-    assert [("seqs" in answer, answer["last_seq"]) for answer in answers] == [(False, 1), (False, 2)]
+    assert [("seqs" in answer, answer["last_seq"]) for answer in answers] == [
+        (False, 1),
+        (False, 2),
+    ]

@@ -14,7 +14,9 @@ from topics.formats.api.requests import Match
 from topics.storage.wal.file import NoRoom
 
 
-def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = Client(tmp_path / "data")
     client.append("a", "stays")
     before, wal = client.wal.position, client.wal
@@ -37,7 +39,9 @@ def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(tmp_path: P
     client.kill()
 
 
-def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_it(tmp_path: Path) -> None:
+def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_it(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path / "data", file_bytes=8192)
     client.put("a", cap_records=5, durability="fsync")
     for number in range(1, 6):

@@ -1,4 +1,6 @@
-"""Between decision and answer: who is answered when, in what order, and what becomes of all who wait when the log fails."""
+"""Between decision and answer: who is answered when, in what order, and what becomes of all who
+wait when the log fails.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def kinds(desk: Desk) -> list[FrameKind]:
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
-async def test_a_record_is_answered_and_read_once_it_is_written(desk: Desk, durability: str) -> None:
+async def test_a_record_is_answered_and_read_once_it_is_written(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
     first = desk.append("a", 1)
     desk.flush()
@@ -61,11 +65,17 @@ async def test_a_record_of_class_fsync_is_answered_and_read_once_it_is_synced(de
     assert desk.log.groups[-1][1] is True, "it asked for the sync"
     desk.synced()
     ((number, answer),) = desk.bodies()
-    assert (number, answer["performance"]["wal_append_ms"], answer["performance"]["fsync_ms"]) == (first, 1.5, 2.5)
+    assert (number, answer["performance"]["wal_append_ms"], answer["performance"]["fsync_ms"]) == (
+        first,
+        1.5,
+        2.5,
+    )
     assert desk.seqs("a") == [1]
 
 
-async def test_a_record_in_memory_only_is_answered_and_read_at_once_without_the_log(desk: Desk) -> None:
+async def test_a_record_in_memory_only_is_answered_and_read_at_once_without_the_log(
+    desk: Desk,
+) -> None:
     desk.make("a", durability="ephemeral")
     frames, groups = len(desk.log.frames), len(desk.log.groups)
     first = desk.append("a", {"x": 1}, "two")
@@ -78,7 +88,9 @@ async def test_a_record_in_memory_only_is_answered_and_read_at_once_without_the_
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(desk: Desk, durability: str) -> None:
+async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(
+    desk: Desk, durability: str
+) -> None:
     first = desk.append("a", 1, config={"durability": durability})
     desk.written()
     assert desk.answers() == []
@@ -88,7 +100,11 @@ async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(desk:
 
 
 async def test_making_configuring_and_deleting_are_synced(desk: Desk) -> None:
-    for ask, status in ((lambda: desk.put("a"), 201), (lambda: desk.put("a", priority=3), 200), (lambda: desk.delete("a"), 200)):
+    for ask, status in (
+        (lambda: desk.put("a"), 201),
+        (lambda: desk.put("a", priority=3), 200),
+        (lambda: desk.delete("a"), 200),
+    ):
         number = ask()
         desk.written()
         assert desk.answers() == []
@@ -96,7 +112,9 @@ async def test_making_configuring_and_deleting_are_synced(desk: Desk) -> None:
         assert desk.answers() == [(number, status)]
 
 
-async def test_a_put_that_changes_nothing_waits_for_what_was_asked_before_it_and_for_no_more(desk: Desk) -> None:
+async def test_a_put_that_changes_nothing_waits_for_what_was_asked_before_it_and_for_no_more(
+    desk: Desk,
+) -> None:
     desk.make("a")
     assert desk.answers() == []
     at_once = desk.put("a")
@@ -194,7 +212,9 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk"])
-async def test_a_write_does_not_overtake_one_of_its_topic_that_waits_for_a_sync(desk: Desk, durability: str) -> None:
+async def test_a_write_does_not_overtake_one_of_its_topic_that_waits_for_a_sync(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability="fsync")
     first = desk.append("a", 1)
     put = desk.put("a", durability=durability)
@@ -223,7 +243,9 @@ async def test_one_sync_is_asked_for_a_batch_and_none_for_the_next(desk: Desk) -
 # Reservations
 
 
-async def test_a_record_that_is_not_synced_waits_for_the_sync_of_the_reservation_that_it_passes(desk: Desk) -> None:
+async def test_a_record_that_is_not_synced_waits_for_the_sync_of_the_reservation_that_it_passes(
+    desk: Desk,
+) -> None:
     desk.make("a", durability="memory")
     within = desk.append("a", *range(RESERVE_MIN))
     beyond = desk.append("a", "more")
@@ -272,12 +294,19 @@ async def test_a_reservation_that_failed_is_asked_for_again(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-async def test_without_room_everybody_is_refused_and_the_log_goes_on(desk: Desk, durability: str) -> None:
+async def test_without_room_everybody_is_refused_and_the_log_goes_on(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
     kept = desk.append("a", "kept")
     desk.synced()
     position = desk.log.position
-    lost = [desk.append("a", "lost", key="k"), desk.append("a", "lost"), desk.put("a", priority=9), desk.append("new", 1)]
+    lost = [
+        desk.append("a", "lost", key="k"),
+        desk.append("a", "lost"),
+        desk.put("a", priority=9),
+        desk.append("new", 1),
+    ]
     assert desk.failed(FULL) is None
     assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
     assert (desk.log.position, len(desk.commits)) == (position, 0)
@@ -286,7 +315,9 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(desk: Desk,
     assert "new" not in desk.engine.topics
     again = desk.append("a", "next", key="k")
     desk.synced()
-    assert [(number, body["first_seq"], body["deduped"]) for number, body in desk.bodies()] == [(again, 2, False)]
+    assert [(number, body["first_seq"], body["deduped"]) for number, body in desk.bodies()] == [
+        (again, 2, False)
+    ]
 
 
 async def test_what_was_written_before_the_failure_is_answered_before_it(desk: Desk) -> None:
@@ -300,7 +331,9 @@ async def test_what_was_written_before_the_failure_is_answered_before_it(desk: D
     assert desk.seqs("a") == [1]
 
 
-async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_reading(desk: Desk) -> None:
+async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_reading(
+    desk: Desk,
+) -> None:
     desk.make("a", durability="fsync")
     desk.append("a", "kept")
     desk.synced()
@@ -340,7 +373,9 @@ async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> 
     assert desk.seqs("a") == [1, 2]
 
 
-async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_itself(desk: Desk) -> None:
+async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_itself(
+    desk: Desk,
+) -> None:
     desk.make("a")
     desk.append("a", 1, 2)
     desk.make("b")
@@ -351,7 +386,10 @@ async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_
     lost = desk.append("a", "lost")
     desk.failed(FULL)
     assert desk.answers() == [(lost, "not_ready")]
-    assert [frame.kind for frame in list(desk.log.frames.values())[-2:]] == [FrameKind.DELETE, FrameKind.TOPIC_DELETED]
+    assert [frame.kind for frame in list(desk.log.frames.values())[-2:]] == [
+        FrameKind.DELETE,
+        FrameKind.TOPIC_DELETED,
+    ]
     desk.synced()
     assert desk.answers() == [(some, 200), (whole, 200)]
     assert desk.seqs("a") == [2]
@@ -361,18 +399,26 @@ async def test_a_delete_that_met_a_full_disk_among_appends_is_done_once_more_by_
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-async def test_retries_of_a_key_that_is_on_its_way_wait_for_the_first_and_get_its_answer(desk: Desk, durability: str) -> None:
+async def test_retries_of_a_key_that_is_on_its_way_wait_for_the_first_and_get_its_answer(
+    desk: Desk, durability: str
+) -> None:
     desk.make("a", durability=durability)
-    numbers = [desk.append("a", 1, 2, key="k"), desk.append("a", 1, 2, key="k"), desk.append("a", "whatever", key="k")]
+    numbers = [
+        desk.append("a", 1, 2, key="k"),
+        desk.append("a", 1, 2, key="k"),
+        desk.append("a", "whatever", key="k"),
+    ]
     desk.flush()
     desk.commits.advance()
     assert desk.answers() == []
     desk.synced()
-    assert [(number, body["status"], body["seqs"], body["deduped"]) for number, body in desk.bodies()] == [
-        (number, 200, [1, 2], number != numbers[0]) for number in numbers
-    ]
+    assert [
+        (number, body["status"], body["seqs"], body["deduped"]) for number, body in desk.bodies()
+    ] == [(number, 200, [1, 2], number != numbers[0]) for number in numbers]
     late = desk.append("a", 1, 2, key="k")
-    assert [(number, body["seqs"], body["deduped"]) for number, body in desk.bodies()] == [(late, [1, 2], True)]
+    assert [(number, body["seqs"], body["deduped"]) for number, body in desk.bodies()] == [
+        (late, [1, 2], True)
+    ]
     assert desk.seqs("a") == [1, 2]
 
 
@@ -383,20 +429,29 @@ async def test_retries_are_refused_with_the_first_and_the_key_is_free_again(desk
     assert desk.answers() == [(number, "not_ready") for number in numbers]
     again = desk.append("a", 1, key="k")
     desk.written()
-    assert [(number, body["first_seq"], body["deduped"]) for number, body in desk.bodies()] == [(again, 1, False)]
+    assert [(number, body["first_seq"], body["deduped"]) for number, body in desk.bodies()] == [
+        (again, 1, False)
+    ]
 
 
-async def test_a_retry_whose_topic_is_made_by_the_first_is_not_told_that_it_made_it(desk: Desk) -> None:
+async def test_a_retry_whose_topic_is_made_by_the_first_is_not_told_that_it_made_it(
+    desk: Desk,
+) -> None:
     first, second = desk.append("a", 1, key="k"), desk.append("a", 1, key="k")
     desk.synced()
-    assert [(number, body["status"], body["created"]) for number, body in desk.bodies()] == [(first, 201, True), (second, 200, False)]
+    assert [(number, body["status"], body["created"]) for number, body in desk.bodies()] == [
+        (first, 201, True),
+        (second, 200, False),
+    ]
 
 
 # Readers
 
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
-async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(desk: Desk, durability: str, commit: str) -> None:
+async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
+    desk: Desk, durability: str, commit: str
+) -> None:
     desk.make("a", durability=durability)
     desk.make("b", durability="ephemeral")
     poll = desk.diff("a", wait_ms=30_000)
@@ -423,7 +478,9 @@ async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) 
     assert sorted(desk.answers()) == [(poll, 200), (append, 200)]
 
 
-async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
@@ -443,7 +500,10 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
 
 @pytest.mark.parametrize("wait_ms", [0, 1])
 async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_waits(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, wait_ms: int
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    wait_ms: int,
 ) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
     desk.make("a")
@@ -460,7 +520,9 @@ async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_
     assert (number, page["next_from_seq"], page["caught_up"]) == (diff, 20, True)
 
 
-async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
     desk.make("a")
     for _ in range(8):
@@ -485,7 +547,9 @@ async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:
     assert sorted(desk.answers()) == sorted([(append, 200), *((poll, 200) for poll in polls)])
 
 
-async def test_a_write_that_failed_wakes_nobody(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_write_that_failed_wakes_nobody(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     desk.make("a")
     poll = desk.diff("a", wait_ms=5_000)
     await wait_all_tasks_blocked()
@@ -495,7 +559,9 @@ async def test_a_write_that_failed_wakes_nobody(desk: Desk, autojump_clock: trio
     await trio.sleep(4.9)
     assert desk.answers() == []
     await trio.sleep(0.2)
-    assert [(number, body["records"], body["head_seq"]) for number, body in desk.bodies()] == [(poll, [], 0)]
+    assert [(number, body["records"], body["head_seq"]) for number, body in desk.bodies()] == [
+        (poll, [], 0)
+    ]
 
 
 async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(desk: Desk) -> None:
@@ -560,7 +626,9 @@ async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(de
 # A disk that hangs
 
 
-async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_not(desk: Desk) -> None:
+async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_not(
+    desk: Desk,
+) -> None:
     desk.make("a", durability="fsync")
     waiting = desk.append("a", 1)
     desk.flush()
@@ -602,7 +670,9 @@ async def test_a_sync_that_nobody_waits_for_may_hang_as_well(desk: Desk) -> None
 # What is held, and for how long
 
 
-async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(desk: Desk) -> None:
+async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(
+    desk: Desk,
+) -> None:
     desk.make("a", durability="ephemeral")
     desk.append("a", 1)
     desk.append("a", 2)
@@ -657,7 +727,9 @@ async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> Non
 
 
 @pytest.mark.parametrize("end", ["synced", "failed"])
-async def test_a_topic_is_idle_when_its_last_change_has_ended(desk: Desk, nursery: trio.Nursery, end: str) -> None:
+async def test_a_topic_is_idle_when_its_last_change_has_ended(
+    desk: Desk, nursery: trio.Nursery, end: str
+) -> None:
     desk.make("a", durability="disk")
     topic = desk.engine.topics["a"]
     await desk.commits.idle(topic)

@@ -1,4 +1,6 @@
-"""Damage under a running shard: it costs the smallest checked block, readers are told of just that, and everything else goes on."""
+"""Damage under a running shard: it costs the smallest checked block, readers are told of just that,
+and everything else goes on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from topics.engine.reading import Page, read
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Diff
 from topics.formats.disk.segment import CHUNK_BYTES
-from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameKind, decode_file_header, scan_frames
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    FrameKind,
+    decode_file_header,
+    scan_frames,
+)
 from topics.storage.disk import Damaged
 from topics.storage.segments.store import Segment
 
@@ -48,7 +56,11 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
 def fill(client: Sealer, count: int = 400, size: int = 4000, topic: str = "a") -> None:
     for number in range(count):
         dice = random.Random(number)
-        record = {"data": "x" * dice.randrange(size), "node": ["me", "you"][number % 2], "tag": f"t{number % 3}"}
+        record = {
+            "data": "x" * dice.randrange(size),
+            "node": ["me", "you"][number % 2],
+            "tag": f"t{number % 3}",
+        }
         client.append(topic, records=[record])
         client.later(10)
     client.seal()
@@ -56,7 +68,11 @@ def fill(client: Sealer, count: int = 400, size: int = 4000, topic: str = "a") -
 
 
 def extents(client: Sealer) -> list[tuple[Segment, Any]]:
-    return [(segment, entry) for segment in client.shard.segments.segments.values() for entry in segment.entries()]
+    return [
+        (segment, entry)
+        for segment in client.shard.segments.segments.values()
+        for entry in segment.entries()
+    ]
 
 
 def hurt(client: Sealer, segment: Segment, offset: int) -> None:
@@ -65,18 +81,30 @@ def hurt(client: Sealer, segment: Segment, offset: int) -> None:
         (byte,) = file.read(1)
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
-    segment.checked[:] = bytes(len(segment.checked))  # as after a start: these were found whole when they were written
+    segment.checked[:] = bytes(
+        len(segment.checked)
+    )  # as after a start: these were found whole when they were written
     client.shard.segments.close()
 
 
 def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[int]:
     """Damage a chunk of an extent; the seqs of the records that touch it."""
     entry = [*segment.entries()][extent]
-    view = client.shard.segments.records(next(place for place, found in client.shard.segments.entries(segment.number) if found == entry))
+    view = client.shard.segments.records(
+        next(
+            place
+            for place, found in client.shard.segments.entries(segment.number)
+            if found == entry
+        )
+    )
     ends = [0, *view.ends]
     begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, entry.blob_bytes)
     hurt(client, segment, entry.offset + (begin + end) // 2)
-    return {entry.first_seq + at for at in range(entry.record_count) if ends[at] < end and ends[at + 1] > begin}
+    return {
+        entry.first_seq + at
+        for at in range(entry.record_count)
+        if ends[at] < end and ends[at + 1] > begin
+    }
 
 
 def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:
@@ -84,7 +112,10 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
     seqs, gaps, cursor = [], [], 0
     while True:
         page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits)
-        shown = [record["$seq"] for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))]
+        shown = [
+            record["$seq"]
+            for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+        ]
         if page.tombstone is not None:
             told = page.tombstone
             assert told.reason == "damaged"
@@ -92,7 +123,9 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
             assert all(seq > told.gap_to for seq in shown), "a gap comes before what is behind it"
             gaps.append((told.gap_from, told.gap_to))
         seqs += shown
-        assert page.unfinished or page.next_from_seq > cursor or page.caught_up, "no reader stands still"
+        assert page.unfinished or page.next_from_seq > cursor or page.caught_up, (
+            "no reader stands still"
+        )
         cursor = page.next_from_seq
         if page.caught_up:
             return seqs, gaps
@@ -103,7 +136,9 @@ def lost(gaps: list[tuple[int, int]]) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others(client: Sealer, seed: int) -> None:
+def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others(
+    client: Sealer, seed: int
+) -> None:
     dice = random.Random(seed)
     fill(client)
     topic = client.engine.topic("a")
@@ -126,7 +161,9 @@ def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others
         wanted = {seq for seq in range(1, 401) if seq not in deleted and not (mine and seq % 2)}
         assert seqs == sorted(wanted - damaged), asked
         assert lost(gaps) & wanted == wanted & damaged
-        assert all({first, last} <= wanted & damaged for first, last in gaps), "gaps begin and end with what is lost"
+        assert all({first, last} <= wanted & damaged for first, last in gaps), (
+            "gaps begin and end with what is lost"
+        )
 
 
 def test_a_reader_whose_filter_drops_all_that_is_damaged_is_not_disturbed(client: Sealer) -> None:
@@ -143,7 +180,9 @@ def test_a_reader_whose_filter_drops_all_that_is_damaged_is_not_disturbed(client
     assert (seqs, gaps) == (sorted({*range(21, 81)} - damaged), [(min(damaged), max(damaged))])
 
 
-def test_an_extent_whose_tables_are_damaged_is_told_as_one_gap_of_what_lives_in_it(client: Sealer, stepping: list[Any]) -> None:
+def test_an_extent_whose_tables_are_damaged_is_told_as_one_gap_of_what_lives_in_it(
+    client: Sealer, stepping: list[Any]
+) -> None:
     fill(client)
     client.delete_records("a", before_seq=5)
     (segment, entry), *_ = extents(client)
@@ -153,21 +192,29 @@ def test_an_extent_whose_tables_are_damaged_is_told_as_one_gap_of_what_lives_in_
     assert gaps == [(5, entry.record_count)]
     assert seqs == [*range(entry.record_count + 1, 401)]
     told = [log for log in stepping if log["event"] == "data damaged"]
-    assert [(log["path"], log["offset"]) for log in told] == [(str(segment.path), entry.tables_at)], "once, whoever reads"
+    assert [(log["path"], log["offset"]) for log in told] == [
+        (str(segment.path), entry.tables_at)
+    ], "once, whoever reads"
 
 
 @pytest.mark.parametrize("how", ["missing", "cut"])
-def test_a_segment_that_is_gone_under_a_running_shard_is_told_as_damaged(client: Sealer, how: str) -> None:
+def test_a_segment_that_is_gone_under_a_running_shard_is_told_as_damaged(
+    client: Sealer, how: str
+) -> None:
     fill(client)
     (segment, entry), *_ = extents(client)
     client.shard.segments.close()
-    segment.path.unlink() if how == "missing" else segment.path.write_bytes(segment.path.read_bytes()[:5000])
+    segment.path.unlink() if how == "missing" else segment.path.write_bytes(
+        segment.path.read_bytes()[:5000]
+    )
     seqs, gaps = walk(client, client.engine.topic("a"))
     assert gaps == [(1, entry.record_count)]
     assert seqs == [*range(entry.record_count + 1, 401)]
 
 
-def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(client)
     client.shard.segments.close()
 
@@ -197,7 +244,9 @@ def test_caps_age_and_deletes_go_on_beside_damage_and_over_it(client: Sealer, pa
     assert client.delete_records("a", before_seq=11) == 10
     assert (topic.count, topic.start_seq) == (390, 11)
     assert 0 < topic.bytes < size
-    assert client.delete_records("a", match=["tag", "Glob", "t*"]) >= 400 - end, "what cannot be told to match stays"
+    assert client.delete_records("a", match=["tag", "Glob", "t*"]) >= 400 - end, (
+        "what cannot be told to match stays"
+    )
     client.put("a", cap_records=5)
     for number in range(30):
         client.append("a", number)
@@ -288,7 +337,9 @@ def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_frame_is_never_sealed_but_told_for_good(small: Sealer, seed: int, stepping: list[Any]) -> None:
+def test_a_damaged_frame_is_never_sealed_but_told_for_good(
+    small: Sealer, seed: int, stepping: list[Any]
+) -> None:
     dice = random.Random(seed)
     two_topics(small)
     first = files(small.path, "wal")[0]
@@ -307,9 +358,13 @@ def test_a_damaged_frame_is_never_sealed_but_told_for_good(small: Sealer, seed: 
             assert gaps == expected.get(topic.id, []), life
             assert seqs == sorted({*range(1, head + 1)} - lost(gaps)), life
             assert topic.count == len(seqs)
-        assert [(str(first) + ".damaged", offset)] == [(str(found.path), found.offset) for found in findings(small.path)]
+        assert [(str(first) + ".damaged", offset)] == [
+            (str(found.path), found.offset) for found in findings(small.path)
+        ]
         if life == 0:
-            assert (str(first), offset) in [(log["path"], log["offset"]) for log in stepping if log["event"] == "data damaged"]
+            assert (str(first), offset) in [
+                (log["path"], log["offset"]) for log in stepping if log["event"] == "data damaged"
+            ]
             small.kill()
             small = small.again()
             two_topics(small)
@@ -334,7 +389,11 @@ def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(smal
         topic = small.engine.by_id[header.topic_id]
         page = small.page(topic.name)
         assert page.tombstone is not None
-        assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 2, "damaged")
+        assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+            1,
+            2,
+            "damaged",
+        )
         assert topic.start_seq == 3
         small.kill()
         small = small.again()
@@ -388,7 +447,11 @@ def test_only_what_lived_in_a_damaged_frame_is_told(small: Sealer) -> None:
     assert (topic.count, topic.start_seq) == (300 - 10, 11)
     page = small.page("a", from_seq=7)
     assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (8, 10, "damaged")
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        8,
+        10,
+        "damaged",
+    )
 
 
 def test_before_it_is_sealed_a_damaged_frame_refuses_the_start(small: Sealer) -> None:

@@ -1,4 +1,6 @@
-"""Feeds: every page follows on the one before, holds what a diff would give, and waits in the topic while the front is busy."""
+"""Feeds: every page follows on the one before, holds what a diff would give, and waits in the topic
+while the front is busy.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,23 @@ from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
 from topics.storage.wal.file import NoRoom
 
-VIEW: dict[str, Any] = {"nodes": [], "tags": False, "meta": True, "data": True, "strong": False, "limit": 256, "bytes": 1 << 20}
+VIEW: dict[str, Any] = {
+    "nodes": [],
+    "tags": False,
+    "meta": True,
+    "data": True,
+    "strong": False,
+    "limit": 256,
+    "bytes": 1 << 20,
+}
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Front(Desk):
-    """A front with feeds. ``take`` sorts what the shard has sent; nothing is pumped before `turn`, `written` or `synced`."""
+    """A front with feeds. ``take`` sorts what the shard has sent; nothing is pumped before `turn`,
+    `written` or `synced`.
+    """
 
     def open(self, topic: str, feed: int = 1, **view: Any) -> int:
         return self._ask("feed.open", {"feed": feed, "topic": topic, "view": VIEW | view})
@@ -51,12 +63,27 @@ class Front(Desk):
         self.wire.take()
         super().make(topic, **config)
 
-    def feed_read(self, topic: str, from_seq: int = 0, until_seq: int | None = None, epoch: int | None = None, **view: Any) -> int:
-        params = {"topic": topic, "view": VIEW | view, "from_seq": from_seq, "until_seq": until_seq, "epoch": epoch}
+    def feed_read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        until_seq: int | None = None,
+        epoch: int | None = None,
+        **view: Any,
+    ) -> int:
+        params = {
+            "topic": topic,
+            "view": VIEW | view,
+            "from_seq": from_seq,
+            "until_seq": until_seq,
+            "epoch": epoch,
+        }
         return self._ask("feed.read", params)
 
     def tell(self, method: str, feed: int = 1) -> None:
-        frame = MessageFrame(9999, 0, f"event/{method}", encode_notification(method, {"feed": feed}), b"")
+        frame = MessageFrame(
+            9999, 0, f"event/{method}", encode_notification(method, {"feed": feed}), b""
+        )
         assert self.actor.router.dispatch(self.session, frame) is None
 
     def taken(self, feed: int = 1) -> None:
@@ -106,7 +133,11 @@ def _told(frame: MessageFrame) -> dict[str, Any]:
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):
         assert frame.subject == f"event/{envelope.method}"
-        return {"event": envelope.method, **envelope.params, **(records if envelope.method == "feed.page" else {})}
+        return {
+            "event": envelope.method,
+            **envelope.params,
+            **(records if envelope.method == "feed.page" else {}),
+        }
     if isinstance(envelope, Success):
         return {"answer": envelope.cid, **envelope.result, **records}
     return {"answer": 0, "code": envelope.data["code"]}  # type: ignore[union-attr]
@@ -135,14 +166,22 @@ def front(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Front]:
 # Following the head
 
 
-async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_on(front: Front) -> None:
+async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_on(
+    front: Front,
+) -> None:
     front.make("a")
     front.append("a", "before")
     front.written()
     front.wire.take()
     front.open("a", 7)
     topic = front.engine.topic("a")
-    assert front.answer() == {"answer": front._cid, "head_seq": 1, "earliest_seq": 1, "epoch": topic.epoch, "records": []}
+    assert front.answer() == {
+        "answer": front._cid,
+        "head_seq": 1,
+        "earliest_seq": 1,
+        "epoch": topic.epoch,
+        "records": [],
+    }
     front.turn()
     assert front.events() == []
     front.append("a", "x", {"y": [1]})
@@ -161,7 +200,9 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
     assert front.events() == []
 
 
-async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_one_longer(front: Front) -> None:
+async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_one_longer(
+    front: Front,
+) -> None:
     front.make("a")
     front.open("a")
     for number in range(5):
@@ -186,7 +227,9 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
     assert front.pages() == [[7]]
 
 
-async def test_writes_of_one_batch_share_a_page_of_at_most_the_views_limit_and_bytes(front: Front) -> None:
+async def test_writes_of_one_batch_share_a_page_of_at_most_the_views_limit_and_bytes(
+    front: Front,
+) -> None:
     front.make("a")
     front.open("a", 1)
     front.open("a", 2, limit=3)
@@ -219,7 +262,9 @@ async def test_a_filtered_record_moves_the_page_on_without_being_in_it(front: Fr
 @pytest.mark.parametrize("data", [True, False])
 @pytest.mark.parametrize("tags", [True, False])
 @pytest.mark.parametrize("meta", [True, False])
-async def test_a_view_says_what_a_record_shows(front: Front, data: bool, tags: bool, meta: bool) -> None:
+async def test_a_view_says_what_a_record_shows(
+    front: Front, data: bool, tags: bool, meta: bool
+) -> None:
     front.make("a")
     front.open("a", data=data, tags=tags, meta=meta)
     front.append("a", records=[{"data": 1, "tag": "t", "meta": {"m": 1}, "node": "n"}, {"data": 2}])
@@ -227,9 +272,16 @@ async def test_a_view_says_what_a_record_shows(front: Front, data: bool, tags: b
     (page,) = front.events()
     ts = front.engine.topic("a").last_ts
     first: dict[str, Any] = {"$seq": 1, "$ts": ts, "$node": "n"}
-    first |= ({"$tag": "t"} if tags else {}) | ({"data": 1} if data else {}) | ({"meta": {"m": 1}} if data and meta else {})
+    first |= (
+        ({"$tag": "t"} if tags else {})
+        | ({"data": 1} if data else {})
+        | ({"meta": {"m": 1}} if data and meta else {})
+    )
     second = {"$seq": 2, "$ts": ts} | ({"data": 2} if data else {})
-    assert [list(record.items()) for record in page["records"]] == [list(first.items()), list(second.items())]
+    assert [list(record.items()) for record in page["records"]] == [
+        list(first.items()),
+        list(second.items()),
+    ]
 
 
 async def test_a_feed_of_an_ephemeral_topic_gets_what_never_sees_the_log(front: Front) -> None:
@@ -242,7 +294,10 @@ async def test_a_feed_of_an_ephemeral_topic_gets_what_never_sees_the_log(front: 
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), st.lists(st.sampled_from([None, "me", "you"]), min_size=1, max_size=4)),
+        st.tuples(
+            st.just("append"),
+            st.lists(st.sampled_from([None, "me", "you"]), min_size=1, max_size=4),
+        ),
         st.tuples(st.just("delete"), st.integers(0, 12)),
         st.sampled_from([("write", 0), ("sync", 0), ("taken", 0), ("turn", 0)]),
     ),
@@ -256,11 +311,20 @@ OPERATIONS = st.lists(
     cap=st.sampled_from([0, 0, 3]),
     durability=st.sampled_from(["ephemeral", "memory", "disk", "fsync"]),
     view=st.fixed_dictionaries(
-        {"limit": st.sampled_from([1, 2, 256]), "nodes": st.sampled_from([[], ["me"]]), "strong": st.booleans(), "data": st.booleans()}
+        {
+            "limit": st.sampled_from([1, 2, 256]),
+            "nodes": st.sampled_from([[], ["me"]]),
+            "strong": st.booleans(),
+            "data": st.booleans(),
+        }
     ),
 )
 def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
-    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, Any]], cap: int, durability: str, view: dict[str, Any]
+    tmp_path_factory: pytest.TempPathFactory,
+    operations: list[tuple[str, Any]],
+    cap: int,
+    durability: str,
+    view: dict[str, Any],
 ) -> None:
     async def run() -> None:
         async with trio.open_nursery() as nursery:
@@ -274,10 +338,18 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
             for step, what in operations:
                 if step == "append":
                     nodes |= enumerate(what, len(nodes) + 1)
-                    front.append("a", records=[{"data": 1} if node is None else {"data": 1, "node": node} for node in what])
+                    front.append(
+                        "a",
+                        records=[
+                            {"data": 1} if node is None else {"data": 1, "node": node}
+                            for node in what
+                        ],
+                    )
                 elif step == "delete":
                     topic = front.engine.topic("a")
-                    front.commits.submit(front.engine.delete_records("a", what, None, front.commits.now()), None)
+                    front.commits.submit(
+                        front.engine.delete_records("a", what, None, front.commits.now()), None
+                    )
                     deleted = max(deleted, min(what, topic.head_seq + 1))
                 elif step == "write":
                     front.written()
@@ -292,7 +364,11 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                 under_way += len(new)
                 assert under_way <= 2
                 if new and view["strong"]:
-                    assert new[-1]["to_seq"] == new[-1]["head_seq"] or len(new[-1]["records"]) == view["limit"] or new[-1]["count"] == 0
+                    assert (
+                        new[-1]["to_seq"] == new[-1]["head_seq"]
+                        or len(new[-1]["records"]) == view["limit"]
+                        or new[-1]["count"] == 0
+                    )
                 pages += new
             front.synced()
             for _ in range(2):
@@ -301,9 +377,17 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
             pages += front.everything()
             assert contiguous(pages, 0) == front.engine.topic("a").head_seq == len(nodes)
             shown = {seq for page in pages for seq in seqs(page)}
-            lost = {seq for page in pages if (gap := page["tombstone"]) for seq in range(gap["gap_from"], gap["gap_to"] + 1)}
+            lost = {
+                seq
+                for page in pages
+                if (gap := page["tombstone"])
+                for seq in range(gap["gap_from"], gap["gap_to"] + 1)
+            }
             for page in pages:
-                assert page["tombstone"] is None or page["from_seq"] < page["tombstone"]["gap_to"] <= page["to_seq"]
+                assert (
+                    page["tombstone"] is None
+                    or page["from_seq"] < page["tombstone"]["gap_to"] <= page["to_seq"]
+                )
             for seq, node in nodes.items():
                 assert seq in shown or seq in lost or node in view["nodes"] or seq < deleted
                 assert seq not in shown or node not in view["nodes"]
@@ -314,7 +398,9 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
 # Loss
 
 
-async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_page(front: Front) -> None:
+async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_page(
+    front: Front,
+) -> None:
     front.make("a", cap_records=2)
     front.open("a")
     for number in range(8):
@@ -330,7 +416,9 @@ async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_pa
     assert (page["from_seq"], page["to_seq"], seqs(page)) == (2, 8, [7, 8])
 
 
-async def test_age_is_looked_at_before_a_page_is_made(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_age_is_looked_at_before_a_page_is_made(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = Now(10**12, 10**6)
     monkeypatch.setattr(shard_actor, "clock", lambda: now)
     front.commits.now = lambda: now
@@ -347,7 +435,11 @@ async def test_age_is_looked_at_before_a_page_is_made(front: Front, monkeypatch:
     front.taken()
     front.turn()
     (page,) = front.events()
-    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (3, 4, "ttl")
+    assert (
+        page["tombstone"]["gap_from"],
+        page["tombstone"]["gap_to"],
+        page["tombstone"]["reason"],
+    ) == (3, 4, "ttl")
     assert seqs(page) == [5]
 
 
@@ -359,8 +451,17 @@ async def test_a_reader_with_a_cursor_of_an_earlier_topic_is_told_so(front: Fron
     epoch = front.engine.topic("a").epoch
     front.feed_read("a", 1, epoch=epoch - 1)
     answer = front.answer()
-    assert (answer["from_seq"], answer["to_seq"], seqs(answer), answer["epoch"]) == (0, 2, [1, 2], epoch)
-    assert (answer["tombstone"]["reason"], answer["tombstone"]["gap_from"], answer["tombstone"]["gap_to"]) == ("recreated", 1, 2)
+    assert (answer["from_seq"], answer["to_seq"], seqs(answer), answer["epoch"]) == (
+        0,
+        2,
+        [1, 2],
+        epoch,
+    )
+    assert (
+        answer["tombstone"]["reason"],
+        answer["tombstone"]["gap_from"],
+        answer["tombstone"]["gap_to"],
+    ) == ("recreated", 1, 2)
     front.feed_read("a", 3)
     assert front.answer()["tombstone"]["reason"] == "recreated"
     front.feed_read("a", 1, epoch=epoch)
@@ -381,20 +482,30 @@ async def test_a_reader_behind_a_feed_gets_nothing_past_the_seq_that_it_names(fr
         front.feed_read("a", from_seq, until_seq, epoch=front.engine.topic("a").epoch)
         answer = front.answer()
         assert seqs(answer) == [*range(from_seq + 1, min(until_seq, 6) + 1)]
-        assert (answer["to_seq"], answer["head_seq"]) == (max(min(until_seq, 6), min(from_seq, 6)), 6)
+        assert (answer["to_seq"], answer["head_seq"]) == (
+            max(min(until_seq, 6), min(from_seq, 6)),
+            6,
+        )
     front.feed_read("a", 1, limit=2)
     answer = front.answer()
     assert (seqs(answer), answer["from_seq"], answer["to_seq"]) == ([2, 3], 1, 3)
 
 
-async def test_a_gap_that_goes_past_the_seq_that_the_reader_names_is_told_whole(front: Front) -> None:
+async def test_a_gap_that_goes_past_the_seq_that_the_reader_names_is_told_whole(
+    front: Front,
+) -> None:
     front.make("a", cap_records=2)
     front.append("a", *range(10))
     front.written()
     front.wire.take()
     front.feed_read("a", 1, until_seq=5)
     answer = front.answer()
-    assert (seqs(answer), answer["to_seq"], answer["tombstone"]["gap_from"], answer["tombstone"]["gap_to"]) == ([9, 10], 10, 2, 8)
+    assert (
+        seqs(answer),
+        answer["to_seq"],
+        answer["tombstone"]["gap_from"],
+        answer["tombstone"]["gap_to"],
+    ) == ([9, 10], 10, 2, 8)
 
 
 async def test_a_read_that_has_too_much_to_pass_over_is_answered_with_how_far_it_came(
@@ -428,7 +539,9 @@ async def test_heads_of_the_topics_that_are_there(front: Front) -> None:
     assert a.last_read_ts is None
 
 
-async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it(front: Front) -> None:
+async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it(
+    front: Front,
+) -> None:
     for ask in (front.open, front.feed_read):
         ask("a")
         assert front.answer()["code"] == "topic_not_found"
@@ -476,7 +589,9 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
 
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
-async def test_nothing_waits_for_a_sync_where_none_is_promised(front: Front, durability: str) -> None:
+async def test_nothing_waits_for_a_sync_where_none_is_promised(
+    front: Front, durability: str
+) -> None:
     front.make("a", durability=durability)
     front.open("a", strong=True)
     front.append("a", 1)
@@ -499,7 +614,9 @@ async def test_a_strong_feed_goes_on_when_its_topic_no_longer_promises_a_sync(fr
     assert front.pages() == [[1], [2]]
 
 
-async def test_what_a_cap_took_before_it_was_synced_is_a_gap_for_a_strong_feed(front: Front) -> None:
+async def test_what_a_cap_took_before_it_was_synced_is_a_gap_for_a_strong_feed(
+    front: Front,
+) -> None:
     front.make("a", cap_records=1)
     front.open("a", strong=True)
     front.append("a", 1)
@@ -513,7 +630,11 @@ async def test_what_a_cap_took_before_it_was_synced_is_a_gap_for_a_strong_feed(f
     pages += front.events()
     assert contiguous(pages, 0) == 3
     assert [seq for page in pages for seq in seqs(page)] == [1, 3]
-    assert [(page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) for page in pages if page["tombstone"]] == [(2, 2)]
+    assert [
+        (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"])
+        for page in pages
+        if page["tombstone"]
+    ] == [(2, 2)]
 
 
 # Ends
@@ -527,7 +648,10 @@ async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
     front.delete("a")
     front.append("a", "of the next one")
     front.written()
-    assert [(event["event"], event["feed"]) for event in front.events()] == [("feed.page", 1), ("feed.page", 2)]
+    assert [(event["event"], event["feed"]) for event in front.events()] == [
+        ("feed.page", 1),
+        ("feed.page", 2),
+    ]
     front.synced()
     ended = front.events()
     assert ended == [{"event": "feed.ended", "feed": number, "head_seq": 1} for number in (1, 2)]
@@ -596,7 +720,14 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     front.wire.take()
     front.session.close()
     store = front.actor.feeds
-    assert (len(store), store._by_topic, store._by_session, store._due, store._behind, store._changed) == (0, {}, {}, {}, {}, {})
+    assert (
+        len(store),
+        store._by_topic,
+        store._by_session,
+        store._due,
+        store._behind,
+        store._changed,
+    ) == (0, {}, {}, {}, {}, {})
     front.session = front.actor.router.open_session("front-0", front.wire)
     front.open("a", 1)
     front.append("a", 2)
@@ -617,7 +748,9 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     assert len(front.actor.feeds) == 1
 
 
-async def test_a_feed_tells_of_damage_and_goes_on_behind_it(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     front.make("a")
     front.open("a", 1)
     places = []
@@ -639,8 +772,14 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(front: Front, monkey
     front.taken()
     front.written()
     pages = [event for event in front.events() if event["event"] == "feed.page"]
-    gaps = [gap and (gap["reason"], gap["gap_from"], gap["gap_to"]) for gap in (page["tombstone"] for page in pages)]
-    assert [(page["from_seq"], page["to_seq"], page["count"]) for page in pages] == [(0, 1, 1), (1, 3, 1)]
+    gaps = [
+        gap and (gap["reason"], gap["gap_from"], gap["gap_to"])
+        for gap in (page["tombstone"] for page in pages)
+    ]
+    assert [(page["from_seq"], page["to_seq"], page["count"]) for page in pages] == [
+        (0, 1, 1),
+        (1, 3, 1),
+    ]
     assert gaps == [None, ("damaged", 2, 2)]
     assert len(front.actor.feeds) == 1
 
@@ -679,7 +818,9 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
 # Giving way
 
 
-async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
     front.make("a")
     front.open("a", 1, nodes=["me"])
@@ -688,15 +829,25 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(front: Fr
         front.append("a", 0, node="me")
     front.append("a", 1)
     front.written()
-    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [(1, 3, 0), (2, 3, 3), (2, 6, 3)]
+    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [
+        (1, 3, 0),
+        (2, 3, 3),
+        (2, 6, 3),
+    ]
     await wait_all_tasks_blocked()
-    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [(1, 6, 0)]
+    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [
+        (1, 6, 0)
+    ]
     front.taken(1)
     front.turn()
-    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [(1, 9, 1)]
+    assert [(event["feed"], event["to_seq"], event["count"]) for event in front.events()] == [
+        (1, 9, 1)
+    ]
 
 
-async def test_many_feeds_are_served_in_turns_between_which_others_come(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_feeds_are_served_in_turns_between_which_others_come(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feeds, "PUMP_COST_MAX", 40 * feeds.PAGE_COST)
     names = [f"t{number}" for number in range(30)]
     for name in names:
@@ -730,7 +881,9 @@ def forbidden(*_: object) -> NoReturn:
     raise AssertionError("nothing has changed")
 
 
-async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a", "b"):
         front.make(name)
     front.open("a")
@@ -785,7 +938,15 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     disk.put("a")
     await disk.settled()
     for number in range(60):
-        records = [{"data": "x" * 40, "tag": "t", "meta": {"m": number}, "node": "me" if number % 2 else "you"}, {"data": 0}]
+        records = [
+            {
+                "data": "x" * 40,
+                "tag": "t",
+                "meta": {"m": number},
+                "node": "me" if number % 2 else "you",
+            },
+            {"data": 0},
+        ]
         disk.append("a", records=records)
         await disk.settled()
     topic = disk.engine.topic("a")
@@ -830,7 +991,9 @@ async def test_a_strong_reader_waits_for_the_regular_sync_and_no_longer(disk: On
     assert seqs_seen == [*range(1, 21)]
 
 
-async def test_what_a_restart_took_is_a_gap_to_the_seq(tmp_path: Path, disk: OnDisk, nursery: trio.Nursery) -> None:
+async def test_what_a_restart_took_is_a_gap_to_the_seq(
+    tmp_path: Path, disk: OnDisk, nursery: trio.Nursery
+) -> None:
     for durability in ("disk", "ephemeral", "disk"):
         disk.put("a", durability=durability)
         await disk.settled()
@@ -845,10 +1008,18 @@ async def test_what_a_restart_took_is_a_gap_to_the_seq(tmp_path: Path, disk: OnD
     front.feed_read("a", 2, 3)
     answer = front.answer()
     assert (seqs(answer), answer["to_seq"]) == ([5, 6], 6)
-    assert (answer["tombstone"]["gap_from"], answer["tombstone"]["gap_to"], answer["tombstone"]["reason"]) == (3, 4, "mixed")
+    assert (
+        answer["tombstone"]["gap_from"],
+        answer["tombstone"]["gap_to"],
+        answer["tombstone"]["reason"],
+    ) == (3, 4, "mixed")
     front.feed_read("a", 3)
     answer = front.answer()
-    assert (seqs(answer), answer["tombstone"]["gap_from"], answer["tombstone"]["gap_to"]) == ([5, 6], 4, 4)
+    assert (seqs(answer), answer["tombstone"]["gap_from"], answer["tombstone"]["gap_to"]) == (
+        [5, 6],
+        4,
+        4,
+    )
     front.open("a", strong=True)
     assert front.answer()["head_seq"] == head
     front.append("a", 7)
@@ -861,13 +1032,17 @@ async def test_what_a_restart_took_is_a_gap_to_the_seq(tmp_path: Path, disk: OnD
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
-async def test_pages_go_over_a_real_link_short_or_long(tmp_path: Path, nursery: trio.Nursery, size: int) -> None:
+async def test_pages_go_over_a_real_link_short_or_long(
+    tmp_path: Path, nursery: trio.Nursery, size: int
+) -> None:
     """Three writes: two pages, and the third only when one of them was taken."""
     settings = Settings()
     board, memory = Board.create(shards=1, fronts=1), LinkMemory.create(0, 0, settings)
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     stop = trio.Event()
-    nursery.start_soon(ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop)
+    nursery.start_soon(
+        ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
+    )
     router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
     sessions: list[Session] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
@@ -882,12 +1057,19 @@ async def test_pages_go_over_a_real_link_short_or_long(tmp_path: Path, nursery: 
 
     async def write() -> None:
         params = {"topic": "a", "key": None, "prefixes": None, "seqs": True, "at": 0}
-        call = sessions[0].call_soon("append", params, json_bytes({"records": [{"data": "x" * size}]}))
+        call = sessions[0].call_soon(
+            "append", params, json_bytes({"records": [{"data": "x" * size}]})
+        )
         link.flush()
         await call.wait()
 
     router.route("event/feed.page", page)
-    nursery.start_soon(link.run, lambda: sessions.append(router.open_session("shard-0", link)), arrived, lambda: None)
+    nursery.start_soon(
+        link.run,
+        lambda: sessions.append(router.open_session("shard-0", link)),
+        arrived,
+        lambda: None,
+    )
     with trio.fail_after(20):
         while not sessions:
             await trio.lowlevel.checkpoint()
@@ -903,7 +1085,11 @@ async def test_pages_go_over_a_real_link_short_or_long(tmp_path: Path, nursery: 
         sessions[0].notify("feed.taken", {"feed": 3})
         link.flush()
         found.append(await pages.receive())
-    assert [(params["from_seq"], params["to_seq"], params["count"]) for params, _ in found] == [(1, 2, 1), (2, 3, 1), (3, 4, 1)]
+    assert [(params["from_seq"], params["to_seq"], params["count"]) for params, _ in found] == [
+        (1, 2, 1),
+        (2, 3, 1),
+        (3, 4, 1),
+    ]
     assert [msgspec.json.decode(records)["data"] for _, records in found] == ["x" * size] * 3
     stop.set()
     shard.wal.stop()

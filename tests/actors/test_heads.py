@@ -74,7 +74,9 @@ def test_a_deleted_topic_gives_its_slot_back_before_anyone_loses_one() -> None:
     marks = [writer.mark(each) for each in topics]
     writer.committed(Delete(topics[5], [], sync=True))
     last = writer.mark(topic(SLOTS + 1, 99))
-    assert [reader.head(mark) for mark in marks] == [None if number == 6 else number for number in range(1, SLOTS + 1)]
+    assert [reader.head(mark) for mark in marks] == [
+        None if number == 6 else number for number in range(1, SLOTS + 1)
+    ]
     assert (last.slot, reader.head(last)) == (marks[5].slot, 99)
 
 
@@ -89,8 +91,12 @@ def test_a_new_shard_process_makes_every_page_void() -> None:
 def test_which_pages_hold_still() -> None:
     page = Page(0, 5, 10, 1, None, count=5)
     assert holds_still(topic(1), page)
-    assert not holds_still(topic(1), Page(0, 10, 10, 1, None, count=10)), "at the head, an append adds to it"
-    assert not holds_still(topic(1), Page(0, 5, 10, 1, None)), "a long poll waits for what it does not have"
+    assert not holds_still(topic(1), Page(0, 10, 10, 1, None, count=10)), (
+        "at the head, an append adds to it"
+    )
+    assert not holds_still(topic(1), Page(0, 5, 10, 1, None)), (
+        "a long poll waits for what it does not have"
+    )
     assert not holds_still(topic(1), Page(0, 5, 10, 1, Tombstone(1, 2, "cap", 3, 10), count=3))
     assert not holds_still(topic(1, ttl_ms=1000), page), "time takes its records"
     assert not holds_still(topic(1, cap_records=20), page), "an append takes its records"

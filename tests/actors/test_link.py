@@ -41,7 +41,9 @@ class End:
 
     def turn(self) -> list[MessageFrame]:
         before = len(self.got)
-        self.link.turn(lambda: self.log.append("open"), self.got.extend, lambda: self.log.append("close"))
+        self.link.turn(
+            lambda: self.log.append("open"), self.got.extend, lambda: self.log.append("close")
+        )
         return self.got[before:]
 
 
@@ -101,7 +103,10 @@ def exchange(sender: End, receiver: End) -> list[MessageFrame]:
 def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
     pair = Pair()
     assert not pair.front.link.connected
-    for attempt in (lambda: pair.front.link.send("rpc/a", b""), lambda: pair.front.link.send_error(1002, "bad", 7)):
+    for attempt in (
+        lambda: pair.front.link.send("rpc/a", b""),
+        lambda: pair.front.link.send_error(1002, "bad", 7),
+    ):
         with pytest.raises(PeerGone, match="front 0 and shard 0"):
             attempt()
     assert pair.front.link.reserve(1) is None
@@ -201,7 +206,9 @@ def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> 
     stale = pair.front.link._queue
     pair.restart_shard()
     pair.shard.turn()
-    pair.front.link._producer.write(b"".join(stale))  # as if the bump came between its look at the board and its store
+    pair.front.link._producer.write(
+        b"".join(stale)
+    )  # as if the bump came between its look at the board and its store
     assert pair.shard.turn() == []
     assert not pair.shard.link.connected
     pair.connect()
@@ -231,14 +238,18 @@ def test_bytes_that_are_no_message_stop_the_link(pair: Pair) -> None:
 
 @pytest.mark.parametrize("flags", [2, 4])
 @pytest.mark.parametrize("attachment", [b"short", bytes(15) + b"\xff"])
-def test_an_arena_reference_to_nothing_stops_the_link(pair: Pair, flags: int, attachment: bytes) -> None:
+def test_an_arena_reference_to_nothing_stops_the_link(
+    pair: Pair, flags: int, attachment: bytes
+) -> None:
     pair.front.link._producer.write(encode(1, "", b"", attachment, flags))
     with pytest.raises(RingDamaged, match="no arena block"):
         pair.shard.turn()
 
 
 class LinksInAnyOrder(RuleBasedStateMachine):
-    """Two ends, bumps and deaths at any moment: each session's messages arrive as a prefix of what it sent, and nothing else."""
+    """Two ends, bumps and deaths at any moment: each session's messages arrive as a prefix of what
+    it sent, and nothing else.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +272,11 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             if isinstance(frame.attachment, memoryview):
                 self.held[name].append((frame, bytes(frame.attachment)))
 
-    @rule(name=st.sampled_from(["front", "shard"]), length=st.sampled_from([0, 1, 900, 3000, 9000, 40_000]), flush=st.booleans())
+    @rule(
+        name=st.sampled_from(["front", "shard"]),
+        length=st.sampled_from([0, 1, 900, 3000, 9000, 40_000]),
+        flush=st.booleans(),
+    )
     def send(self, name: str, length: int, flush: bool) -> None:
         link = self.end(name).link
         self.number += 1
@@ -282,7 +297,9 @@ class LinksInAnyOrder(RuleBasedStateMachine):
 
     @rule()
     def what_is_held_does_not_change(self) -> None:
-        assert all(bytes(frame.attachment) == body for held in self.held.values() for frame, body in held)
+        assert all(
+            bytes(frame.attachment) == body for held in self.held.values() for frame, body in held
+        )
 
     @rule()
     def bump(self) -> None:
@@ -303,7 +320,12 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             self.turn("shard")
         assert self.pair.front.link.connected
         assert self.pair.shard.link.connected
-        while self.pair.front.link.backlog_bytes or self.pair.shard.link.backlog_bytes or self.held["front"] or self.held["shard"]:
+        while (
+            self.pair.front.link.backlog_bytes
+            or self.pair.shard.link.backlog_bytes
+            or self.held["front"]
+            or self.held["shard"]
+        ):
             for name in ("front", "shard"):
                 self.turn(name)
                 self.release_one(name)
@@ -368,7 +390,9 @@ def test_a_reserved_block_is_filled_shrunk_and_sent(pair: Pair) -> None:
     assert bytes(frame.attachment) == b"12345"
 
 
-def test_when_the_arena_is_full_a_long_attachment_goes_through_the_ring_in_pieces(pair: Pair) -> None:
+def test_when_the_arena_is_full_a_long_attachment_goes_through_the_ring_in_pieces(
+    pair: Pair,
+) -> None:
     bodies = [random.Random(n).randbytes(10 * PAGE_BYTES) for n in range(3)]
     for body in bodies:
         pair.shard.link.send("r", b"", body)
@@ -435,7 +459,9 @@ def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None
         if n % 7 == 0:
             pair.front.link.flush()
     assert pair.front.link.backlog_bytes > SMALL.ring_bytes
-    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(range(3000))
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(3000)
+    )
 
 
 def test_a_message_that_fills_the_ring_exactly_goes_in_one_piece(pair: Pair) -> None:
@@ -449,14 +475,19 @@ def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
     payload = random.Random(2).randbytes(10 * SMALL.ring_bytes + 1)
     pair.front.link.send("big", payload)
     pair.front.link.send("after", b"")
-    assert [(frame.subject, frame.payload) for frame in exchange(pair.front, pair.shard)] == [("big", payload), ("after", b"")]
+    assert [(frame.subject, frame.payload) for frame in exchange(pair.front, pair.shard)] == [
+        ("big", payload),
+        ("after", b""),
+    ]
 
 
 def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "JOIN_BYTES", 2000)
     for n in range(40):
         pair.front.link.send("n", b"%d" % n, bytes(900))
-    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(range(40))
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(40)
+    )
 
 
 def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pair: Pair) -> None:
@@ -477,7 +508,9 @@ def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pa
 class Running:
     """A link under trio with an inbox to wait on."""
 
-    def __init__(self, link: Link, answer: Callable[[Link, MessageFrame], None] | None = None) -> None:
+    def __init__(
+        self, link: Link, answer: Callable[[Link, MessageFrame], None] | None = None
+    ) -> None:
         self.link = link
         self.answer = answer
         self.log: list[str] = []
@@ -529,7 +562,9 @@ async def test_everything_that_waits_comes_in_one_call(nursery: trio.Nursery) ->
     for n in range(5):
         pair.front.link.send("n", b"%d" % n)
         pair.front.link.flush()
-    nursery.start_soon(pair.shard.link.run, lambda: None, lambda frames: calls.append(len(frames)), lambda: None)
+    nursery.start_soon(
+        pair.shard.link.run, lambda: None, lambda frames: calls.append(len(frames)), lambda: None
+    )
     await trio.testing.wait_all_tasks_blocked()
     assert calls == [5]
 
@@ -603,7 +638,9 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
     assert pair.shard.link.statistics().late_bells == 1
 
 
-async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_release_that_nobody_flushes_goes_out_with_the_guard(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     pair = Pair()
     pair.connect()
     shard = Running(pair.shard.link)
@@ -666,7 +703,9 @@ def serve(pair: Pair, answer: Callable[[Link, MessageFrame], None]) -> None:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, "it was alive until we killed it"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
+        "it was alive until we killed it"
+    )
 
 
 @pytest.mark.slow
@@ -686,7 +725,11 @@ def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> No
             sent = answered = 0
             while answered < total:
                 while sent < total and sent - answered < window:
-                    size = rng.choice([0, 19_995, 19_996, 100_000]) if sent % 50 == 0 else rng.randrange(400)
+                    size = (
+                        rng.choice([0, 19_995, 19_996, 100_000])
+                        if sent % 50 == 0
+                        else rng.randrange(400)
+                    )
                     front.link.send("n", b"%d" % sent, sealed(rng, size, b"q"))
                     sent += 1
                 front.link.flush()
@@ -703,11 +746,15 @@ def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> No
     finally:
         kill(pid)
         pair.close()
-    assert pair.front.link.statistics().late_bells <= 3  # the guard may look between a store and its bell
+    assert (
+        pair.front.link.statistics().late_bells <= 3
+    )  # the guard may look between a store and its bell
 
 
 class MarkedFront:
-    """A front that always has requests under way; each carries the number of the session that it was sent in."""
+    """A front that always has requests under way; each carries the number of the session that it
+    was sent in.
+    """
 
     def __init__(self, pair: Pair, seed: int, last_session: int) -> None:
         self.link = Link(pair.memory, pair.board, Side.FRONT, pair.settings)
@@ -744,7 +791,9 @@ class MarkedFront:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session_is_seen(seed: int) -> None:
+def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session_is_seen(
+    seed: int,
+) -> None:
     pair, rng, deaths = Pair(BIG), random.Random(seed), 5
     busy = os.eventfd(0)
 
@@ -770,7 +819,9 @@ def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session
         rng.random()  # the next shard lives another time
         pair.bump()
         child = fork(shard)
-    assert os.waitstatus_to_exitcode(os.waitpid(front, 0)[1]) == 0, "the front saw only answers of its own session, unhurt"
+    assert os.waitstatus_to_exitcode(os.waitpid(front, 0)[1]) == 0, (
+        "the front saw only answers of its own session, unhurt"
+    )
     kill(child)
     os.close(busy)
     pair.close()

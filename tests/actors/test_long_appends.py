@@ -1,4 +1,6 @@
-"""Long writes, piece by piece: what stands at the edges of the pieces, who waits meanwhile, and what a write that fails leaves."""
+"""Long writes, piece by piece: what stands at the edges of the pieces, who waits meanwhile, and
+what a write that fails leaves.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Held:
 
 
 def body(datas: Iterable[Any], **fields: Any) -> bytes:
-    return json.dumps({"records": [{"data": data} for data in datas], **fields}, ensure_ascii=False).encode()
+    return json.dumps(
+        {"records": [{"data": data} for data in datas], **fields}, ensure_ascii=False
+    ).encode()
 
 
 async def until(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
@@ -109,7 +113,9 @@ def datas(desk: Desk, topic: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_a_body_is_long_above_four_mebibytes(tmp_path: Path, nursery: trio.Nursery, extra: int) -> None:
+async def test_a_body_is_long_above_four_mebibytes(
+    tmp_path: Path, nursery: trio.Nursery, extra: int
+) -> None:
     desk = Desk(tmp_path, nursery)
     raw = body(["x" * 1_000_000] * 4)
     raw += b" " * (LONG_BYTES + extra - len(raw))
@@ -123,7 +129,9 @@ async def test_a_body_is_long_above_four_mebibytes(tmp_path: Path, nursery: trio
 
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("length", [100, 999, 1000, 1001, 2500])
-async def test_what_stands_on_the_edge_of_a_piece_comes_back_as_it_was(desk: Desk, shift: int, length: int) -> None:
+async def test_what_stands_on_the_edge_of_a_piece_comes_back_as_it_was(
+    desk: Desk, shift: int, length: int
+) -> None:
     """Characters of four bytes everywhere, so that every edge cuts one for three of four shifts."""
     sent = ["y" * shift, *(["😀" * (length // 4)] * (2 * LONG // length + 1)), "last"]
     number = desk.append_raw("a", body(sent))
@@ -132,9 +140,15 @@ async def test_what_stands_on_the_edge_of_a_piece_comes_back_as_it_was(desk: Des
     assert len(files(desk)) == 1
 
 
-async def test_a_long_write_stores_what_a_short_one_would(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_write_stores_what_a_short_one_would(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [
-        {"data": {"n": n, "t": '},{"data":'}, **({"tag": f"t{n % 3}"} if n % 2 else {}), **({"meta": {"m": n}} if n % 5 == 0 else {})}
+        {
+            "data": {"n": n, "t": '},{"data":'},
+            **({"tag": f"t{n % 3}"} if n % 2 else {}),
+            **({"meta": {"m": n}} if n % 5 == 0 else {}),
+        }
         | ({"node": "own"} if n % 7 == 0 else {})
         for n in range(150)
     ]
@@ -148,7 +162,9 @@ async def test_a_long_write_stores_what_a_short_one_would(desk: Desk, monkeypatc
     assert desk.engine.topics["long"].bytes == desk.engine.topics["short"].bytes
 
 
-async def test_the_log_speaks_of_a_blob_that_is_whole(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_speaks_of_a_blob_that_is_whole(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, seen = desk.log.append, []
 
     def append(frame: Frame) -> int:
@@ -187,7 +203,9 @@ async def test_it_is_answered_when_its_class_says(desk: Desk, durability: str) -
 
 
 async def test_ts_does_not_go_back_when_the_clock_does(desk: Desk) -> None:
-    """The places of all records are reckoned before the first is rendered, with the digits of this ``$ts``."""
+    """The places of all records are reckoned before the first is rendered, with the digits of this
+    ``$ts``.
+    """
     desk.make("a")
     desk.engine.topics["a"].last_ts = 10**13
     await until(desk, desk.append_raw("a", body(PADDING)))
@@ -218,11 +236,15 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     raw = body(PADDING * 5)
     began = turns
     await desk.actor.long_appends._decode(raw)
-    assert turns - began > len(raw) // 1000 + len(raw) // 800, "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
+    assert turns - began > len(raw) // 1000 + len(raw) // 800, (
+        "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
+    )
     nursery.cancel_scope.cancel()
 
 
-async def test_what_waited_goes_to_the_log_without_another_message(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waited_goes_to_the_log_without_another_message(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     number, small = desk.append_raw("a", body(PADDING)), desk.append("a", "small")
@@ -250,7 +272,9 @@ async def test_others_are_served_between_its_pieces(desk: Desk) -> None:
     assert served > 30
 
 
-async def test_other_topics_and_all_readers_go_on_while_it_is_written(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_topics_and_all_readers_go_on_while_it_is_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     desk.append("a", "before")
@@ -266,12 +290,19 @@ async def test_other_topics_and_all_readers_go_on_while_it_is_written(desk: Desk
     assert (await until(desk, number))[number]["first_seq"] == 2
 
 
-async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     numbers = [desk.append_raw("a", body(PADDING))]
     await held_up(desk, held)
-    numbers += [desk.append("a", "small"), desk.put("a", priority=5), desk.append("a", 1, "two", key="k"), desk.append("a", 2, key="k")]
+    numbers += [
+        desk.append("a", "small"),
+        desk.put("a", priority=5),
+        desk.append("a", 1, "two", key="k"),
+        desk.append("a", 2, key="k"),
+    ]
     desk.synced()
     assert desk.answers() == []
     held.open()
@@ -282,18 +313,30 @@ async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(desk:
     assert datas(desk, "a") == [*PADDING, "small", 1, "two"]
 
 
-async def test_two_of_one_topic_come_one_after_the_other(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_of_one_topic_come_one_after_the_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
-    numbers = [desk.append_raw("a", body(PADDING)), desk.append_raw("a", body(["b" * 100] * 50)), desk.append("a", "small")]
+    numbers = [
+        desk.append_raw("a", body(PADDING)),
+        desk.append_raw("a", body(["b" * 100] * 50)),
+        desk.append("a", "small"),
+    ]
     await held_up(desk, held)
     assert len(files(desk)) == 1
     held.open()
     answers = await until(desk, *numbers)
-    assert [(answers[number]["first_seq"], answers[number]["created"]) for number in numbers] == [(1, True), (61, False), (111, False)]
+    assert [(answers[number]["first_seq"], answers[number]["created"]) for number in numbers] == [
+        (1, True),
+        (61, False),
+        (111, False),
+    ]
     assert datas(desk, "a") == [*PADDING, *["b" * 100] * 50, "small"]
 
 
-async def test_two_of_different_topics_are_written_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_of_different_topics_are_written_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     numbers = [desk.append_raw("a", body(PADDING)), desk.append_raw("b", body(["b" * 100] * 50))]
     await held_up(desk, held, writes=2)
@@ -303,9 +346,15 @@ async def test_two_of_different_topics_are_written_at_once(desk: Desk, monkeypat
     assert (datas(desk, "a"), datas(desk, "b")) == (PADDING, ["b" * 100] * 50)
 
 
-async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
-    numbers = [desk.append_raw("a", body(PADDING), key="k"), desk.append_raw("a", body(PADDING), key="k"), desk.append("a", 1, key="k")]
+    numbers = [
+        desk.append_raw("a", body(PADDING), key="k"),
+        desk.append_raw("a", body(PADDING), key="k"),
+        desk.append("a", 1, key="k"),
+    ]
     await held_up(desk, held)
     held.open()
     answers = await until(desk, *numbers)
@@ -323,7 +372,10 @@ async def test_it_waits_for_what_is_under_way_on_its_topic(desk: Desk) -> None:
     await wait_all_tasks_blocked()
     assert (desk.answers(), files(desk)) == ([], [])
     answers = await until(desk, small, number)
-    assert [(answers[n]["first_seq"], answers[n]["deduped"]) for n in (small, number)] == [(1, False), (1, True)]
+    assert [(answers[n]["first_seq"], answers[n]["deduped"]) for n in (small, number)] == [
+        (1, False),
+        (1, True),
+    ]
 
 
 # Callers who were told that it took too long
@@ -357,7 +409,9 @@ async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
     return desk.answers()
 
 
-async def test_what_waited_too_long_behind_it_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
+async def test_what_waited_too_long_behind_it_is_not_done(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     number = desk.append_raw("a", body(PADDING))
@@ -376,7 +430,9 @@ async def test_what_waited_too_long_behind_it_is_not_done(desk: Desk, monkeypatc
     assert desk.engine.topics["a"].config.priority is None
 
 
-async def test_what_waited_for_a_front_that_has_gone_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waited_for_a_front_that_has_gone_is_not_done(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     desk.append_raw("a", body(PADDING))
@@ -389,7 +445,9 @@ async def test_what_waited_for_a_front_that_has_gone_is_not_done(desk: Desk, mon
     assert (await until(desk, last))[last]["first_seq"] == 61
 
 
-async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(desk: Desk, mock_clock: MockClock) -> None:
+async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
+    desk: Desk, mock_clock: MockClock
+) -> None:
     desk.make("a", cap_records=10)
     await until(desk, desk.append("a", 1))
     desk.append("a", 2)
@@ -402,7 +460,9 @@ async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(desk: Des
     assert FrameKind.DELETE not in kinds
 
 
-async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(desk: Desk, mock_clock: MockClock) -> None:
+async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(
+    desk: Desk, mock_clock: MockClock
+) -> None:
     """A disk that stands still for a minute: none of these can be taken back."""
     desk.make("a", durability="fsync")
     numbers = [
@@ -411,7 +471,10 @@ async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes
     ]  # fmt: skip
     assert await later(desk, mock_clock) == []
     desk.synced()
-    assert sorted(cid for cid, _ in ((decode(frame.payload).cid, 0) for frame in desk.wire.take())) == numbers
+    assert (
+        sorted(cid for cid, _ in ((decode(frame.payload).cid, 0) for frame in desk.wire.take()))
+        == numbers
+    )
 
 
 # Writes that fail
@@ -425,7 +488,8 @@ MALFORMED = {
     "a character cut at the end": body(PADDING)[:-2] + b',{"data":"\xf0\x9f\x98"}]}',
     "half a character as the last byte": body(PADDING) + b"\xf0",
     "a surrogate in the middle": body(PADDING).replace(b"x" * 100, b"x" * 97 + b"\xed\xa0\x80", 1),
-    "a long tag in the last record": body(PADDING)[:-2] + b',{"data":1,"tag":"%b"}]}' % (b"t" * 300),
+    "a long tag in the last record": body(PADDING)[:-2]
+    + b',{"data":1,"tag":"%b"}]}' % (b"t" * 300),
 }
 
 
@@ -444,7 +508,9 @@ async def test_a_bad_end_is_refused_and_nothing_is_stored(desk: Desk, raw: bytes
 
 
 @pytest.mark.parametrize("write", [1, 2, 4])
-async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(desk: Desk, monkeypatch: pytest.MonkeyPatch, write: int) -> None:
+async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
     held = Held(monkeypatch)
     held.open()
     held.after[write] = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -458,7 +524,9 @@ async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(desk: Desk, monke
     assert (await until(desk, again))[again]["first_seq"] == 2
 
 
-async def test_one_that_is_cancelled_midway_leaves_no_file(desk: Desk, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_cancelled_midway_leaves_no_file(
+    desk: Desk, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     desk.make("a")
     with trio.CancelScope() as scope:
@@ -495,7 +563,9 @@ async def test_without_room_for_its_frame_its_blob_goes_too(desk: Desk) -> None:
 async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    """A read lets go of what is too old while the records are on their way; the frame that tells of it meets a full disk."""
+    """A read lets go of what is too old while the records are on their way; the frame that tells of
+    it meets a full disk.
+    """
     held = Held(monkeypatch)
     desk.make("a", ttl_ms=1000)
     old = desk.append("a", "old")
@@ -513,12 +583,23 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     small = desk.append("a", "small")
     held.open()
     answers = await until(desk, number, small)
-    assert (answers[number]["first_seq"], answers[number]["count"], answers[small]["first_seq"]) == (2, 60, 62)
-    assert (topic.pending, topic.pending_sync, topic.pending_bytes, topic.pending_keys) == (0, 0, 0, {})
+    assert (
+        answers[number]["first_seq"],
+        answers[number]["count"],
+        answers[small]["first_seq"],
+    ) == (2, 60, 62)
+    assert (topic.pending, topic.pending_sync, topic.pending_bytes, topic.pending_keys) == (
+        0,
+        0,
+        0,
+        {},
+    )
     assert topic.reserved_seq <= topic.reserving_seq
 
 
-async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Records in memory only: after a restart their seqs must not be given to others."""
     desk.make("a", durability="ephemeral")
     with monkeypatch.context() as patch:
@@ -534,7 +615,11 @@ async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved
     assert topic.next_seq == 4201
     desk.failed(FULL)
     await until(desk, number)
-    told = [frame.first_seq for frame in desk.log.frames.values() if frame.kind is FrameKind.SEQS_RESERVED]
+    told = [
+        frame.first_seq
+        for frame in desk.log.frames.values()
+        if frame.kind is FrameKind.SEQS_RESERVED
+    ]
     assert max(told) >= 4200
     assert topic.reserved_seq == topic.reserving_seq == max(told)
 
@@ -581,7 +666,11 @@ async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) 
     desk.failed(FULL)
     assert desk.answers() == [(small, "not_ready")]
     answers = await until(desk, number)
-    assert (answers[number]["status"], answers[number]["created"], answers[number]["first_seq"]) == (201, True, 1)
+    assert (
+        answers[number]["status"],
+        answers[number]["created"],
+        answers[number]["first_seq"],
+    ) == (201, True, 1)
     assert {frame.topic_id for frame in desk.log.frames.values()} == {desk.engine.topics["a"].id}
     assert datas(desk, "a") == PADDING
 

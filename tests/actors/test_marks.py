@@ -1,4 +1,6 @@
-"""A mark in a segment comes when the log has its delete for good: no power loss leaves the one without the other."""
+"""A mark in a segment comes when the log has its delete for good: no power loss leaves the one
+without the other.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
 
 @pytest.fixture
 def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
-    """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any more unless a test wants it."""
+    """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any
+    more unless a test wants it.
+    """
     client = Sealer(tmp_path / "data")
     client.put("a", durability="disk", cap_records=12)
     append(client, 20)
@@ -48,7 +52,12 @@ def append(client: Sealer, count: int) -> None:
     for _ in range(count):
         client.filled["a"] += 1
         number = client.filled["a"]
-        client.append("a", records=[{"data": number, "tag": "odd" if number % 2 else "even", "meta": {"m": "x" * 60}}])
+        client.append(
+            "a",
+            records=[
+                {"data": number, "tag": "odd" if number % 2 else "even", "meta": {"m": "x" * 60}}
+            ],
+        )
 
 
 def delete(client: Sealer, match: Match = ODD, before_seq: int | None = None) -> None:
@@ -68,17 +77,28 @@ def marked(client: Sealer) -> int:
 
 def flags(client: Sealer) -> list[tuple[Path, int, int]]:
     segments = client.shard.segments.segments.values()
-    return [(segment.path, segment.trailer.flags_at, segment.trailer.record_count) for segment in segments]
+    return [
+        (segment.path, segment.trailer.flags_at, segment.trailer.record_count)
+        for segment in segments
+    ]
 
 
 def seen(client: Sealer) -> Seen:
     topic = client.engine.topic("a")
     floors = topic.start_seq, topic.cap_floor
-    return {"head": topic.head_seq, "count": topic.count, "bytes": topic.bytes, "floors": floors, "records": client.shown("a")}
+    return {
+        "head": topic.head_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "floors": floors,
+        "records": client.shown("a"),
+    }
 
 
 def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
-    """What is left when the disk took of the log only what was synced, and of the segments all that the kernel had been given."""
+    """What is left when the disk took of the log only what was synced, and of the segments all that
+    the kernel had been given.
+    """
     if target.exists():
         shutil.rmtree(target)
     disk.power_loss(client.path, target)
@@ -93,7 +113,9 @@ def without_lost_seqs(found: Seen, head: int) -> Seen:
     return found | {"head": head}
 
 
-def test_a_delete_that_the_log_has_lost_has_deleted_nothing(client: Sealer, disk: ForgetfulDisk, tmp_path: Path) -> None:
+def test_a_delete_that_the_log_has_lost_has_deleted_nothing(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
     before = seen(client)
     delete(client)
     assert seen(client) != before
@@ -102,10 +124,14 @@ def test_a_delete_that_the_log_has_lost_has_deleted_nothing(client: Sealer, disk
     again.kill()
 
 
-def test_evictions_before_a_lost_delete_are_told_as_they_were(client: Sealer, disk: ForgetfulDisk, tmp_path: Path) -> None:
+def test_evictions_before_a_lost_delete_are_told_as_they_were(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
     delete(client, ODD, before_seq=16)
     append(client, 5)
-    while client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16:  # a file that is full would be synced
+    while (
+        client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16
+    ):  # a file that is full would be synced
         append(client, 1)
     sync(client)
     before, synced = seen(client), client.wal.synced
@@ -117,7 +143,9 @@ def test_evictions_before_a_lost_delete_are_told_as_they_were(client: Sealer, di
     again.kill()
 
 
-def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(client: Sealer, disk: ForgetfulDisk, tmp_path: Path) -> None:
+def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
     delete(client)
     after, synced = seen(client), marked(client)
     client.seal()
@@ -140,7 +168,9 @@ def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(client: Seal
 def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
     kept: str, client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
-    """A checkpoint syncs the log, then marks: a delete that comes between the two is not in the log for good."""
+    """A checkpoint syncs the log, then marks: a delete that comes between the two is not in the log
+    for good.
+    """
     going_on, steps = True, 0
     while going_on:
         append(client, 3)
@@ -167,7 +197,9 @@ def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
 def test_a_start_marks_nothing_before_it_has_synced_the_log(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process was killed: the log that is replayed may be nowhere but in the page cache, and power may be lost then."""
+    """The process was killed: the log that is replayed may be nowhere but in the page cache, and
+    power may be lost then.
+    """
     before = seen(client)
     delete(client)
 

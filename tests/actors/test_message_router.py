@@ -1,4 +1,6 @@
-"""ADR 011, section by section: registration, policy, order, the rules of each kind, failures. Test ids name the section."""
+"""ADR 011, section by section: registration, policy, order, the rules of each kind, failures. Test
+ids name the section.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def payload_for(subject: str) -> bytes:
     return encode_notification(subject[6:], None) if subject.startswith("event/") else b"opaque"
 
 
-# --- §1, §4, §8: who is called, and in which order -------------------------------------------------------------------
+# --- §1, §4, §8: who is called, and in which order
+# -------------------------------------------------------------------
 
 
 class Route(NamedTuple):
@@ -63,19 +66,47 @@ ADR_EXAMPLE = [Route("A", "event/user.joined"), Route("B", "event/user.*"), Rout
 ORDER = {
     "§4 the example, broadcast": (ADR_EXAMPLE, "event/user.joined", "A B C"),
     "§4 the example registered backwards": (ADR_EXAMPLE[::-1], "event/user.joined", "A B C"),
-    "§4 the example, exclusive": ([r._replace(mode="exclusive") for r in ADR_EXAMPLE], "event/user.joined", "A"),
+    "§4 the example, exclusive": (
+        [r._replace(mode="exclusive") for r in ADR_EXAMPLE],
+        "event/user.joined",
+        "A",
+    ),
     "§4 only what matches": (ADR_EXAMPLE, "event/user.left", "B C"),
-    "§4 registration order among exact": ([Route("1", "app/x"), Route("2", "app/x"), Route("3", "app/x")], "app/x", "1 2 3"),
-    "§4 registration order in one prefix": ([Route("1", "app/*"), Route("2", "app/*")], "app/x", "1 2"),
+    "§4 registration order among exact": (
+        [Route("1", "app/x"), Route("2", "app/x"), Route("3", "app/x")],
+        "app/x",
+        "1 2 3",
+    ),
+    "§4 registration order in one prefix": (
+        [Route("1", "app/*"), Route("2", "app/*")],
+        "app/x",
+        "1 2",
+    ),
     "§4 a prefix matches itself": ([Route("P", "app/*")], "app/", "P"),
     "§4 an exact subject is not a prefix": ([Route("X", "app/x")], "app/xy", ""),
     "§4 the empty prefix is the last": ([Route("all", "*"), Route("P", "app/*")], "app/x", "P all"),
-    "§3 rpc is exclusive": ([Route("1", "rpc/a"), Route("2", "rpc/a"), Route("P", "rpc/*")], "rpc/a", "1"),
+    "§3 rpc is exclusive": (
+        [Route("1", "rpc/a"), Route("2", "rpc/a"), Route("P", "rpc/*")],
+        "rpc/a",
+        "1",
+    ),
     "§3 event is broadcast": ([Route("1", "event/a"), Route("P", "event/*")], "event/a", "1 P"),
     "§3 app is broadcast": ([Route("1", "app/a"), Route("P", "app/*")], "app/a", "1 P"),
-    "§3 the empty prefix takes each subject's mode": ([Route("1", "*"), Route("2", "*")], "rpc/a", "1"),
-    "§1 rpc may broadcast": ([Route("tap", "rpc/a", "broadcast"), Route("P", "rpc/*")], "rpc/a", "tap P"),
-    "§1 an event may be exclusive": ([Route("1", "event/a", "exclusive"), Route("P", "event/*")], "event/a", "1"),
+    "§3 the empty prefix takes each subject's mode": (
+        [Route("1", "*"), Route("2", "*")],
+        "rpc/a",
+        "1",
+    ),
+    "§1 rpc may broadcast": (
+        [Route("tap", "rpc/a", "broadcast"), Route("P", "rpc/*")],
+        "rpc/a",
+        "tap P",
+    ),
+    "§1 an event may be exclusive": (
+        [Route("1", "event/a", "exclusive"), Route("P", "event/*")],
+        "event/a",
+        "1",
+    ),
     "§4 the first exclusive one is the last": (
         [Route("1", "app/x"), Route("2", "app/x*", "exclusive"), Route("3", "app/*")],
         "app/x",
@@ -86,8 +117,16 @@ ORDER = {
         "event/a",
         "s g g2",
     ),
-    "§8 rank before scope": ([Route("s", "event/*", in_session=True), Route("g", "event/a")], "event/a", "g s"),
-    "§8 a session overrides a global method": ([Route("g", "rpc/a"), Route("s", "rpc/a", in_session=True)], "rpc/a", "s"),
+    "§8 rank before scope": (
+        [Route("s", "event/*", in_session=True), Route("g", "event/a")],
+        "event/a",
+        "g s",
+    ),
+    "§8 a session overrides a global method": (
+        [Route("g", "rpc/a"), Route("s", "rpc/a", in_session=True)],
+        "rpc/a",
+        "s",
+    ),
     "§8 a session's catch-all does not hide a method": (
         [Route("s", "rpc/*", in_session=True), Route("g", "rpc/a")],
         "rpc/a",
@@ -97,7 +136,9 @@ ORDER = {
 
 
 @pytest.mark.parametrize(("routes", "subject", "called"), ORDER.values(), ids=ORDER.keys())
-def test_handlers_run_in_the_order_of_the_document(bench: Bench, routes: list[Route], subject: str, called: str) -> None:
+def test_handlers_run_in_the_order_of_the_document(
+    bench: Bench, routes: list[Route], subject: str, called: str
+) -> None:
     for route in routes:
         route.register(bench)
     for _ in range(2):  # the second time from what was resolved the first time
@@ -180,7 +221,8 @@ def test_s8_one_sessions_handlers_are_not_anothers(bench: Bench) -> None:
     assert (bench.record, other.record) == (["mine"], [])
 
 
-# --- registrations that change under way -----------------------------------------------------------------------------
+# --- registrations that change under way
+# -----------------------------------------------------------------------------
 
 
 def test_s4_a_handler_added_in_a_dispatch_waits_for_the_next_message(bench: Bench) -> None:
@@ -222,10 +264,13 @@ async def test_s4_a_handler_taken_back_while_another_one_waits_is_not_called(ben
     assert bench.record == ["stays"]
 
 
-# --- §4: sequential --------------------------------------------------------------------------------------------------
+# --- §4: sequential
+# --------------------------------------------------------------------------------------------------
 
 
-async def test_s4_broadcast_awaits_each_handler_before_the_next(bench: Bench, autojump_clock: trio.testing.MockClock) -> None:
+async def test_s4_broadcast_awaits_each_handler_before_the_next(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
     def slow(name: str) -> Callable[[InboundMessage], Any]:
         async def handler(message: InboundMessage) -> None:
             bench.record.append(f"{name} starts")
@@ -242,7 +287,15 @@ async def test_s4_broadcast_awaits_each_handler_before_the_next(bench: Bench, au
     rest = bench.event("x")
     assert bench.record == ["plain 1"]
     await rest
-    assert bench.record == ["plain 1", "a starts", "a ends", "plain 2", "b starts", "b ends", "plain 3"]
+    assert bench.record == [
+        "plain 1",
+        "a starts",
+        "a ends",
+        "plain 2",
+        "b starts",
+        "b ends",
+        "plain 3",
+    ]
 
 
 async def test_s4_a_plain_callable_that_gives_an_awaitable_is_awaited(bench: Bench) -> None:
@@ -256,7 +309,8 @@ async def test_s4_a_plain_callable_that_gives_an_awaitable_is_awaited(bench: Ben
     assert bench.record == ["awaited", "after"]
 
 
-# --- §2, §9: the message ---------------------------------------------------------------------------------------------
+# --- §2, §9: the message
+# ---------------------------------------------------------------------------------------------
 
 
 async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
@@ -266,9 +320,21 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
     bench.put("rpc/append", payload, frame_id=9, attachment=b"body")
     (message,) = seen
     assert message.rpc is not None
-    assert (message.subject, message.payload, message.attachment) == ("rpc/append", payload, b"body")
-    assert (message.peer_id, message.session, message.frame.frame_id) == ("front-0", bench.session, 9)
-    assert (message.rpc.method, message.rpc.params, message.rpc.cid) == ("append", {"topic": "a"}, 9)
+    assert (message.subject, message.payload, message.attachment) == (
+        "rpc/append",
+        payload,
+        b"body",
+    )
+    assert (message.peer_id, message.session, message.frame.frame_id) == (
+        "front-0",
+        bench.session,
+        9,
+    )
+    assert (message.rpc.method, message.rpc.params, message.rpc.cid) == (
+        "append",
+        {"topic": "a"},
+        9,
+    )
     assert message.notification is None
 
 
@@ -280,11 +346,17 @@ def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
     event, custom = seen
     assert (event.rpc, custom.rpc) == (None, None)
     assert event.notification is not None
-    assert (event.notification.method, event.notification.params) == ("topic.appended", {"topic": "a"})
+    assert (event.notification.method, event.notification.params) == (
+        "topic.appended",
+        {"topic": "a"},
+    )
     assert custom.notification is None
 
 
-@pytest.mark.parametrize("name", ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "notification"])
+@pytest.mark.parametrize(
+    "name",
+    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "notification"],
+)
 def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     seen: list[InboundMessage] = []
     bench.router.route("app/x", seen.append)
@@ -313,7 +385,9 @@ def test_s9_every_message_goes_out_under_a_fresh_frame_id(bench: Bench) -> None:
 
 
 def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
-    bench.router.route("rpc/a", lambda message: message.rpc.reply({"n": 1}, b"body") if message.rpc else None)
+    bench.router.route(
+        "rpc/a", lambda message: message.rpc.reply({"n": 1}, b"body") if message.rpc else None
+    )
     bench.request("a", cid=41)
     (frame,) = bench.wire.sent
     assert (frame.subject, cbor2.loads(frame.payload), frame.attachment) == (
@@ -323,7 +397,8 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
     )
 
 
-# --- §3: policy ------------------------------------------------------------------------------------------------------
+# --- §3: policy
+# ------------------------------------------------------------------------------------------------------
 
 MALFORMED = "malformed payload: "
 
@@ -342,18 +417,40 @@ POLICIES = {
     "§3 a prefix without its slash": (SubjectPolicy(), "rpc", [NOT_ALLOWED]),
     "§3 app is let through": (SubjectPolicy(), "app/x", []),
     "§3 reserved wins over allowed": (SubjectPolicy(("app/",), ("app/",)), "app/x", [RESERVED]),
-    "§3 reserved inside allowed": (SubjectPolicy(("app/",), ("app/internal/",)), "app/internal/x", [RESERVED]),
-    "§3 reserved need not be allowed": (SubjectPolicy(("app/",), ("stream/",)), "stream/x", [RESERVED]),
+    "§3 reserved inside allowed": (
+        SubjectPolicy(("app/",), ("app/internal/",)),
+        "app/internal/x",
+        [RESERVED],
+    ),
+    "§3 reserved need not be allowed": (
+        SubjectPolicy(("app/",), ("stream/",)),
+        "stream/x",
+        [RESERVED],
+    ),
     "§3 a custom prefix": (SubjectPolicy(("app/", "debug/"), ()), "debug/x", []),
     "§3 a prefix that is reserved no more": (SubjectPolicy(reserved_prefixes=()), "stream/x", []),
-    "§3 classify says reserved": (SubjectPolicy(classify=lambda subject: "reserved"), "app/x", [RESERVED]),
-    "§3 classify comes after reserved": (SubjectPolicy(classify=lambda subject: "custom"), "stream/x", [RESERVED]),
-    "§3 classify comes after allowed": (SubjectPolicy(classify=lambda subject: "custom"), "debug/x", [NOT_ALLOWED]),
+    "§3 classify says reserved": (
+        SubjectPolicy(classify=lambda subject: "reserved"),
+        "app/x",
+        [RESERVED],
+    ),
+    "§3 classify comes after reserved": (
+        SubjectPolicy(classify=lambda subject: "custom"),
+        "stream/x",
+        [RESERVED],
+    ),
+    "§3 classify comes after allowed": (
+        SubjectPolicy(classify=lambda subject: "custom"),
+        "debug/x",
+        [NOT_ALLOWED],
+    ),
 }
 
 
 @pytest.mark.parametrize(("policy", "subject", "sent"), POLICIES.values(), ids=POLICIES.keys())
-def test_s3_the_policy_decides_what_passes(policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]) -> None:
+def test_s3_the_policy_decides_what_passes(
+    policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]
+) -> None:
     bench = Bench(MessageRouter(RouterConfig(subject_policy=policy)))
     bench.router.route_prefix("", bench.note("called"))
     for _ in range(2):
@@ -362,18 +459,30 @@ def test_s3_the_policy_decides_what_passes(policy: SubjectPolicy, subject: str, 
     assert bench.record == ([] if sent else ["called", "called"])
 
 
-@pytest.mark.parametrize("payload", [b"", b"opaque", encode_notification("x", None)], ids=["empty", "opaque", "notification"])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"opaque", encode_notification("x", None)],
+    ids=["empty", "opaque", "notification"],
+)
 def test_s3_what_is_classified_as_rpc_must_be_an_rpc(payload: bytes) -> None:
-    bench = Bench(MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "rpc"))))
+    bench = Bench(
+        MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "rpc")))
+    )
     bench.router.route("app/x", bench.note("called"))
     bench.put("app/x", payload)
     (answer,) = bench.wire.answers()
-    assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (1002, 7, MALFORMED)
+    assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (
+        1002,
+        7,
+        MALFORMED,
+    )
     assert bench.record == []
 
 
 def test_s3_what_is_classified_as_rpc_is_answered_as_rpc() -> None:
-    bench = Bench(MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "rpc"))))
+    bench = Bench(
+        MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "rpc")))
+    )
     bench.router.route("app/x", bench.note("first"))
     bench.router.route("app/x", bench.note("second"))
     bench.request("x", subject="app/x")
@@ -382,11 +491,17 @@ def test_s3_what_is_classified_as_rpc_is_answered_as_rpc() -> None:
 
 
 def test_s3_what_is_classified_as_event_must_be_a_notification() -> None:
-    bench = Bench(MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "event"))))
+    bench = Bench(
+        MessageRouter(RouterConfig(subject_policy=SubjectPolicy(classify=lambda subject: "event")))
+    )
     bench.router.route("rpc/a", bench.note("called"))
     with capture_logs() as logs:
         bench.request("a")
-    assert (bench.wire.answers(), bench.record, [entry["event"] for entry in logs]) == ([], [], ["event_dropped"])
+    assert (bench.wire.answers(), bench.record, [entry["event"] for entry in logs]) == (
+        [],
+        [],
+        ["event_dropped"],
+    )
 
 
 def test_s3_a_classifier_that_names_no_kind_is_a_bug_and_says_so() -> None:
@@ -404,7 +519,10 @@ def test_s3_a_handler_that_no_message_can_reach_is_refused(bench: Bench, pattern
         bench.router.route(pattern, bench.note("x"))
 
 
-@pytest.mark.parametrize(("prefix", "possible"), [("stream/", False), ("debug/", False), ("", True), ("r", True), ("rpc/a", True)])
+@pytest.mark.parametrize(
+    ("prefix", "possible"),
+    [("stream/", False), ("debug/", False), ("", True), ("r", True), ("rpc/a", True)],
+)
 def test_s3_a_prefix_must_meet_an_allowed_one(bench: Bench, prefix: str, possible: bool) -> None:
     if possible:
         bench.router.route_prefix(prefix, bench.note("x"))
@@ -413,7 +531,8 @@ def test_s3_a_prefix_must_meet_an_allowed_one(bench: Bench, prefix: str, possibl
             bench.session.router.route_prefix(prefix, bench.note("x"))
 
 
-# --- §5: rpc ---------------------------------------------------------------------------------------------------------
+# --- §5: rpc
+# ---------------------------------------------------------------------------------------------------------
 
 
 def failure(code: int, message: str, **data: Any) -> dict[str, Any]:
@@ -422,16 +541,29 @@ def failure(code: int, message: str, **data: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"junk", cbor2.dumps({"t": "Q", "cid": "7", "method": "append"}), encode_notification("append", None)],
+    [
+        b"",
+        b"junk",
+        cbor2.dumps({"t": "Q", "cid": "7", "method": "append"}),
+        encode_notification("append", None),
+    ],
     ids=["empty", "not CBOR", "cid is text", "notification"],
 )
-def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(bench: Bench, payload: bytes) -> None:
+def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(
+    bench: Bench, payload: bytes
+) -> None:
     bench.router.route("rpc/append", bench.note("called"))
     bench.put("rpc/append", payload)
     (answer,) = bench.wire.answers()
-    assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (1002, 7, MALFORMED)
+    assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (
+        1002,
+        7,
+        MALFORMED,
+    )
     bench.request("append")
-    assert bench.wire.answers() == [{"subject": "rpc/append", "t": "R", "cid": 7, "result": "called"}]
+    assert bench.wire.answers() == [
+        {"subject": "rpc/append", "t": "R", "cid": 7, "result": "called"}
+    ]
 
 
 def test_s5_malformed_comes_before_method_not_found(bench: Bench) -> None:
@@ -466,10 +598,15 @@ async def test_s5_an_async_handler_that_raises_is_answered_with_2000(bench: Benc
 
 
 def test_s5_rpc_error_carries_data_only_when_there_is_some(bench: Bench) -> None:
-    bench.router.route("rpc/append", lambda message: message.rpc.error(2001, "no", {"n": 1}) if message.rpc else None)
+    bench.router.route(
+        "rpc/append",
+        lambda message: message.rpc.error(2001, "no", {"n": 1}) if message.rpc else None,
+    )
     bench.request("append")
     bench.router.unroute("rpc/append")
-    bench.router.route("rpc/append", lambda message: message.rpc.error(2001, "no") if message.rpc else None)
+    bench.router.route(
+        "rpc/append", lambda message: message.rpc.error(2001, "no") if message.rpc else None
+    )
     bench.request("append")
     assert bench.wire.answers() == [failure(2001, "no", data={"n": 1}), failure(2001, "no")]
 
@@ -488,7 +625,9 @@ def test_s5_the_second_answer_raises_and_the_first_stands(bench: Bench) -> None:
 
     bench.router.route("rpc/append", handler)
     bench.request("append")
-    assert bench.wire.answers() == [{"subject": "rpc/append", "t": "R", "cid": 7, "result": "first"}]
+    assert bench.wire.answers() == [
+        {"subject": "rpc/append", "t": "R", "cid": 7, "result": "first"}
+    ]
     assert caught == ["rpc/append (cid 7) has been answered already"] * 2
 
 
@@ -501,7 +640,9 @@ def test_s5_raising_after_the_answer_is_logged(bench: Bench) -> None:
     bench.router.route("rpc/append", handler)
     with capture_logs() as logs:
         bench.request("append")
-    assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [("handler_failed", "afterwards")]
+    assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
+        ("handler_failed", "afterwards")
+    ]
     assert [answer["t"] for answer in bench.wire.answers()] == ["R"]
 
 
@@ -531,7 +672,8 @@ async def test_s5_an_answer_may_come_after_the_handler_has_returned(bench: Bench
     assert not bench.session.unanswered
 
 
-# --- §6: events ------------------------------------------------------------------------------------------------------
+# --- §6: events
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -543,7 +685,9 @@ def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload:
     bench.router.route("event/x", bench.note("called"))
     with capture_logs() as logs:
         bench.put("event/x", payload)
-    assert [(entry["event"], entry["log_level"], entry["subject"]) for entry in logs] == [("event_dropped", "warning", "event/x")]
+    assert [(entry["event"], entry["log_level"], entry["subject"]) for entry in logs] == [
+        ("event_dropped", "warning", "event/x")
+    ]
     assert (bench.record, bench.wire.sent) == ([], [])
 
 
@@ -577,10 +721,15 @@ def test_s6_a_custom_handler_that_raises_is_logged_and_the_next_runs(bench: Benc
     bench.router.route("app/x", bench.note("b"))
     with capture_logs() as logs:
         bench.put("app/x", b"opaque")
-    assert ([entry["event"] for entry in logs], bench.record, bench.wire.sent) == (["handler_failed"], ["a", "b"], [])
+    assert ([entry["event"] for entry in logs], bench.record, bench.wire.sent) == (
+        ["handler_failed"],
+        ["a", "b"],
+        [],
+    )
 
 
-# --- §7: error mapping -----------------------------------------------------------------------------------------------
+# --- §7: error mapping
+# -----------------------------------------------------------------------------------------------
 
 
 class ValidationError(Exception):
@@ -604,13 +753,31 @@ def custom_mapper(error: Exception, message: InboundMessage) -> RpcErrorPayload:
 @pytest.mark.parametrize(
     ("error", "answer"),
     [
-        pytest.param(ValidationError(["n"]), failure(2001, "Validation failed", data=["n"]), id="§7 code, message and data"),
-        pytest.param(KeyError("x"), failure(2002, "Resource not found by front-0"), id="§7 the mapper sees the message"),
+        pytest.param(
+            ValidationError(["n"]),
+            failure(2001, "Validation failed", data=["n"]),
+            id="§7 code, message and data",
+        ),
+        pytest.param(
+            KeyError("x"),
+            failure(2002, "Resource not found by front-0"),
+            id="§7 the mapper sees the message",
+        ),
         pytest.param(ValueError("plain"), failure(2000, "plain"), id="§7 the default mapper"),
-        pytest.param(ExceptionGroup("both", [ValueError()]), failure(2000, "both (1 sub-exception)"), id="§7 a group"),
-        pytest.param(ValueError("no mapping"), failure(2000, "handler failed"), id="§7 a mapper that raises"),
+        pytest.param(
+            ExceptionGroup("both", [ValueError()]),
+            failure(2000, "both (1 sub-exception)"),
+            id="§7 a group",
+        ),
+        pytest.param(
+            ValueError("no mapping"), failure(2000, "handler failed"), id="§7 a mapper that raises"
+        ),
         pytest.param(OSError(), failure(2000, "handler failed"), id="§7 data without a CBOR form"),
-        pytest.param(ValueError("\ud800"), failure(2000, "handler failed"), id="§7 a message without a CBOR form"),
+        pytest.param(
+            ValueError("\ud800"),
+            failure(2000, "handler failed"),
+            id="§7 a message without a CBOR form",
+        ),
     ],
 )
 def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
@@ -619,7 +786,9 @@ def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
     with capture_logs() as logs:
         bench.request("append")
     assert bench.wire.answers() == [answer]
-    assert [entry["event"] for entry in logs] == (["error_mapper_failed"] if answer["message"] == "handler failed" else [])
+    assert [entry["event"] for entry in logs] == (
+        ["error_mapper_failed"] if answer["message"] == "handler failed" else []
+    )
 
 
 def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
@@ -638,7 +807,9 @@ def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
 
 def test_s7_a_result_without_a_cbor_form_is_the_handlers_error(bench: Bench) -> None:
     block = FakeBlock()
-    bench.router.route("rpc/append", lambda message: message.rpc.reply(object(), block) if message.rpc else None)
+    bench.router.route(
+        "rpc/append", lambda message: message.rpc.reply(object(), block) if message.rpc else None
+    )
     bench.request("append")
     (answer,) = bench.wire.answers()
     assert (answer["t"], answer["code"], block.freed) == ("E", 2000, 1)
@@ -657,7 +828,8 @@ async def test_s7_a_cancelled_handler_is_not_a_failed_one(bench: Bench) -> None:
     assert (bench.wire.sent, bench.wire.released) == ([], [7])
 
 
-# --- attachments that lie in the peer's memory -----------------------------------------------------------------------
+# --- attachments that lie in the peer's memory
+# -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -673,11 +845,17 @@ async def test_s7_a_cancelled_handler_is_not_a_failed_one(bench: Bench) -> None:
         pytest.param(lambda b: b.put("app/a", b"", flags=ARENA), "note", id="custom"),
         pytest.param(lambda b: b.request("a", flags=ARENA), "note", id="answered request"),
         pytest.param(lambda b: b.request("a", flags=ARENA), "fail", id="failed request"),
-        pytest.param(lambda b: b.put("rpc/a", encode_success(5, None), flags=ARENA), None, id="answer to nobody"),
+        pytest.param(
+            lambda b: b.put("rpc/a", encode_success(5, None), flags=ARENA),
+            None,
+            id="answer to nobody",
+        ),
         pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="error frame"),
     ],
 )
-def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(bench: Bench, put: Callable[[Bench], Any], handler: str) -> None:
+def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(
+    bench: Bench, put: Callable[[Bench], Any], handler: str
+) -> None:
     if handler:
         for subject in ("rpc/a", "event/a", "app/a"):
             bench.router.route(subject, getattr(bench, handler)("handler"))
@@ -696,7 +874,9 @@ async def test_s9_memory_of_the_peer_is_kept_until_the_answer(bench: Bench) -> N
     assert bench.wire.released == [7]
 
 
-async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned(bench: Bench) -> None:
+async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned(
+    bench: Bench,
+) -> None:
     async def wait(message: InboundMessage) -> None:
         await trio.lowlevel.checkpoint()
         bench.record.append(f"released {bench.wire.released}")
@@ -707,15 +887,21 @@ async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned
     assert (bench.record, bench.wire.released) == (["released []", "released []"], [7])
 
 
-# --- whatever comes --------------------------------------------------------------------------------------------------
+# --- whatever comes
+# --------------------------------------------------------------------------------------------------
 
 
 @given(
     st.sampled_from(["rpc/a", "rpc/none", "event/a", "app/a", "stream/a", "x", ""]),
-    st.binary(max_size=40) | st.dictionaries(st.sampled_from(["t", "cid", "method"]), st.integers() | st.text()).map(cbor2.dumps),
+    st.binary(max_size=40)
+    | st.dictionaries(st.sampled_from(["t", "cid", "method"]), st.integers() | st.text()).map(
+        cbor2.dumps
+    ),
     st.sampled_from([0, ARENA, ERROR]),
 )
-def test_any_message_is_taken_without_an_exception(subject: str, payload: bytes, flags: int) -> None:
+def test_any_message_is_taken_without_an_exception(
+    subject: str, payload: bytes, flags: int
+) -> None:
     bench = Bench()
     for pattern in ("rpc/a", "event/a", "app/a"):
         bench.router.route(pattern, bench.note(pattern))

@@ -66,7 +66,9 @@ async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: D
     assert state(desk) == ShardState.READ_ONLY
 
 
-async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(desk: Desk) -> None:
+async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(
+    desk: Desk,
+) -> None:
     desk.make("a", ttl_ms=1000)
     desk.append("a", 1)
     desk.synced()
@@ -78,10 +80,14 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     desk.actor.room._unsaid = []
     before = desk.log.position
     assert desk.seqs("a") == []
-    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [FrameKind.FLOOR]
+    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
+        FrameKind.FLOOR
+    ]
 
 
-async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start() -> Any:
         return recover(tmp_path, 0, 1, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000)
 

@@ -66,13 +66,17 @@ def ends() -> Ends:
 
 
 @given(SIZES, st.integers(0, 2**60), st.data())
-def test_room_and_what_waits_always_add_up_to_the_ring(size: int, tail: int, data: st.DataObject) -> None:
+def test_room_and_what_waits_always_add_up_to_the_ring(
+    size: int, tail: int, data: st.DataObject
+) -> None:
     head = tail + data.draw(st.integers(0, size))
     assert room(size, head, tail) + available(size, head, tail) == size
 
 
 @given(SIZES, st.integers(0, 2**60), st.data())
-def test_a_tail_that_was_reset_never_promises_room_that_is_not_there(size: int, tail: int, data: st.DataObject) -> None:
+def test_a_tail_that_was_reset_never_promises_room_that_is_not_there(
+    size: int, tail: int, data: st.DataObject
+) -> None:
     head = tail + data.draw(st.integers(0, size))
     assert 0 <= room(size, head, 0) <= room(size, head, tail)
 
@@ -88,12 +92,16 @@ def test_more_bytes_than_the_ring_holds_are_damage() -> None:
 
 
 @given(SIZES, st.integers(0, 2**60), st.data())
-def test_a_span_is_cut_exactly_where_the_data_end(size: int, position: int, data: st.DataObject) -> None:
+def test_a_span_is_cut_exactly_where_the_data_end(
+    size: int, position: int, data: st.DataObject
+) -> None:
     length = data.draw(st.integers(1, size))
     first = min(length, until_end(size, position))
     offsets = [position % size, (position + first - 1) % size]
     assert offsets[1] - offsets[0] == first - 1, "the first piece is in one row"
-    assert first == length or (position + first) % size == 0, "and the second begins at the beginning"
+    assert first == length or (position + first) % size == 0, (
+        "and the second begins at the beginning"
+    )
 
 
 # --- the two ends ---
@@ -128,7 +136,9 @@ def test_what_does_not_fit_is_left_to_the_caller(ends: Ends) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["x86", "weakly ordered machine"])
 @given(st.lists(st.tuples(st.integers(0, SIZE + 5), st.booleans()), max_size=60))
-def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(ordered: bool, steps: list[tuple[int, bool]]) -> None:
+def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(
+    ordered: bool, steps: list[tuple[int, bool]]
+) -> None:
     fences = Fences(full=load_fences().full, order=load_fences().full) if ordered else None
     ends = Ends(fences=fences)
     written = read = b""
@@ -144,7 +154,14 @@ def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(ordered: bool
 
 
 def test_a_store_is_one_word_in_its_own_line() -> None:
-    words = [HEAD, TAIL, ring.PRODUCER_SESSION, ring.CONSUMER_SESSION, CONSUMER_SLEEP, PRODUCER_SLEEP]
+    words = [
+        HEAD,
+        TAIL,
+        ring.PRODUCER_SESSION,
+        ring.CONSUMER_SESSION,
+        CONSUMER_SLEEP,
+        PRODUCER_SLEEP,
+    ]
     assert [word * 8 for word in words] == [0x40, 0x80, 0xC0, 0x100, 0x140, 0x180]
 
 
@@ -219,7 +236,9 @@ def test_a_machine_without_strong_ordering_calls_the_library() -> None:
 
 
 def test_a_machine_without_any_fence_is_refused_with_a_reason() -> None:
-    with pytest.raises(RuntimeError, match=r"libnothere\.so has no atomic_thread_fence; install libatomic"):
+    with pytest.raises(
+        RuntimeError, match=r"libnothere\.so has no atomic_thread_fence; install libatomic"
+    ):
         ring._library_fence("libnothere.so")
     with pytest.raises(RuntimeError, match="atomic_thread_fence"):
         ring._library_fence("libc.so.6")
@@ -229,10 +248,11 @@ def test_a_machine_without_any_fence_is_refused_with_a_reason() -> None:
 
 
 class SessionsInAnyOrder(RuleBasedStateMachine):
-    """Both sides notice a new number when they like, in two steps, and may be restarted between any two.
+    """Both sides notice a new number when they like, in two steps, and may be restarted between any
+    two.
 
-    Bytes carry the number of the session that they were written in; a consumer must read only its own session's bytes,
-    all of them, in order.
+    Bytes carry the number of the session that they were written in; a consumer must read only its
+    own session's bytes, all of them, in order.
     """
 
     def __init__(self) -> None:
@@ -291,7 +311,9 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         open_now = self.producer_cleared == session and self.ends.producer.peer_session() == session
         if session and (open_now or session in self.written) and self.producer_cleared == session:
             piece = bytes([session % 256]) * length
-            self.written[session] = self.written.get(session, b"") + piece[: self.ends.producer.write(piece)]
+            self.written[session] = (
+                self.written.get(session, b"") + piece[: self.ends.producer.write(piece)]
+            )
 
     @rule()
     def read_without_looking_at_the_board(self) -> None:
@@ -301,7 +323,9 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
             got = self.ends.consumer.read()
             self.read[session] = self.read.get(session, b"") + got
             assert self.written.get(session, b"").startswith(self.read[session])
-            if open_now and self.producer_cleared == session:  # else its last bytes are gone with its session
+            if (
+                open_now and self.producer_cleared == session
+            ):  # else its last bytes are gone with its session
                 assert self.read[session] == self.written.get(session, b"")
 
     def teardown(self) -> None:

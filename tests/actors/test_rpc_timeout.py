@@ -1,6 +1,8 @@
-"""ADR 011 §5: a request that is not answered in time is answered with 1103. Virtual time: nothing here sleeps for real.
+"""ADR 011 §5: a request that is not answered in time is answered with 1103. Virtual time: nothing
+here sleeps for real.
 
-pytest-trio takes the clock from the test's own arguments, so every test that lets time pass names it.
+pytest-trio takes the clock from the test's own arguments, so every test that lets time pass names
+it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,22 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.rpc.message_router import AlreadyAnsweredError, InboundMessage, MessageRouter, RouterConfig, RpcContext
+from topics.actors.rpc.message_router import (
+    AlreadyAnsweredError,
+    InboundMessage,
+    MessageRouter,
+    RouterConfig,
+    RpcContext,
+)
 from topics.formats.wire.message import ARENA
 
 TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
 
 
 class Silent:
-    """A router whose handler keeps every request and answers none; ``sweeping()`` runs its deadlines."""
+    """A router whose handler keeps every request and answers none; ``sweeping()`` runs its
+    deadlines.
+    """
 
     def __init__(self, nursery: trio.Nursery, timeout_ms: int = 30_000) -> None:
         self.bench = Bench(MessageRouter(RouterConfig(rpc_timeout_ms=timeout_ms)))
@@ -36,7 +46,9 @@ async def silent(nursery: trio.Nursery) -> Silent:
     return Silent(nursery)
 
 
-async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     start = trio.current_time()
     silent.bench.request()
     await trio.sleep_until(start + 29.999)
@@ -62,10 +74,14 @@ def test_s5_a_time_of_nothing_is_refused(timeout_ms: int) -> None:
         RouterConfig(rpc_timeout_ms=timeout_ms)
 
 
-async def test_s5_each_request_has_its_own_deadline(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_each_request_has_its_own_deadline(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     other = Bench(silent.bench.router)
     start = trio.current_time()
-    for cid, (bench, at) in enumerate([(silent.bench, 0), (other, 1), (silent.bench, 5), (other, 20)]):
+    for cid, (bench, at) in enumerate(
+        [(silent.bench, 0), (other, 1), (silent.bench, 5), (other, 20)]
+    ):
         await trio.sleep_until(start + at)
         bench.request(cid=cid)
     silent.kept[2].reply()
@@ -78,7 +94,9 @@ async def test_s5_each_request_has_its_own_deadline(autojump_clock: MockClock, s
     assert expired == ["29.9: []", "30.1: [0]", "31.1: [1]", "35.1: []", "49.9: []", "50.1: [3]"]
 
 
-async def test_s5_a_request_after_an_idle_time_is_timed_too(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_a_request_after_an_idle_time_is_timed_too(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     for _ in range(3):
         await trio.sleep(100)
         silent.bench.request()
@@ -86,7 +104,9 @@ async def test_s5_a_request_after_an_idle_time_is_timed_too(autojump_clock: Mock
         assert silent.bench.wire.answers() == [TIMEOUT]
 
 
-async def test_s5_an_answer_in_time_leaves_nothing_behind(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_an_answer_in_time_leaves_nothing_behind(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     silent.bench.request()
     assert len(silent.bench.session.unanswered) == 1
     await trio.sleep(29)
@@ -96,7 +116,9 @@ async def test_s5_an_answer_in_time_leaves_nothing_behind(autojump_clock: MockCl
     assert [answer["t"] for answer in silent.bench.wire.answers()] == ["R"]
 
 
-async def test_s5_a_late_answer_is_dropped_and_logged_once(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_a_late_answer_is_dropped_and_logged_once(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     silent.bench.request(flags=ARENA)
     await trio.sleep(31)
     assert silent.bench.wire.answers() == [TIMEOUT]
@@ -110,7 +132,9 @@ async def test_s5_a_late_answer_is_dropped_and_logged_once(autojump_clock: MockC
         silent.kept[0].reply("later still")
 
 
-async def test_s5_an_async_handler_is_timed_and_not_stopped(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_s5_an_async_handler_is_timed_and_not_stopped(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     bench = Bench()
     nursery.start_soon(bench.router.expire_overdue)
 
@@ -128,7 +152,9 @@ async def test_s5_an_async_handler_is_timed_and_not_stopped(autojump_clock: Mock
     assert (bench.wire.answers(), bench.record, bench.wire.released) == ([], ["open False"], [7])
 
 
-async def test_s5_a_handler_that_raises_after_its_time_is_logged(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_s5_a_handler_that_raises_after_its_time_is_logged(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     bench = Bench()
     nursery.start_soon(bench.router.expire_overdue)
 
@@ -144,7 +170,9 @@ async def test_s5_a_handler_that_raises_after_its_time_is_logged(autojump_clock:
     assert (bench.wire.answers(), bench.wire.released) == ([TIMEOUT], [7])
 
 
-async def test_s5_a_closed_session_is_not_timed_any_more(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_a_closed_session_is_not_timed_any_more(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     silent.bench.request()
     silent.bench.session.close()
     assert not silent.bench.session.unanswered
@@ -153,7 +181,9 @@ async def test_s5_a_closed_session_is_not_timed_any_more(autojump_clock: MockClo
     assert (silent.bench.wire.sent, logs) == ([], [])
 
 
-async def test_s5_a_peer_that_is_gone_at_the_deadline_is_no_error(autojump_clock: MockClock, silent: Silent) -> None:
+async def test_s5_a_peer_that_is_gone_at_the_deadline_is_no_error(
+    autojump_clock: MockClock, silent: Silent
+) -> None:
     silent.bench.request()
     silent.bench.wire.broken = True
     await trio.sleep(31)
@@ -163,7 +193,9 @@ async def test_s5_a_peer_that_is_gone_at_the_deadline_is_no_error(autojump_clock
     assert [answer["cid"] for answer in silent.bench.wire.answers()] == [8]
 
 
-async def test_a_callers_own_limit_ends_its_wait_and_tells_the_peer(autojump_clock: MockClock) -> None:
+async def test_a_callers_own_limit_ends_its_wait_and_tells_the_peer(
+    autojump_clock: MockClock,
+) -> None:
     pair, start = Pair(), trio.current_time()
     with pytest.raises(trio.TooSlowError):
         await pair.caller.call("diff", None, timeout_ms=1500)

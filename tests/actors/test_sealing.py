@@ -1,4 +1,6 @@
-"""Sealing, a step at a time: nothing that anyone can notice changes by it, whatever happens between two steps or fails in one."""
+"""Sealing, a step at a time: nothing that anyone can notice changes by it, whatever happens between
+two steps or fails in one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, findings, no_syncs, spoil
+from tests.actors.sealing_support import (
+    FILE_BYTES,
+    Sealer,
+    by_hand,
+    copy,
+    files,
+    findings,
+    no_syncs,
+    spoil,
+)
 from tests.storage.log_support import LIMITS
 from topics.actors.shard import sealing
 from topics.engine.store import EXTENT, RESIDENT
@@ -62,7 +73,9 @@ def seen(client: Sealer) -> Seen:
 
 def living(client: Sealer, name: str, match: Match) -> set[int]:
     topic = client.engine.topics[name]
-    return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {record["$seq"] for record in client.shown(name)}
+    return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {
+        record["$seq"] for record in client.shown(name)
+    }
 
 
 def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
@@ -95,7 +108,9 @@ def comes_back(client: Sealer, before: Seen) -> None:
     again.kill()
 
 
-def delete(client: Sealer, name: str, before_seq: int | None = None, match: Match | None = None) -> None:
+def delete(
+    client: Sealer, name: str, before_seq: int | None = None, match: Match | None = None
+) -> None:
     client.submit(client.engine.delete_records(name, before_seq, match, client.now))
     client.wait()
 
@@ -137,7 +152,9 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     assert any(place & EXTENT and not place & RESIDENT for place in places)
 
 
-def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual, seen = sys.getswitchinterval(), []
 
     def watched(*arguments: Any) -> Iterator[bytes]:
@@ -151,7 +168,9 @@ def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(client: Seale
     assert sys.getswitchinterval() == pytest.approx(usual)
 
 
-def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sealing, "BUSY_BYTES", 1)
 
     def until_whole(files: int) -> None:
@@ -177,7 +196,9 @@ def test_a_long_round_makes_checkpoints_on_its_way_and_lets_go_of_log_files(clie
     client.seal()
     assert client.sealing.sealed == waiting
     assert client.sealing.written == -(-waiting // sealing.AT_ONCE)
-    assert len(client.wal._bases) <= 2 * sealing.AT_ONCE + 1, "what two checkpoints need, and the one that is written"
+    assert len(client.wal._bases) <= 2 * sealing.AT_ONCE + 1, (
+        "what two checkpoints need, and the one that is written"
+    )
     assert seen(client) == before
 
 
@@ -190,7 +211,9 @@ def test_the_more_files_wait_the_less_it_rests() -> None:
     assert sealing.rest_after(1.0, 0) == sealing.REST_MAX_S
 
 
-def test_a_write_may_be_split_over_extents_and_keeps_its_key(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_may_be_split_over_extents_and_keeps_its_key(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sealing, "build", functools.partial(build, extent_records=4))
     client.append("a", *range(11), key="eleven")
     fill(client, "a")
@@ -225,7 +248,9 @@ def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client
     survives_a_kill(client, before)
 
 
-def test_a_log_file_that_outlives_its_blobs_is_no_damage(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_that_outlives_its_blobs_is_no_damage(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.append("a", 0)
     blob = append_long(client, "a", ["x" * 3000] * 10)
     fill(client, "a", rounds=4)
@@ -271,7 +296,9 @@ def test_ten_thousand_topics(tmp_path: Path) -> None:
     client.kill()
     again = client.again()
     assert len(again.engine.topics) == 10_001
-    assert [again.shown(f"t{number}")[0]["data"] for number in range(0, 10_000, 977)] == [*range(0, 10_000, 977)]
+    assert [again.shown(f"t{number}")[0]["data"] for number in range(0, 10_000, 977)] == [
+        *range(0, 10_000, 977)
+    ]
     again.kill()
 
 
@@ -291,7 +318,9 @@ EVENTS: dict[str, Callable[[Sealer], None]] = {
     "a topic goes": lambda client: client.delete("a"),
     "a topic comes again": lambda client: recreate(client),
     "more writes": lambda client: fill(client, "a", "b", rounds=2),
-    "another class": lambda client: client.put("a", durability="fsync", idempotency_window_ms=500_000),
+    "another class": lambda client: client.put(
+        "a", durability="fsync", idempotency_window_ms=500_000
+    ),
 }
 
 
@@ -385,7 +414,9 @@ FAILING: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("where", "what"), FAILING, ids=[what for _, what in FAILING])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(where: Any, what: str, code: int, client: Sealer) -> None:
+def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
+    where: Any, what: str, code: int, client: Sealer
+) -> None:
     fill(client, "a", "b", "gone", rounds=10)
     client.checkpoint()
     client.delete("gone")
@@ -412,7 +443,9 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(where: 
     free_all(client)
     assert seen(client) == before
     assert not [path for path in client.path.rglob("*") if path.suffix in (".tmp", ".new")]
-    assert len(files(client.path, "segment")) == len({split_place(place)[0] for place in extents(client)})
+    assert len(files(client.path, "segment")) == len(
+        {split_place(place)[0] for place in extents(client)}
+    )
     assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
     assert findings(client.path) == []
     survives_a_kill(client, before)
@@ -435,7 +468,9 @@ def free_all(client: Sealer) -> int:
     return rounds
 
 
-def test_an_install_that_was_interrupted_seals_nothing_twice(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_install_that_was_interrupted_seals_nothing_twice(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(client, "a", "b", "c", rounds=6)
     before = seen(client)
     real, calls = sealing.Sealing._install_topic, 0
@@ -459,8 +494,12 @@ def test_an_install_that_was_interrupted_seals_nothing_twice(client: Sealer, mon
     survives_a_kill(client, before)
 
 
-def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_comes(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flags of the segment tell what went until its last topic was installed, and the checkpoint is older."""
+def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_comes(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flags of the segment tell what went until its last topic was installed, and the
+    checkpoint is older.
+    """
     client.append("a", 1)
     client.put("b", cap_records=20)
     fill(client, "a", "b", rounds=3)
@@ -494,10 +533,16 @@ def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_com
 
 
 @pytest.mark.parametrize("steps", range(1, 8))
-def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_be_sealed(steps: int, client: Sealer) -> None:
-    """The write in which the topic begins now, some of it deleted, is none of the extent's: no flag of it may come among those."""
+def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_be_sealed(
+    steps: int, client: Sealer
+) -> None:
+    """The write in which the topic begins now, some of it deleted, is none of the extent's: no flag
+    of it may come among those.
+    """
     for _ in range(4):
-        client.append("a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)])
+        client.append(
+            "a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)]
+        )
         client.append("a", "x" * 600)  # each write has its log file
     delete(client, "a", match=Match("Eq", "last"))
     for _ in range(steps):
@@ -513,7 +558,9 @@ def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_b
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(code: int, client: Sealer) -> None:
+def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
+    code: int, client: Sealer
+) -> None:
     fill(client, "a", "b", rounds=10)
     client.seal()
     with pytest.MonkeyPatch.context() as patch:
@@ -521,7 +568,11 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
         delete(client, "a", match=Match("Eq", "odd"))
         delete(client, "a", before_seq=4)
         before = seen(client)
-        assert not [record for record in client.shown("a") if record["$tag"] == "odd" and record["$seq"] < 12]
+        assert not [
+            record
+            for record in client.shown("a")
+            if record["$tag"] == "odd" and record["$seq"] < 12
+        ]
         with pytest.raises(OSError):
             client.checkpoint()
         assert seen(client) == before
@@ -532,7 +583,9 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     survives_a_kill(client, before)
 
 
-def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(client, "a", rounds=10)
     client.seal()
     delete(client, "a", match=Match("Eq", "odd"))
@@ -561,7 +614,9 @@ def failing(code: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_full_disk_still_gives_back_what_was_deleted(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_still_gives_back_what_was_deleted(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(client, "big", rounds=30)
     client.seal()
     fill(client, "a", rounds=10)
@@ -578,7 +633,9 @@ def test_a_full_disk_still_gives_back_what_was_deleted(client: Sealer, monkeypat
 # Room
 
 
-def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_rest(client: Sealer) -> None:
+def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_rest(
+    client: Sealer,
+) -> None:
     used, before = mostly_gone(client)
     assert free_all(client) <= 3
     assert room(client) < used * 0.6
@@ -601,7 +658,9 @@ def room(client: Sealer) -> int:
 
 
 def mostly_gone(client: Sealer) -> tuple[int, Seen]:
-    """Seal three topics and take more than half of it away: the room before that, and what is to be seen after it."""
+    """Seal three topics and take more than half of it away: the room before that, and what is to be
+    seen after it.
+    """
     fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
     client.seal()
     used = room(client)
@@ -636,7 +695,9 @@ def test_log_files_never_pile_up(client: Sealer) -> None:
 
 
 @pytest.mark.slow
-def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(client: Sealer) -> None:
+def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(
+    client: Sealer,
+) -> None:
     for _ in range(6):
         fill(client, "a", "b", rounds=4)
         append_long(client, "a", ["y" * 500])
@@ -687,8 +748,14 @@ def test_a_recycled_log_file_has_no_torn_tail_worth_telling(client: Sealer) -> N
         client.append("a", 1)
     before = seen(client)
     client.kill()
-    (last,) = [path for path in files(client.path, "wal") if path.name.startswith(f"{client.wal._bases[-1]:016x}.wal")]
-    assert any(last.read_bytes()[FILE_HEADER_BYTES + client.wal.position - client.wal._bases[-1] :]), "the file had an earlier life"
+    (last,) = [
+        path
+        for path in files(client.path, "wal")
+        if path.name.startswith(f"{client.wal._bases[-1]:016x}.wal")
+    ]
+    assert any(
+        last.read_bytes()[FILE_HEADER_BYTES + client.wal.position - client.wal._bases[-1] :]
+    ), "the file had an earlier life"
     assert findings(client.path) == []
     again = client.again()
     assert again.shard.cut_bytes == 0
@@ -696,7 +763,9 @@ def test_a_recycled_log_file_has_no_torn_tail_worth_telling(client: Sealer) -> N
     again.kill()
 
 
-def test_recycled_log_files_are_found_before_the_disk_knows_their_names(client: Sealer, tmp_path: Path) -> None:
+def test_recycled_log_files_are_found_before_the_disk_knows_their_names(
+    client: Sealer, tmp_path: Path
+) -> None:
     fill(client, "a", rounds=60)
     free_all(client)
     recycled = [path.name for path in files(client.path, "wal") if path.suffix == ".spare"]
@@ -722,7 +791,11 @@ def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(clie
     fill(client, "a", rounds=60)
     free_all(client)
     before = seen(client)
-    spares = {path.name: path.stat().st_ino for path in files(client.path, "wal") if path.suffix == ".spare"}
+    spares = {
+        path.name: path.stat().st_ino
+        for path in files(client.path, "wal")
+        if path.suffix == ".spare"
+    }
     assert spares
     client.kill()
     again = client.again()
@@ -732,7 +805,11 @@ def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(clie
     inodes = {path.stat().st_ino for path in files(again.path, "wal") if path.suffix == ".wal"}
     assert inodes >= set(spares.values())
     free_all(again)
-    spares = {path.name: path.stat().st_ino for path in files(again.path, "wal") if path.suffix == ".spare"}
+    spares = {
+        path.name: path.stat().st_ino
+        for path in files(again.path, "wal")
+        if path.suffix == ".spare"
+    }
     assert spares
     again.kill()
     other = again.again(file_bytes=2 * client.wal.file_bytes)
@@ -740,7 +817,9 @@ def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(clie
     other.kill()
 
 
-def test_a_kill_in_the_same_run_of_the_machine_skips_no_seq_when_its_mark_is_sealed(client: Sealer) -> None:
+def test_a_kill_in_the_same_run_of_the_machine_skips_no_seq_when_its_mark_is_sealed(
+    client: Sealer,
+) -> None:
     for _ in range(4):
         fill(client, "a", rounds=8)
         client.seal()

@@ -1,4 +1,6 @@
-"""A shard that seals while everything changes, against the obvious model: between any two steps, and over every kind of restart."""
+"""A shard that seals while everything changes, against the obvious model: between any two steps,
+and over every kind of restart.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Model:
     """One incarnation of a topic, as committed."""
 
     name: str
-    live: dict[int, tuple[Any, str | None, int]] = field(default_factory=dict)  # seq to data, tag, $ts
+    live: dict[int, tuple[Any, str | None, int]] = field(
+        default_factory=dict
+    )  # seq to data, tag, $ts
     head_seq: int = 0
     cap_records: int = 0
     ttl_ms: int = 0
@@ -45,7 +49,11 @@ class Model:
 
     def expire(self, ts: int, ttl_floor: int) -> None:
         self.ttl_floor = ttl_floor
-        for seq in [seq for seq, (_, _, written) in self.live.items() if self.ttl_ms and ts - written > self.ttl_ms]:
+        for seq in [
+            seq
+            for seq, (_, _, written) in self.live.items()
+            if self.ttl_ms and ts - written > self.ttl_ms
+        ]:
             self.take(seq)
 
     def evict(self) -> None:
@@ -79,7 +87,9 @@ class Machine(RuleBasedStateMachine):
         self.models: dict[int, Model] = {}
         self.names: dict[str, int] = {}
         self.keys: dict[int, dict[str, tuple[int, int]]] = {}
-        self.waiting: list[tuple[list[Any], Callable[[], None]]] = []  # answers to come, and what they mean to the model
+        self.waiting: list[
+            tuple[list[Any], Callable[[], None]]
+        ] = []  # answers to come, and what they mean to the model
         self.number = 0
         self.spoiled: set[Path] = set()
         self.client = Sealer(self.folder / "data")
@@ -93,11 +103,23 @@ class Machine(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(name=NAMES, count=st.integers(1, 4), size=st.sampled_from([1, 30, 200]), tag=TAGS, key=st.booleans(), wait=st.booleans())
-    def append(self, name: str, count: int, size: int, tag: str | None, key: bool, wait: bool) -> None:
+    @rule(
+        name=NAMES,
+        count=st.integers(1, 4),
+        size=st.sampled_from([1, 30, 200]),
+        tag=TAGS,
+        key=st.booleans(),
+        wait=st.booleans(),
+    )
+    def append(
+        self, name: str, count: int, size: int, tag: str | None, key: bool, wait: bool
+    ) -> None:
         self.number += 1
         used = f"k{self.number}" if key else None
-        records = [{"data": self.number * 10 + index, "tag": tag, "meta": {"m": "x" * size}} for index in range(count)]
+        records = [
+            {"data": self.number * 10 + index, "tag": tag, "meta": {"m": "x" * size}}
+            for index in range(count)
+        ]
         outcome, answer = self.client.start(name, key=used, records=records)
         assert isinstance(outcome, Append)
         topic = outcome.topic
@@ -125,7 +147,9 @@ class Machine(RuleBasedStateMachine):
         self.keys[topic.id] = {}
         self.names[topic.name] = topic.id
 
-    def _expect(self, topic: Topic, answer: list[Any], commit: Callable[[], None], wait: bool) -> None:
+    def _expect(
+        self, topic: Topic, answer: list[Any], commit: Callable[[], None], wait: bool
+    ) -> None:
         self.waiting.append((answer, commit))
         if wait:
             self._wait()
@@ -154,7 +178,9 @@ class Machine(RuleBasedStateMachine):
         durability=st.none() | st.sampled_from(["disk", "disk", "fsync", "memory", "ephemeral"]),
         wait=st.booleans(),
     )
-    def put(self, name: str, cap: int | None, ttl: int | None, durability: str | None, wait: bool) -> None:
+    def put(
+        self, name: str, cap: int | None, ttl: int | None, durability: str | None, wait: bool
+    ) -> None:
         self._expire(name)
         config = {"cap_records": cap, "ttl_ms": ttl, "durability": durability}
         config = {field: value for field, value in config.items() if value is not None}
@@ -170,14 +196,21 @@ class Machine(RuleBasedStateMachine):
 
         self._expect(topic, self.client.submit(change), commit, wait)
 
-    @rule(name=NAMES, below=st.none() | st.integers(1, 60), match=st.none() | st.sampled_from(MATCHES), wait=st.booleans())
+    @rule(
+        name=NAMES,
+        below=st.none() | st.integers(1, 60),
+        match=st.none() | st.sampled_from(MATCHES),
+        wait=st.booleans(),
+    )
     def delete_records(self, name: str, below: int | None, match: Match | None, wait: bool) -> None:
         if name not in self.names or (below is None and match is None):
             return
         model = self.models[self.names[name]]
         change = self.client.engine.delete_records(name, below, match, self.client.now)
         bound = model.head_seq + 1 if below is None else min(below, model.head_seq + 1)
-        chosen = [seq for seq, (_, tag, _) in model.live.items() if seq < bound and _matches(match, tag)]
+        chosen = [
+            seq for seq, (_, tag, _) in model.live.items() if seq < bound and _matches(match, tag)
+        ]
 
         def commit() -> None:
             live = [seq for seq in chosen if seq in model.live]
@@ -255,7 +288,9 @@ class Machine(RuleBasedStateMachine):
         self._settle()
         engine = client.engine
         self.names = {topic.name: topic.id for topic in engine.by_id.values()}
-        for topic_id in [topic_id for topic_id, model in self.models.items() if topic_id not in engine.by_id]:
+        for topic_id in [
+            topic_id for topic_id, model in self.models.items() if topic_id not in engine.by_id
+        ]:
             del self.models[topic_id]
 
     def _filler(self, outcome: Append) -> Callable[[], None]:
@@ -290,13 +325,19 @@ class Machine(RuleBasedStateMachine):
 
     # What restarts do
 
-    @rule(how=st.sampled_from(["kill", "kill", "stop"]), older=st.booleans(), ms=st.sampled_from([0, 60]))
+    @rule(
+        how=st.sampled_from(["kill", "kill", "stop"]),
+        older=st.booleans(),
+        ms=st.sampled_from([0, 60]),
+    )
     def restart(self, how: str, older: bool, ms: int) -> None:
         for name, topic in self.client.engine.topics.items():
             if topic.floor_due:  # the log was full when it should have been told
                 self._expire(name)
         self._wait()
-        before = {topic_id: self._seen(topic) for topic_id, topic in self.client.engine.by_id.items()}
+        before = {
+            topic_id: self._seen(topic) for topic_id, topic in self.client.engine.by_id.items()
+        }
         client = self.client
         getattr(client, how)()
         assert [found for found in findings(client.path) if found.path not in self.spoiled] == []
@@ -306,8 +347,14 @@ class Machine(RuleBasedStateMachine):
         self.client = client.again()
         assert client.engine.by_id.keys() == self.client.engine.by_id.keys()
         for topic_id, model in self.models.items():
-            self._lose_what_was_in_memory(model, self.client.engine.by_id[topic_id], clean=how == "stop" and not older)
-            if not model.resident and self.client.engine.by_id[topic_id].next_seq == client.engine.by_id[topic_id].next_seq:
+            self._lose_what_was_in_memory(
+                model, self.client.engine.by_id[topic_id], clean=how == "stop" and not older
+            )
+            if (
+                not model.resident
+                and self.client.engine.by_id[topic_id].next_seq
+                == client.engine.by_id[topic_id].next_seq
+            ):
                 assert self._seen(self.client.engine.by_id[topic_id]) == before[topic_id]
             model.resident = set()
 
@@ -316,7 +363,9 @@ class Machine(RuleBasedStateMachine):
         standing = whole(folder) if folder.exists() else []
         if max(folder.glob("*.ckpt"), default=None) in self.spoiled:
             return
-        if len(standing) == 2 or (standing and min((path / "wal" / "00").glob("*.wal")).name.startswith("0" * 16)):
+        if len(standing) == 2 or (
+            standing and min((path / "wal" / "00").glob("*.wal")).name.startswith("0" * 16)
+        ):
             newest = max(folder.glob("*.ckpt"))
             data = bytearray(newest.read_bytes())
             data[-1] ^= 1
@@ -324,8 +373,20 @@ class Machine(RuleBasedStateMachine):
             self.spoiled.add(newest)
 
     def _seen(self, topic: Topic) -> Any:
-        alive = sorted(key for key in self.keys[topic.id] if topic.dedupe.find(key, self.client.now.ms, 1 << 40))
-        return topic.config, topic.head_seq, topic.start_seq, topic.cap_floor, topic.ttl_floor, alive, topic.epoch
+        alive = sorted(
+            key
+            for key in self.keys[topic.id]
+            if topic.dedupe.find(key, self.client.now.ms, 1 << 40)
+        )
+        return (
+            topic.config,
+            topic.head_seq,
+            topic.start_seq,
+            topic.cap_floor,
+            topic.ttl_floor,
+            alive,
+            topic.epoch,
+        )
 
     def _lose_what_was_in_memory(self, model: Model, topic: Topic, *, clean: bool) -> None:
         for seq in model.resident & model.live.keys():
@@ -352,23 +413,42 @@ class Machine(RuleBasedStateMachine):
             assert (topic.count, topic.earliest_seq) == (len(model.live), model.earliest_seq)
             shown = self.client.shown(name)
             expected = [(seq, data, tag, ts) for seq, (data, tag, ts) in sorted(model.live.items())]
-            assert [(record["$seq"], record["data"], record.get("$tag"), record["$ts"]) for record in shown] == expected
+            assert [
+                (record["$seq"], record["data"], record.get("$tag"), record["$ts"])
+                for record in shown
+            ] == expected
             if not topic.losses and model.live:
                 assert topic.bytes == sum(map(len, page.pieces)) + len(page.pieces)
-            assert max(topic.cap_floor, topic.ttl_floor, topic.loss_floor) == model.floor or topic.losses or topic.loss_floor > 1
+            assert (
+                max(topic.cap_floor, topic.ttl_floor, topic.loss_floor) == model.floor
+                or topic.losses
+                or topic.loss_floor > 1
+            )
             for match in MATCHES:
-                found = [seq for seq in engine._matching(topic, match, topic.head_seq + 1) if seq in model.live]
-                assert found == [seq for seq, (_, tag, _) in sorted(model.live.items()) if _matches(match, tag)]
+                found = [
+                    seq
+                    for seq in engine._matching(topic, match, topic.head_seq + 1)
+                    if seq in model.live
+                ]
+                assert found == [
+                    seq for seq, (_, tag, _) in sorted(model.live.items()) if _matches(match, tag)
+                ]
             for key, (first_seq, count) in self.keys[topic_id].items():
-                write = topic.dedupe.find(key, self.client.now.ms, topic.config.idempotency_window_ms)
-                assert write is not None or model.resident or topic.loss_floor > 1 or topic.losses, key
+                write = topic.dedupe.find(
+                    key, self.client.now.ms, topic.config.idempotency_window_ms
+                )
+                assert (
+                    write is not None or model.resident or topic.loss_floor > 1 or topic.losses
+                ), key
                 assert write is None or (write.first_seq, write.record_count) == (first_seq, count)
 
 
 def _matches(match: Match | None, tag: str | None) -> bool:
     if match is None:
         return True
-    return tag is not None and (tag == match.text if match.op == "Eq" else tag.startswith(match.text))
+    return tag is not None and (
+        tag == match.text if match.op == "Eq" else tag.startswith(match.text)
+    )
 
 
 @pytest.mark.slow

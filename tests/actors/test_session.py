@@ -8,7 +8,14 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.rpc.message_router import Call, InboundMessage, RemoteError, RpcContext, RpcReply, Session
+from topics.actors.rpc.message_router import (
+    Call,
+    InboundMessage,
+    RemoteError,
+    RpcContext,
+    RpcReply,
+    Session,
+)
 from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone
 
@@ -23,7 +30,8 @@ def rpc_of(message: InboundMessage) -> RpcContext:
     return message.rpc
 
 
-# --- §8: cleanup -----------------------------------------------------------------------------------------------------
+# --- §8: cleanup
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_s8_closed_listeners_still_see_the_registrations() -> None:
@@ -64,7 +72,9 @@ def test_s8_a_listener_that_raises_stops_neither_the_next_nor_the_cleanup() -> N
     bench.session.on_closed(lambda session: seen.append("next"))
     with capture_logs() as logs:
         bench.session.close()
-    assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [("closed_listener_failed", "listener failed")]
+    assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
+        ("closed_listener_failed", "listener failed")
+    ]
     assert (seen, bench.session.router.matching("app/x")) == (["next"], [])
 
 
@@ -86,7 +96,9 @@ def test_s8_closing_the_router_closes_the_sessions_and_clears_all() -> None:
     for each in (bench, other):
         each.session.router.route("app/x", each.note("session"))
         each.session.on_closed(
-            lambda session: seen.append(f"{len(session.router.matching('app/x'))} + {len(bench.router.matching('app/x'))}")
+            lambda session: seen.append(
+                f"{len(session.router.matching('app/x'))} + {len(bench.router.matching('app/x'))}"
+            )
         )
     bench.router.close()
     assert seen == ["1 + 1", "1 + 1"]
@@ -132,11 +144,15 @@ async def test_s8_a_handler_may_close_its_session() -> None:
     assert not bench.session.unanswered
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------
+# --- calls
+# -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_call_gets_the_answer_of_the_other_side(pair: Pair, nursery: trio.Nursery) -> None:
-    pair.shard.route("rpc/append", lambda m: rpc_of(m).reply([rpc_of(m).method, rpc_of(m).params], bytes(m.attachment) + b"!"))
+    pair.shard.route(
+        "rpc/append",
+        lambda m: rpc_of(m).reply([rpc_of(m).method, rpc_of(m).params], bytes(m.attachment) + b"!"),
+    )
     replies: list[RpcReply] = []
 
     async def ask() -> None:
@@ -146,7 +162,9 @@ async def test_a_call_gets_the_answer_of_the_other_side(pair: Pair, nursery: tri
     await trio.testing.wait_all_tasks_blocked()
     assert pair.deliver() == ["rpc/append Request", "rpc/append Success"]
     await trio.testing.wait_all_tasks_blocked()
-    assert [(reply.result, reply.attachment) for reply in replies] == [(["append", {"topic": "a"}], b"body!")]
+    assert [(reply.result, reply.attachment) for reply in replies] == [
+        (["append", {"topic": "a"}], b"body!")
+    ]
 
 
 async def test_the_cid_is_the_frame_id_of_the_request(pair: Pair) -> None:
@@ -175,17 +193,26 @@ async def test_calls_are_answered_in_any_order(pair: Pair, nursery: trio.Nursery
 
 
 async def test_an_error_answer_is_raised(pair: Pair) -> None:
-    pair.shard.route("rpc/append", lambda message: rpc_of(message).error(2001, "no such topic", {"code": "topic_not_found"}))
+    pair.shard.route(
+        "rpc/append",
+        lambda message: rpc_of(message).error(2001, "no such topic", {"code": "topic_not_found"}),
+    )
     call = pair.caller.call_soon("append", None)
     pair.deliver()
     with pytest.raises(RemoteError) as info:
         await call.wait()
-    assert (info.value.code, info.value.message, info.value.data) == (2001, "no such topic", {"code": "topic_not_found"})
+    assert (info.value.code, info.value.message, info.value.data) == (
+        2001,
+        "no such topic",
+        {"code": "topic_not_found"},
+    )
     assert str(info.value) == "no such topic (2001)"
 
 
 @pytest.mark.parametrize(("subject", "code"), [("stream/x", 1003), ("debug/x", 1002)])
-async def test_a_refused_message_that_is_no_call_is_logged(pair: Pair, subject: str, code: int) -> None:
+async def test_a_refused_message_that_is_no_call_is_logged(
+    pair: Pair, subject: str, code: int
+) -> None:
     pair.caller.send(subject, b"")
     with capture_logs() as logs:
         pair.deliver()
@@ -218,10 +245,13 @@ async def test_a_notification_reaches_the_handlers_of_its_event(pair: Pair) -> N
     assert (seen[0].notification.params, seen[0].attachment) == ({"topic": "a"}, b"body")
 
 
-# --- calls that end otherwise ----------------------------------------------------------------------------------------
+# --- calls that end otherwise
+# ----------------------------------------------------------------------------------------
 
 
-async def test_closing_fails_the_calls_that_wait_and_those_that_nobody_awaits_yet(pair: Pair) -> None:
+async def test_closing_fails_the_calls_that_wait_and_those_that_nobody_awaits_yet(
+    pair: Pair,
+) -> None:
     record: list[str] = []
 
     async def ask() -> None:
@@ -259,7 +289,9 @@ async def test_a_cancelled_call_is_forgotten_and_a_late_answer_released(pair: Pa
     waiting: list[RpcContext] = []
     pair.shard.route("rpc/diff", lambda message: waiting.append(rpc_of(message)))
     cancelled: list[object] = []
-    pair.shard.route("event/call.cancelled", lambda m: cancelled.append(m.notification and m.notification.params))
+    pair.shard.route(
+        "event/call.cancelled", lambda m: cancelled.append(m.notification and m.notification.params)
+    )
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pair.caller.call, "diff", None)
@@ -269,17 +301,27 @@ async def test_a_cancelled_call_is_forgotten_and_a_late_answer_released(pair: Pa
     assert pair.deliver() == ["event/call.cancelled Notification"]
     assert cancelled == [{"cid": waiting[0].cid}]
     answer = encode_success(waiting[0].cid, None)
-    pair.front.dispatch(pair.caller, MessageFrame(9, ARENA, "rpc/diff", answer, memoryview(b"body")))
+    pair.front.dispatch(
+        pair.caller, MessageFrame(9, ARENA, "rpc/diff", answer, memoryview(b"body"))
+    )
     assert pair.to_shard.released == [9]
 
 
-@pytest.mark.parametrize("answer", [encode_failure(102, 2000, "late"), encode_success(102, None)], ids=["error", "success"])
-async def test_a_late_answer_wakes_nobody_and_disturbs_no_other_call(pair: Pair, answer: bytes) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [encode_failure(102, 2000, "late"), encode_success(102, None)],
+    ids=["error", "success"],
+)
+async def test_a_late_answer_wakes_nobody_and_disturbs_no_other_call(
+    pair: Pair, answer: bytes
+) -> None:
     kept = pair.caller.call_soon("diff", None)
     given_up = pair.caller.call_soon("diff", None)
     given_up.abandon()
     pair.front.dispatch(pair.caller, MessageFrame(9, 0, "rpc/diff", answer, b""))
-    pair.front.dispatch(pair.caller, MessageFrame(10, 0, "rpc/diff", encode_success(kept.cid, "mine"), b""))
+    pair.front.dispatch(
+        pair.caller, MessageFrame(10, 0, "rpc/diff", encode_success(kept.cid, "mine"), b"")
+    )
     assert (await kept.wait()).result == "mine"
 
 
@@ -293,8 +335,12 @@ async def test_a_cancelled_call_whose_peer_is_gone_is_just_cancelled(pair: Pair)
     assert scope.cancelled_caught
 
 
-async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_still_gets_it(pair: Pair) -> None:
-    """Between the wake-up and the task's turn the reply is the task's: nothing may lose the memory that it names."""
+async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_still_gets_it(
+    pair: Pair,
+) -> None:
+    """Between the wake-up and the task's turn the reply is the task's: nothing may lose the memory
+    that it names.
+    """
     got: list[RpcReply] = []
 
     async def ask() -> None:
@@ -305,7 +351,9 @@ async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_s
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
             (request,) = pair.to_shard.take()
-            answer = MessageFrame(9, ARENA, "rpc/diff", encode_success(request.frame_id, 1), memoryview(b"body"))
+            answer = MessageFrame(
+                9, ARENA, "rpc/diff", encode_success(request.frame_id, 1), memoryview(b"body")
+            )
             pair.front.dispatch(pair.caller, answer)
             scope.cancel()
     assert [reply.result for reply in got] == [1]
@@ -322,7 +370,9 @@ async def answered_call(pair: Pair) -> Call:
     return call
 
 
-async def test_an_answer_that_came_before_the_wait_is_released_when_the_wait_is_cancelled(pair: Pair) -> None:
+async def test_an_answer_that_came_before_the_wait_is_released_when_the_wait_is_cancelled(
+    pair: Pair,
+) -> None:
     call = await answered_call(pair)
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -349,7 +399,9 @@ async def test_abandoning_after_the_answer_was_taken_releases_nothing(pair: Pair
         await call.wait()
 
 
-async def test_one_task_waits_for_a_call_and_nobody_abandons_it_meanwhile(pair: Pair, nursery: trio.Nursery) -> None:
+async def test_one_task_waits_for_a_call_and_nobody_abandons_it_meanwhile(
+    pair: Pair, nursery: trio.Nursery
+) -> None:
     pair.shard.route("rpc/diff", lambda message: rpc_of(message).reply())
     call = pair.caller.call_soon("diff", None)
     nursery.start_soon(call.wait)

@@ -24,7 +24,9 @@ POLL = b'{"from_seq":0,"wait_ms":30000}'
 
 
 class Shard:
-    """The other end. It beats and reads while ``awake``, and answers what it has read when it is told to."""
+    """The other end. It beats and reads while ``awake``, and answers what it has read when it is
+    told to.
+    """
 
     def __init__(self, board: Board, memory: LinkMemory) -> None:
         self.words, self.memory = board.shard(0), memory
@@ -107,7 +109,9 @@ async def desk() -> AsyncIterator[Desk]:
     os.close(desk.memory.shard_bell)
 
 
-async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     hanging = desk.ask("append")
     heard: list[ShardReply | TopicsError] = []
     desk.shards.ask(0, "feed.read", {}, b"", heard.append)
@@ -123,7 +127,9 @@ async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(desk: Des
     assert not desk.shards.readiness().ready
 
 
-async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     poll, read, hanging = desk.ask("diff", POLL), desk.ask("diff"), desk.ask("append")
     await desk.stall()
     assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
@@ -138,7 +144,9 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(desk:
     assert again == [200]
 
 
-async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     poll = desk.ask("diff", POLL)
     await desk.stall()
     desk.shard.words.state = ShardState.DOWN
@@ -149,7 +157,9 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(desk: Desk, aut
     assert desk.shards.readiness().unwell == ((0, "down"),)
 
 
-async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
     read, hanging = desk.ask("diff"), desk.ask("append")
     await trio.sleep(1)
     desk.shard.words.disk_silent_ms = 10_500
@@ -164,7 +174,9 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(desk
 
 async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
     desk.shard.words.state = ShardState.DAMAGED
-    shards = Shards([Link(desk.memory, desk.board, Side.FRONT, SETTINGS)], desk.board)  # one that has no session yet
+    shards = Shards(
+        [Link(desk.memory, desk.board, Side.FRONT, SETTINGS)], desk.board
+    )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
         await shards.call(0, "append", {})
     assert refused.value.detail == {"reason": "damaged", "replay_progress": 0.0}

@@ -1,4 +1,6 @@
-"""A transport for tests: real bytes, no ring. What one side sends is decoded again before the other side sees it."""
+"""A transport for tests: real bytes, no ring. What one side sends is decoded again before the other
+side sees it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 import cbor2
 
 from topics.actors.rpc.message_router import InboundMessage, MessageHandler, MessageRouter, Session
-from topics.formats.wire.envelope import decode, encode_error_frame, encode_notification, encode_request
+from topics.formats.wire.envelope import (
+    decode,
+    encode_error_frame,
+    encode_notification,
+    encode_request,
+)
 from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone, decode_all, encode
 
 
@@ -37,11 +44,15 @@ class Wire:
         self.last_id += 1
         return self.last_id
 
-    def send(self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None) -> int:
+    def send(
+        self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None
+    ) -> int:
         if isinstance(attachment, FakeBlock):
             self.blocks.append(attachment)
             attachment = b"in the arena"
-        return self._put(subject, payload, attachment, 0, self.next_frame_id() if frame_id is None else frame_id)
+        return self._put(
+            subject, payload, attachment, 0, self.next_frame_id() if frame_id is None else frame_id
+        )
 
     def send_error(self, code: int, message: str, about: int) -> None:
         self._put("", encode_error_frame(code, message, about), b"", ERROR, self.next_frame_id())
@@ -50,7 +61,9 @@ class Wire:
         assert frame.flags & ARENA
         self.released.append(frame.frame_id)
 
-    def _put(self, subject: str, payload: bytes, attachment: bytes, flags: int, frame_id: int) -> int:
+    def _put(
+        self, subject: str, payload: bytes, attachment: bytes, flags: int, frame_id: int
+    ) -> int:
         if self.broken:
             raise PeerGone("cut")
         (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
@@ -63,7 +76,9 @@ class Wire:
         return taken
 
     def answers(self) -> list[dict[str, Any]]:
-        """What went out, as readable maps: the envelope's kind and fields, with the subject it went under."""
+        """What went out, as readable maps: the envelope's kind and fields, with the subject it went
+        under.
+        """
         return [readable(frame) for frame in self.take()]
 
 
@@ -99,20 +114,43 @@ class Bench:
 
         return handler
 
-    def put(self, subject: str, payload: bytes, *, frame_id: int = 7, attachment: bytes = b"", flags: int = 0) -> Any:
+    def put(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        frame_id: int = 7,
+        attachment: bytes = b"",
+        flags: int = 0,
+    ) -> Any:
         (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
         return self.router.dispatch(self.session, frame)
 
-    def request(self, method: str = "append", params: Any = None, *, cid: int = 7, flags: int = 0, subject: str = "") -> Any:
+    def request(
+        self,
+        method: str = "append",
+        params: Any = None,
+        *,
+        cid: int = 7,
+        flags: int = 0,
+        subject: str = "",
+    ) -> Any:
         """A request from the peer; what dispatch returned."""
-        return self.put(subject or "rpc/" + method, encode_request(cid, method, params), frame_id=cid, flags=flags)
+        return self.put(
+            subject or "rpc/" + method,
+            encode_request(cid, method, params),
+            frame_id=cid,
+            flags=flags,
+        )
 
     def event(self, method: str, params: Any = None, *, flags: int = 0) -> Any:
         return self.put("event/" + method, encode_notification(method, params), flags=flags)
 
 
 class Pair:
-    """Two routers and a session of each, joined: ``deliver()`` carries what was sent, until nobody sends any more."""
+    """Two routers and a session of each, joined: ``deliver()`` carries what was sent, until nobody
+    sends any more.
+    """
 
     def __init__(self) -> None:
         self.front, self.shard = MessageRouter(), MessageRouter()

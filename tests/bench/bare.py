@@ -1,8 +1,10 @@
-"""The path of an append with nothing on it: from a client to a front, to a shard, to the disk, and back.
+"""The path of an append with nothing on it: from a client to a front, to a shard, to the disk, and
+back.
 
-Two processes with bare sockets, one page of shared memory and two eventfds between them. They understand no HTTP: what comes in one
-read is a request, every answer is the same, and the request itself is the event that subscribers get. So a figure here is what the
-machine takes for sockets, wake-ups and syncs alone, in Python as the server is: none of this shape can be faster on it.
+Two processes with bare sockets, one page of shared memory and two eventfds between them. They
+understand no HTTP: what comes in one read is a request, every answer is the same, and the request
+itself is the event that subscribers get. So a figure here is what the machine takes for sockets,
+wake-ups and syncs alone, in Python as the server is: none of this shape can be faster on it.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ OPENED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: caug
 
 
 class BarePath:
-    """A running one; ``synced``: each request is written to a file in ``folder`` and synced before its answer."""
+    """A running one; ``synced``: each request is written to a file in ``folder`` and synced before
+    its answer.
+    """
 
     def __init__(self, folder: Path | None, *, synced: bool) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address: tuple[str, int] = self._listener.getsockname()
         self._page = mmap.mmap(-1, RECV_BYTES)
-        self._to_shard, self._to_front = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC)
+        self._to_shard, self._to_front = (
+            os.eventfd(0, os.EFD_CLOEXEC),
+            os.eventfd(0, os.EFD_CLOEXEC),
+        )
         self._folder, self._synced = folder, synced
         self._processes: list[int] = []
 

@@ -130,7 +130,9 @@ def beside(server: Server, uploads: int, rate: float) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--uploads", default="2,4,8")
     parser.add_argument("--rate", type=float, default=20.0)

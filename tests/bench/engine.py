@@ -1,9 +1,11 @@
 """What the rules cost without I/O: ``python -m tests.bench.engine [--seconds 0.5]``.
 
-Appends as a shard handles them: decode the body, decide, encode the frames, commit, whereby the log is a list that is dropped. Beside
-each row, in the same run and on the same bodies: ``json.loads`` and a list that grows, about the least that a Python program
-could do. ``x peer`` is the rate as a multiple of the peer's: above 1 the shard is faster. Then reads, whose peer is ``json.dumps``
-of the same records, and the memory of the index, measured as what the process allocates; at most 40 bytes a record are allowed.
+Appends as a shard handles them: decode the body, decide, encode the frames, commit, whereby the log
+is a list that is dropped. Beside each row, in the same run and on the same bodies: ``json.loads``
+and a list that grows, about the least that a Python program could do. ``x peer`` is the rate as a
+multiple of the peer's: above 1 the shard is faster. Then reads, whose peer is ``json.dumps`` of the
+same records, and the memory of the index, measured as what the process allocates; at most 40 bytes
+a record are allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from topics.formats.api.requests import Diff, Limits, decode_append
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.wal import FrameKind, encode_frame
 
-LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 DATA = {"type": "resize", "url": "s3://bucket/some/path.png", "w": 256, "pad": "x" * 126}
 ROUNDS = 5
 INDEX_RECORDS = 200_000
@@ -53,7 +62,12 @@ class Bench:
             if frame.kind == FrameKind.APPEND:
                 place = self.position
                 if keep:
-                    self.places[place] = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts)))
+                    self.places[place] = RecordsView(
+                        frame.flags,
+                        frame.record_count,
+                        frame.ext_len,
+                        memoryview(b"".join(frame.parts)),
+                    )
             encode_frame(frame, self.position, 0, 7)
             self.position += frame.length
         self.engine.commit(change, place, now)
@@ -74,7 +88,9 @@ def rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def line(name: str, per_s: float, peer_per_s: float, records: int) -> None:
-    print(f"{name:<34}{per_s:>12,.0f}{per_s * records:>14,.0f}{per_s / peer_per_s:>9.2f}", flush=True)
+    print(
+        f"{name:<34}{per_s:>12,.0f}{per_s * records:>14,.0f}{per_s / peer_per_s:>9.2f}", flush=True
+    )
 
 
 def body_of(count: int, **fields: str) -> bytes:
@@ -92,10 +108,17 @@ def appends(seconds: float) -> None:
     for batch in (1, 100, 1000, 10_000):
         body = body_of(batch)
         peer_per_s = rate(partial(loads_and_keep, body, []), seconds)
-        line(f"append of {batch:,}", rate(partial(Bench().append, body), seconds), peer_per_s, batch)
+        line(
+            f"append of {batch:,}", rate(partial(Bench().append, body), seconds), peer_per_s, batch
+        )
         if batch == 1:
             line("append of 1 with a key", rate(keyed(body), seconds), peer_per_s, 1)
-            line("append of 1 with tag and node", rate(partial(Bench().append, body_of(1, tag="t-7", node="n")), seconds), peer_per_s, 1)
+            line(
+                "append of 1 with tag and node",
+                rate(partial(Bench().append, body_of(1, tag="t-7", node="n")), seconds),
+                peer_per_s,
+                1,
+            )
 
 
 def keyed(body: bytes) -> Callable[[], None]:
@@ -110,7 +133,10 @@ def keyed(body: bytes) -> Callable[[], None]:
 
 
 def reads(seconds: float) -> None:
-    peer_per_s = rate(lambda: json.dumps([{"$seq": 1, "$ts": 1_748_450_000_000, "data": DATA}] * READ_LIMIT), seconds)
+    peer_per_s = rate(
+        lambda: json.dumps([{"$seq": 1, "$ts": 1_748_450_000_000, "data": DATA}] * READ_LIMIT),
+        seconds,
+    )
     for batch in (1, 100, 1000):
         bench = Bench()
         body = body_of(batch)
@@ -126,7 +152,12 @@ def reads(seconds: float) -> None:
             b",".join(page.pieces)
 
         assert topic.count >= 10 * READ_LIMIT
-        line(f"read of {READ_LIMIT:,}, written by {batch:,}", rate(one, seconds), peer_per_s, READ_LIMIT)
+        line(
+            f"read of {READ_LIMIT:,}, written by {batch:,}",
+            rate(one, seconds),
+            peer_per_s,
+            READ_LIMIT,
+        )
 
 
 def index() -> None:
@@ -141,11 +172,16 @@ def index() -> None:
             bench.append(body)
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        print(f"index, written by {batch:<5,}{(after - before) / INDEX_RECORDS:>12.2f} bytes a record (at most 40)", flush=True)
+        print(
+            f"index, written by {batch:<5,}{(after - before) / INDEX_RECORDS:>12.2f} bytes a record (at most 40)",
+            flush=True,
+        )
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--seconds", type=float, default=0.5, help="for each figure")
     chosen = options.parse_args()
     print(f"{'':<34}{'requests/s':>12}{'records/s':>14}{'x peer':>9}")

@@ -1,11 +1,13 @@
-"""How much the front costs: appends per second and CPU per request, with a stub in place of the shards.
+"""How much the front costs: appends per second and CPU per request, with a stub in place of the
+shards.
 
     python tests/bench/front.py [--seconds 3] [--connections 1,16] [--profile FILE]
 
-The server runs in a forked child, the generator here, over loopback. Beside the fast lane, in the same run: the floor (trio that
-reads and writes without looking), the same server with everything through Hypercorn and Quart, and a bare Quart application on
-Hypercorn's own server. CPU is the child's. The kernel's part of a send varies a lot between machines and
-moments: compare with the floor of the same run.
+The server runs in a forked child, the generator here, over loopback. Beside the fast lane, in the
+same run: the floor (trio that reads and writes without looking), the same server with everything
+through Hypercorn and Quart, and a bare Quart application on Hypercorn's own server. CPU is the
+child's. The kernel's part of a send varies a lot between machines and moments: compare with the
+floor of the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ KEY = "a-secret-of-ordinary-length"
 RECORD = b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'
 HEAD = (
     b"POST /v0/topics/jobs HTTP/1.1\r\nHost: 127.0.0.1:4000\r\nUser-Agent: bench/1\r\nAccept: */*\r\n"
-    b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(RECORD)
+    b"Authorization: Bearer "
+    + KEY.encode()
+    + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(RECORD)
 )
 REQUEST = HEAD + RECORD
 ANSWER = (
@@ -66,7 +70,9 @@ class StubBackend:
     def shard_of(self, topic: str) -> int:
         return 0
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: Body = b"") -> StubReply:
+    async def call(
+        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
+    ) -> StubReply:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return self.reply
 
@@ -146,7 +152,13 @@ def generate(address: tuple[str, int], connections: int, seconds: float) -> tupl
     return answers, now - start
 
 
-def measure(name: str, serve: Callable[[socket.socket], Any], connections: list[int], seconds: float, profile: str) -> None:
+def measure(
+    name: str,
+    serve: Callable[[socket.socket], Any],
+    connections: list[int],
+    seconds: float,
+    profile: str,
+) -> None:
     for count in connections:
         listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         child = os.fork()
@@ -156,7 +168,9 @@ def measure(name: str, serve: Callable[[socket.socket], Any], connections: list[
         generate(address, count, 0.3)  # warm
         before = _cpu_s(child)
         answers, took = generate(address, count, seconds)
-        user_us, system_us = ((then - now) / answers * 1e6 for then, now in zip(_cpu_s(child), before, strict=True))
+        user_us, system_us = (
+            (then - now) / answers * 1e6 for then, now in zip(_cpu_s(child), before, strict=True)
+        )
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         listener.close()

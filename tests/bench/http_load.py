@@ -1,4 +1,6 @@
-"""What the programs beside it load a real server with: clients that cost little, requests made ready before they are sent."""
+"""What the programs beside it load a real server with: clients that cost little, requests made
+ready before they are sent.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,24 @@ def post(path: str, body: bytes) -> bytes:
 def append(topic: str, records: int, config: bytes = b"{}") -> bytes:
     """An append of so many records of 200 bytes."""
     rows = b",".join([b'{"data":%b}' % DATA] * records)
-    return post(f"/v0/topics/{topic}?return_seqs=false", b'{"config":%b,"records":[%b]}' % (config, rows))
+    return post(
+        f"/v0/topics/{topic}?return_seqs=false", b'{"config":%b,"records":[%b]}' % (config, rows)
+    )
 
 
 class TaggedAppends:
-    """Appends whose records have tags ``tag-0000000`` and so on, one after the other and round again."""
+    """Appends whose records have tags ``tag-0000000`` and so on, one after the other and round
+    again.
+    """
 
     def __init__(self, topic: str, records: int, tag_count: int, first: int = 0) -> None:
         assert not tag_count % records, "the tags come out even"
-        self._path, self._records, self._tag_count, self._at = f"/v0/topics/{topic}?return_seqs=false", records, tag_count, first
+        self._path, self._records, self._tag_count, self._at = (
+            f"/v0/topics/{topic}?return_seqs=false",
+            records,
+            tag_count,
+            first,
+        )
         row = b'{"data":%b,"tag":"tag-%%07d"}' % DATA
         self._body = b'{"records":[%b]}' % b",".join([row] * records)
 
@@ -102,7 +113,9 @@ def _end_of(start: bytes) -> int:
 
 @dataclass
 class Load:
-    """So many connections that each send the next request as soon as they have the last answer; None ends one of them."""
+    """So many connections that each send the next request as soon as they have the last answer;
+    None ends one of them.
+    """
 
     name: str
     connections: int
@@ -111,7 +124,9 @@ class Load:
 
 
 def drive(address: tuple[str, int], loads: list[Load], seconds: float | None = None) -> float:
-    """Run them side by side, until their requests end or the time is over; the seconds that it took."""
+    """Run them side by side, until their requests end or the time is over; the seconds that it
+    took.
+    """
     poll = select.epoll()
     busy: dict[int, tuple[Client, Load]] = {}
     began: dict[int, float] = {}
@@ -168,7 +183,10 @@ def several(request: bytes | NextRequest, times: int) -> NextRequest:
 def quantiles_ms(seconds: array[float]) -> list[float]:
     """p50, p99, p99.9 and the largest, in milliseconds."""
     ordered = sorted(seconds)
-    return [ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 for share in (0.5, 0.99, 0.999, 1.0)]
+    return [
+        ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
+        for share in (0.5, 0.99, 0.999, 1.0)
+    ]
 
 
 def verdict(holds: bool) -> str:

@@ -6,8 +6,9 @@ b   from just before a publish is sent to when a subscriber has read its frame, 
 c   memory of front and shards for each open idle stream, every one with a session of its own
 d   a room: 100 WebSockets that each publish 20 messages a second to the one topic that all are subscribed to
 
-Records are of 200 bytes. The clients are this process: frames made before they are sent, answers counted in the bytes as they come,
-everything in one epoll loop. The machine's other load is in every figure.
+Records are of 200 bytes. The clients are this process: frames made before they are sent, answers
+counted in the bytes as they come, everything in one epoll loop. The machine's other load is in
+every figure.
 """
 
 from __future__ import annotations
@@ -84,12 +85,19 @@ def web_socket(address: tuple[str, int]) -> socket.socket:
 
 def stream(address: tuple[str, int], client: Client, topic: str) -> socket.socket:
     """A session of its own at the head of a topic, and its open stream, once it is live."""
-    return _opened(address, client.ask_json(post("/v0/watch", b'{"topics":{"%b":{"tail":true}}}' % topic.encode()))["stream_url"])
+    return _opened(
+        address,
+        client.ask_json(post("/v0/watch", b'{"topics":{"%b":{"tail":true}}}' % topic.encode()))[
+            "stream_url"
+        ],
+    )
 
 
 def _opened(address: tuple[str, int], url: str) -> socket.socket:
     sock = connect(address)
-    sock.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % url.encode())
+    sock.sendall(
+        b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % url.encode()
+    )
     _until(sock, b"event: caught-up\n")
     return sock
 
@@ -111,7 +119,9 @@ def cpu_s(pid: int) -> float:
 
 def machine_s() -> float:
     """The processor time that all processes together have used, and what the host has taken away."""
-    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split(None, 9)[1:9])
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split(None, 9)[1:9]
+    )
     return (user + nice + system + irq + softirq + steal) / TICK_HZ
 
 
@@ -120,14 +130,21 @@ class Usage:
 
     def __init__(self, server: Server) -> None:
         self._roles = server.roles()
-        self._began, self._before, self._own, self._all = time.perf_counter(), self._now(), time.process_time(), machine_s()
+        self._began, self._before, self._own, self._all = (
+            time.perf_counter(),
+            self._now(),
+            time.process_time(),
+            machine_s(),
+        )
 
     def _now(self) -> dict[str, float]:
         return {role: cpu_s(pid) for role, pid in sorted(self._roles.items())}
 
     def __str__(self) -> str:
         took, now = time.perf_counter() - self._began, self._now()
-        used = {role.split()[0]: now[role] - self._before[role] for role in now} | {"client": time.process_time() - self._own}
+        used = {role.split()[0]: now[role] - self._before[role] for role in now} | {
+            "client": time.process_time() - self._own
+        }
         used["others"] = max(machine_s() - self._all - sum(used.values()), 0)
         return ", ".join(f"{who} {share / took:.0%}" for who, share in used.items())
 
@@ -167,13 +184,20 @@ def publishes(folder: Path | None, seconds: float) -> None:
                 acks = _publish(server.address, durability, records, seconds)
                 shown = f"{acks:>10,.0f} acks/s {acks * records:>10,.0f} records/s   {usage}"
                 holds = verdict(acks >= ACKS_MIN if records == 1 else acks * records >= RECORDS_MIN)
-                line(f"a {durability}, {records} a message", shown, "info" if durability == "fsync" else holds)
+                line(
+                    f"a {durability}, {records} a message",
+                    shown,
+                    "info" if durability == "fsync" else holds,
+                )
 
 
 def _publish(address: tuple[str, int], topic: str, records: int, seconds: float) -> float:
     """Acks a second with a window of publishes on one connection."""
     rows = b",".join([b'{"data":%b}' % DATA] * records)
-    message = text(b'{"op":"publish","request_id":"p","topic":"%b","return_seqs":false,"records":[%b]}' % (topic.encode(), rows))
+    message = text(
+        b'{"op":"publish","request_id":"p","topic":"%b","return_seqs":false,"records":[%b]}'
+        % (topic.encode(), rows)
+    )
     window = memoryview(message * WINDOW)
     sock = web_socket(address)
     buffer = bytearray(RECV_BYTES)
@@ -188,10 +212,14 @@ def _publish(address: tuple[str, int], topic: str, records: int, seconds: float)
             end = kept + count
             came = buffer.count(ACK, 0, end)
             assert buffer.find(ERROR, 0, end) < 0, bytes(buffer[:end][:1000])
-            kept = min(end, len(ERROR) - 1)  # the last bytes may begin an "op" that goes on in the next read ...
+            kept = min(
+                end, len(ERROR) - 1
+            )  # the last bytes may begin an "op" that goes on in the next read ...
             at = buffer.rfind(ACK, 0, end)
             if at >= 0:
-                kept = min(kept, end - at - len(ACK))  # ... but what was counted must not be counted again
+                kept = min(
+                    kept, end - at - len(ACK)
+                )  # ... but what was counted must not be counted again
             view[:kept] = bytes(view[end - kept : end])
             acked += came
             if came and time.perf_counter() < deadline:
@@ -214,12 +242,20 @@ def deliveries(folder: Path | None, seconds: float) -> None:
             for subscribers, p50_ms in ((1, 0.5), (50, 1.0)):
                 with BarePath(folder, synced=durability == "fsync") as bare:
                     streams = [_opened(bare.address, "/") for _ in range(subscribers)]
-                    line(f"b bare, {durability}, {subscribers}", _shown(_deliver(bare.address, "bare", streams, messages)), "peer")
+                    line(
+                        f"b bare, {durability}, {subscribers}",
+                        _shown(_deliver(bare.address, "bare", streams, messages)),
+                        "peer",
+                    )
                 usage = Usage(server)
                 streams = [stream(server.address, client, durability) for _ in range(subscribers)]
                 times = _deliver(server.address, durability, streams, messages)
                 p50, p99, _, _ = quantiles_ms(times)
-                line(f"b {durability}, {subscribers} subscribers", f"{_shown(times)}   {usage}", verdict(p50 <= p50_ms and p99 <= P99_MS))
+                line(
+                    f"b {durability}, {subscribers} subscribers",
+                    f"{_shown(times)}   {usage}",
+                    verdict(p50 <= p50_ms and p99 <= P99_MS),
+                )
 
 
 def _shown(times: array[float]) -> str:
@@ -227,16 +263,23 @@ def _shown(times: array[float]) -> str:
     return f"p50 {p50:>6.2f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms"
 
 
-def _deliver(address: tuple[str, int], topic: str, streams: list[socket.socket], messages: int) -> array[float]:
+def _deliver(
+    address: tuple[str, int], topic: str, streams: list[socket.socket], messages: int
+) -> array[float]:
     """Seconds of every delivery of so many publishes."""
     publisher, poll, clock = Client(address), select.epoll(), time.perf_counter
     by_fd = {sock.fileno(): sock for sock in streams}
     for fd in (*by_fd, publisher.sock.fileno()):
         poll.register(fd, select.EPOLLIN)
     path, pad = f"/v0/topics/{topic}?return_seqs=false", b"x" * 180
-    requests = [post(path, b'{"records":[{"data":{"number":%d,"pad":"%b"}}]}' % (number, pad)) for number in range(messages)]
+    requests = [
+        post(path, b'{"records":[{"data":{"number":%d,"pad":"%b"}}]}' % (number, pad))
+        for number in range(messages)
+    ]
     sent_at, times = [0.0] * messages, array("d")
-    next_of = dict.fromkeys(by_fd, 0)  # the number that each stream gets next: none is lost, doubled or out of order
+    next_of = dict.fromkeys(
+        by_fd, 0
+    )  # the number that each stream gets next: none is lost, doubled or out of order
     cut = dict.fromkeys(by_fd, b"")
     sent, waits, left, began = 0, False, messages * len(streams), clock()
     deadline = began + messages / DELIVERY_HZ + DRAIN_S
@@ -249,7 +292,9 @@ def _deliver(address: tuple[str, int], topic: str, streams: list[socket.socket],
                 waits, sent_at[sent] = True, clock()
                 publisher.send(requests[sent])
                 sent += 1
-            for fd, _ in poll.poll(max(began + sent / DELIVERY_HZ - clock(), 0) if sent < messages and not waits else 1):
+            for fd, _ in poll.poll(
+                max(began + sent / DELIVERY_HZ - clock(), 0) if sent < messages and not waits else 1
+            ):
                 if fd not in by_fd:
                     waits = not publisher.collect()
                     continue
@@ -276,25 +321,32 @@ def idle_streams(folder: Path | None) -> None:
     with running(folder) as server:
         client = Client(server.address)
         client.ask(append("idle", 1))
-        early = [stream(server.address, client, "idle") for _ in range(50)]  # what the first ones load is not theirs
+        early = [
+            stream(server.address, client, "idle") for _ in range(50)
+        ]  # what the first ones load is not theirs
         before = {role: rss_bytes(pid) for role, pid in server.roles().items()}
         began = time.perf_counter()
         streams = [stream(server.address, client, "idle") for _ in range(IDLE_STREAMS)]
         took = time.perf_counter() - began
         time.sleep(2)
         after = {role: rss_bytes(pid) for role, pid in server.roles().items()}
-        front, shard = ((after[role] - before[role]) / IDLE_STREAMS for role in ("front 0", "shard 0"))
+        front, shard = (
+            (after[role] - before[role]) / IDLE_STREAMS for role in ("front 0", "shard 0")
+        )
         usage = Usage(server)
         time.sleep(5)
-        shown = (
-            f"front {front / 1024:>6.1f} KiB  shard {shard / 1024:>5.1f} KiB a stream, {IDLE_STREAMS / took:,.0f} opened/s; idle: {usage}"
-        )
+        memory = f"front {front / 1024:>6.1f} KiB  shard {shard / 1024:>5.1f} KiB a stream"
+        shown = f"{memory}, {IDLE_STREAMS / took:,.0f} opened/s; idle: {usage}"
         line(f"c {IDLE_STREAMS} idle streams", shown, verdict(front + shard <= IDLE_BYTES_MAX))
         client.ask(append("idle", 1))
         sent = time.perf_counter()
         for sock in streams:
             _until(sock, b"event: record\n")
-        line("c one record to all of them", f"{(time.perf_counter() - sent) * 1000:,.0f} ms until the last was read", "info")
+        line(
+            "c one record to all of them",
+            f"{(time.perf_counter() - sent) * 1000:,.0f} ms until the last was read",
+            "info",
+        )
         for sock in (*streams, *early):
             sock.close()
 
@@ -313,7 +365,9 @@ class Member:
         self._cut = b""
         self._topic = topic
         self._pad = b"x" * 150
-        self.sock.sendall(text(b'{"op":"subscribe","request_id":"s","topic":"%b","tail":true}' % topic))
+        self.sock.sendall(
+            text(b'{"op":"subscribe","request_id":"s","topic":"%b","tail":true}' % topic)
+        )
         told = _until(self.sock, b'"op":"caught_up"')
         found = re.search(rb'"from_seq":(\d+)', told)
         assert found, told
@@ -323,14 +377,18 @@ class Member:
         sent = time.perf_counter_ns()
         data = b'{"sent":%d,"from":%d,"pad":"%b"}' % (sent, self.number, self._pad)
         self.sock.sendall(
-            text(b'{"op":"publish","request_id":"p","topic":"%b","return_seqs":false,"records":[{"data":%b}]}' % (self._topic, data))
+            text(
+                b'{"op":"publish","request_id":"p","topic":"%b","return_seqs":false,"records":[{"data":%b}]}'
+                % (self._topic, data)
+            )
         )
 
     def take(self, times: array[float]) -> None:
         """Read what has come and look whether each seq follows the one before."""
         data = self._cut + self.sock.recv(RECV_BYTES)
         read_at = time.perf_counter_ns()
-        # A record ends the part that is looked at; what follows the last one may be a frame's head or a cut one.
+        # A record ends the part that is looked at; what follows the last one may be a frame's head
+        # or a cut one.
         end = data.rfind(b"}}") + 2 if b"}}" in data else 0
         self._cut = data[end:]
         assert len(self._cut) < 1 << 20, self._cut[:1000]
@@ -338,7 +396,11 @@ class Member:
         if ERROR in data:
             self.wrong.append(str(data[:300]))
         seqs = [*map(int, _SEQ.findall(data, 0, end))]
-        if seqs and (seqs[0] != self.seq + 1 or seqs[-1] - seqs[0] != len(seqs) - 1 or seqs != list(range(seqs[0], seqs[-1] + 1))):
+        if seqs and (
+            seqs[0] != self.seq + 1
+            or seqs[-1] - seqs[0] != len(seqs) - 1
+            or seqs != list(range(seqs[0], seqs[-1] + 1))
+        ):
             self.wrong.append(f"after {self.seq} came {seqs[:20]}")
         if seqs:
             self.seq = seqs[-1]
@@ -352,7 +414,10 @@ def room(folder: Path | None, seconds: float) -> None:
         client = Client(server.address)
         for durability in ("ephemeral", "disk"):
             client.ask(append(durability, 1, b'{"durability":"%b"}' % durability.encode()))
-            members = [Member(server.address, durability.encode(), n, timed=n % (ROOM // ROOM_TIMED) == 0) for n in range(ROOM)]
+            members = [
+                Member(server.address, durability.encode(), n, timed=n % (ROOM // ROOM_TIMED) == 0)
+                for n in range(ROOM)
+            ]
             usage = Usage(server)
             times, sent, took, lag = _talk(members, seconds)
             reached = sum(member.got for member in members)
@@ -361,8 +426,16 @@ def room(folder: Path | None, seconds: float) -> None:
             lost = sent * ROOM - reached
             shown = f"{reached / took:>9,.0f} deliveries/s  p50 {p50:,.0f}  p99 {p99:,.0f}  max {most:,.0f} ms   {usage}"
             asked = sent >= seconds * ROOM * ROOM_HZ * 0.98 and took <= seconds * 1.05 + 0.5
-            line(f"d {durability}, a room of {ROOM}", shown, verdict(asked and not lost and not wrong))
-            line("", f"{sent:,} published in {seconds:.0f} s, {lost} deliveries lost, the rest came {lag:.1f} s after the last publish", "")
+            line(
+                f"d {durability}, a room of {ROOM}",
+                shown,
+                verdict(asked and not lost and not wrong),
+            )
+            line(
+                "",
+                f"{sent:,} published in {seconds:.0f} s, {lost} deliveries lost, the rest came {lag:.1f} s after the last publish",
+                "",
+            )
             for fault in wrong[:5]:
                 line("", fault, "FAIL")
             for member in members:
@@ -370,7 +443,9 @@ def room(folder: Path | None, seconds: float) -> None:
 
 
 def _talk(members: list[Member], seconds: float) -> tuple[array[float], int, float, float]:
-    """Times of deliveries, how many were published, and how long it took until all was delivered, in all and after the last."""
+    """Times of deliveries, how many were published, and how long it took until all was delivered,
+    in all and after the last.
+    """
     poll, times, clock = select.epoll(), array("d"), time.perf_counter
     by_fd = {member.sock.fileno(): member for member in members}
     for fd in by_fd:
@@ -380,7 +455,9 @@ def _talk(members: list[Member], seconds: float) -> tuple[array[float], int, flo
     with uncollected():
         began = last = clock()
         deadline = began + seconds + DRAIN_S
-        while clock() < deadline and (sent < total or any(member.seq < first + total for member in members)):
+        while clock() < deadline and (
+            sent < total or any(member.seq < first + total for member in members)
+        ):
             due = min(int((clock() - began) * ROOM * ROOM_HZ) + 1, total)
             while sent < due:
                 members[sent % ROOM].publish()
@@ -394,10 +471,17 @@ def _talk(members: list[Member], seconds: float) -> tuple[array[float], int, flo
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--only", default="abcd")
     options.add_argument("--seconds", type=float, default=5.0, help="for each figure")
-    options.add_argument("--dir", type=Path, default=None, help="where to write, default the system's folder for temporary files")
+    options.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to write, default the system's folder for temporary files",
+    )
     chosen = options.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,7 +1,8 @@
 """One client, one request at a time: ``python -m tests.bench.lone [--seconds 2]``.
 
-Appends of one record of 200 bytes to a real server, and the same requests on a path with nothing on it (`tests/bench/bare.py`), by
-turns, so that both see the same minutes of the machine. Required: p50 <= 0.3 ms; ``bare`` says whether the machine has that to give.
+Appends of one record of 200 bytes to a real server, and the same requests on a path with nothing on
+it (`tests/bench/bare.py`), by turns, so that both see the same minutes of the machine. Required:
+p50 <= 0.3 ms; ``bare`` says whether the machine has that to give.
 """
 
 from __future__ import annotations
@@ -23,19 +24,29 @@ P50_MS = 0.3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
-    parser.add_argument("--dir", type=Path, help="where to write, default the system's folder for temporary files")
+    parser.add_argument(
+        "--dir", type=Path, help="where to write, default the system's folder for temporary files"
+    )
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="topics-lone-", dir=arguments.dir))
     try:
         with contextlib.ExitStack() as running:
             server = running.enter_context(Server(folder / "data"))
             places = {
-                f"bare, {'fdatasync' if synced else 'memory'}": (running.enter_context(BarePath(folder, synced=synced)).address, "bare")
+                f"bare, {'fdatasync' if synced else 'memory'}": (
+                    running.enter_context(BarePath(folder, synced=synced)).address,
+                    "bare",
+                )
                 for synced in (False, True)
             }
-            places |= {durability: (server.address, durability) for durability in ("ephemeral", "disk", "fsync")}
+            places |= {
+                durability: (server.address, durability)
+                for durability in ("ephemeral", "disk", "fsync")
+            }
             requests = {name: append(topic, 1) for name, (_, topic) in places.items()}
             client = Client(server.address)
             for durability in ("ephemeral", "disk", "fsync"):
@@ -51,7 +62,9 @@ def main() -> int:
     for name, seconds in times.items():
         p50, p99, p999, most = quantiles_ms(seconds)
         holds = "peer" if name.startswith("bare") else verdict(p50 <= P50_MS)
-        print(f"{name:<18}p50 {p50:>6.3f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms   {holds}")
+        print(
+            f"{name:<18}p50 {p50:>6.3f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms   {holds}"
+        )
     return 0
 
 

@@ -1,7 +1,7 @@
 """What one message costs in the router. Run from the top: ``python -m tests.bench.message_router``.
 
-Microseconds of processor time a message, the best of many rounds. The transport does nothing but count, so every figure is
-the router's own: what a ring adds is measured beside the ring.
+Microseconds of processor time a message, the best of many rounds. The transport does nothing but
+count, so every figure is the router's own: what a ring adds is measured beside the ring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from topics.formats.wire.message import MessageFrame
 
 ROUND = 1_000
 ROUNDS = 20
-PARAMS = {"topic": "orders.eu", "key": None, "seqs": True, "at": 123_456_789_012_345, "prefixes": None}
+PARAMS = {
+    "topic": "orders.eu",
+    "key": None,
+    "seqs": True,
+    "at": 123_456_789_012_345,
+    "prefixes": None,
+}
 BODY = b'{"records":[{"data":{"n":1}}]}'
 
 
@@ -29,7 +35,9 @@ class Counter:
     def __init__(self) -> None:
         self.sent = 0
 
-    def send(self, subject: str, payload: bytes, attachment: object = b"", *, frame_id: int | None = None) -> int:
+    def send(
+        self, subject: str, payload: bytes, attachment: object = b"", *, frame_id: int | None = None
+    ) -> int:
         if frame_id is None:
             self.sent = frame_id = self.sent + 1
         return frame_id
@@ -79,13 +87,18 @@ def encoding() -> None:
 
 
 def requests(router: MessageRouter, session: Session) -> None:
-    frames = [MessageFrame(n, 0, "rpc/append", encode_request(n, "append", PARAMS), BODY) for n in range(ROUND)]
+    frames = [
+        MessageFrame(n, 0, "rpc/append", encode_request(n, "append", PARAMS), BODY)
+        for n in range(ROUND)
+    ]
 
     def dispatch_all() -> None:
         for frame in frames:
             router.dispatch(session, frame)
 
-    at_once = router.route("rpc/append", lambda message: message.rpc.reply({"status": 201}) if message.rpc else None)
+    at_once = router.route(
+        "rpc/append", lambda message: message.rpc.reply({"status": 201}) if message.rpc else None
+    )
     measure("request: dispatched, answered in the handler", dispatch_all)
     at_once()
 
@@ -114,7 +127,13 @@ def requests(router: MessageRouter, session: Session) -> None:
 
 
 def events(router: MessageRouter, session: Session) -> None:
-    frame = MessageFrame(1, 0, "event/topic.appended", encode_notification("topic.appended", {"topic": "orders.eu"}), b"")
+    frame = MessageFrame(
+        1,
+        0,
+        "event/topic.appended",
+        encode_notification("topic.appended", {"topic": "orders.eu"}),
+        b"",
+    )
     router.route("event/topic.appended", lambda message: None)
     router.route_prefix("event/", lambda message: None)
     measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, frame)))
@@ -124,7 +143,10 @@ async def calls(router: MessageRouter, session: Session) -> None:
     def ask_and_answer() -> None:
         started = [session.call_soon("append", PARAMS, BODY) for _ in range(ROUND)]
         for call in started:
-            router.dispatch(session, MessageFrame(1, 0, "rpc/append", encode_success(call.cid, {"status": 201}), BODY))
+            router.dispatch(
+                session,
+                MessageFrame(1, 0, "rpc/append", encode_success(call.cid, {"status": 201}), BODY),
+            )
 
     measure("call: started, answered, nobody parked", ask_and_answer)
 
@@ -132,10 +154,15 @@ async def calls(router: MessageRouter, session: Session) -> None:
         reply = await session.call("append", PARAMS, BODY)
         done.append(reply.result["status"])
 
-    report(f"call: {ROUND} parked tasks woken by one batch, each", min([await wake_all(router, session, ask) for _ in range(ROUNDS)]))
+    report(
+        f"call: {ROUND} parked tasks woken by one batch, each",
+        min([await wake_all(router, session, ask) for _ in range(ROUNDS)]),
+    )
 
 
-async def wake_all(router: MessageRouter, session: Session, ask: Callable[[list[int]], Awaitable[None]]) -> float:
+async def wake_all(
+    router: MessageRouter, session: Session, ask: Callable[[list[int]], Awaitable[None]]
+) -> float:
     done: list[int] = []
     async with trio.open_nursery() as nursery:
         first = session.transport.next_frame_id() + 1
@@ -144,7 +171,10 @@ async def wake_all(router: MessageRouter, session: Session, ask: Callable[[list[
         await trio.testing.wait_all_tasks_blocked()
         start = time.process_time()
         for cid in range(first, first + ROUND):
-            router.dispatch(session, MessageFrame(1, 0, "rpc/append", encode_success(cid, {"status": 201}), BODY))
+            router.dispatch(
+                session,
+                MessageFrame(1, 0, "rpc/append", encode_success(cid, {"status": 201}), BODY),
+            )
         while len(done) < ROUND:
             await trio.lowlevel.checkpoint()
         return time.process_time() - start

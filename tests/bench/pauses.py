@@ -1,9 +1,12 @@
-"""How long an append waits while the log is sealed: ``python -m tests.bench.pauses [--seconds 20] [--tags 1000000]``.
+"""How long an append waits while the log is sealed: ``python -m tests.bench.pauses [--seconds 20]
+[--tags 1000000]``.
 
-A real server over HTTP under full load: appenders of one record and of a hundred, each with the next request as soon as it has
-its answer, on a topic with a million distinct tags. Beside it, in the same run, the same load on a log file so large that nothing is
-sealed. Required: p99.9 <= 20 ms. ``sealing`` is the share of the time in which a segment was being made, ``stolen`` how much of a core
-the host of a virtual machine kept for itself: where that is a fifth and more, the load alone may take 20 ms.
+A real server over HTTP under full load: appenders of one record and of a hundred, each with the
+next request as soon as it has its answer, on a topic with a million distinct tags. Beside it, in
+the same run, the same load on a log file so large that nothing is sealed. Required: p99.9 <= 20 ms.
+``sealing`` is the share of the time in which a segment was being made, ``stolen`` how much of a
+core the host of a virtual machine kept for itself: where that is a fifth and more, the load alone
+may take 20 ms.
 """
 
 from __future__ import annotations
@@ -14,19 +17,35 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.bench.http_load import Client, Load, TaggedAppends, append, drive, quantiles_ms, several, verdict
+from tests.bench.http_load import (
+    Client,
+    Load,
+    TaggedAppends,
+    append,
+    drive,
+    quantiles_ms,
+    several,
+    verdict,
+)
 from tests.server import Server
 
 HUGE = 1 << 30
 LIMIT_MS = 20.0
 
 
-def measure(folder: Path, durability: str, *, sealing: bool, seconds: float, tags: int, wal_file_bytes: int) -> None:
+def measure(
+    folder: Path, durability: str, *, sealing: bool, seconds: float, tags: int, wal_file_bytes: int
+) -> None:
     config = b'{"durability":"%b"}' % durability.encode()
-    with Server(folder / "data", shards=1, wal_file_bytes=wal_file_bytes if sealing else HUGE) as server:
+    with Server(
+        folder / "data", shards=1, wal_file_bytes=wal_file_bytes if sealing else HUGE
+    ) as server:
         client = Client(server.address)
         client.ask(append("busy", 1, config))
-        drive(server.address, [Load("tags", 2, several(TaggedAppends("busy", 1000, tags), tags // 1000))])
+        drive(
+            server.address,
+            [Load("tags", 2, several(TaggedAppends("busy", 1000, tags), tags // 1000))],
+        )
         loads = [
             Load("1", 8, TaggedAppends("busy", 1, tags)),
             Load("100", 2, TaggedAppends("busy", 100, tags)),
@@ -52,20 +71,31 @@ def _sealed_s(server: Server) -> float:
 
 
 def _stolen_s() -> float:
-    """CPU time that the host has kept back since the machine began, of all cores; 0 where that is not told."""
+    """CPU time that the host has kept back since the machine began, of all cores; 0 where that is
+    not told.
+    """
     fields = Path("/proc/stat").read_text().splitlines()[0].split()
     return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--seconds", type=float, default=20.0)
     options.add_argument("--tags", type=int, default=1_000_000)
     options.add_argument("--wal-file-bytes", type=int, default=64 << 20)
     options.add_argument("--durability", default="disk,fsync")
-    options.add_argument("--dir", type=Path, default=None, help="where to write, default the system's folder for temporary files")
+    options.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to write, default the system's folder for temporary files",
+    )
     chosen = options.parse_args()
-    print(f"{'':<7}{'':<9}{'batch':>5}{'records/s':>12}{'p50 ms':>9}{'p99':>9}{'p99.9':>9}{'max':>9}{'sealing':>9}{'stolen':>9}")
+    print(
+        f"{'':<7}{'':<9}{'batch':>5}{'records/s':>12}{'p50 ms':>9}{'p99':>9}{'p99.9':>9}{'max':>9}{'sealing':>9}{'stolen':>9}"
+    )
     for durability in chosen.durability.split(","):
         for sealing in (False, True):
             folder = Path(tempfile.mkdtemp(prefix="topics-pauses-", dir=chosen.dir))

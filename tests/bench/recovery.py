@@ -1,13 +1,16 @@
-"""How fast a shard starts: ``python -m tests.bench.recovery [--records 1000000] [--batch 1,1000] [--dir DIR]``.
+"""How fast a shard starts: ``python -m tests.bench.recovery [--records 1000000] [--batch 1,1000]
+[--dir DIR]``.
 
-Builds a data directory through the engine and the log as a shard does, then opens it by the shard's own `recover`, each time in a
-fresh process. Beside it, in the same process and just before: reading the same files and taking their CRC, the least that any recovery
-must do. The page cache is warm; a cold start is bounded by the disk. Required: 1,000,000 records/s for writes of 1,000
-records, 300,000 records/s for writes of one.
+Builds a data directory through the engine and the log as a shard does, then opens it by the shard's
+own `recover`, each time in a fresh process. Beside it, in the same process and just before: reading
+the same files and taking their CRC, the least that any recovery must do. The page cache is warm; a
+cold start is bounded by the disk. Required: 1,000,000 records/s for writes of 1,000 records,
+300,000 records/s for writes of one.
 
-``keys`` gives every write an idempotency key that is still alive: each is one more CBOR map and one more entry to remember.
-``anon`` is the memory of the process after the start without the mapped log, less what it was before; ``peak`` the largest resident
-size, the mapped log included, which the kernel may drop at any time.
+``keys`` gives every write an idempotency key that is still alive: each is one more CBOR map and one
+more entry to remember. ``anon`` is the memory of the process after the start without the mapped
+log, less what it was before; ``peak`` the largest resident size, the mapped log included, which the
+kernel may drop at any time.
 """
 
 from __future__ import annotations
@@ -55,7 +58,14 @@ def now() -> Now:
 
 def build(folder: Path, records: int, batch: int, topics: int, keys: bool) -> None:
     """Write ``records`` records, ``batch`` in each write, over ``topics`` topics in turn."""
-    shard = recover(folder, 0, 1, now(), wal_file_bytes=SETTINGS.wal_file_bytes, wal_sync_ms=SETTINGS.wal_sync_ms)
+    shard = recover(
+        folder,
+        0,
+        1,
+        now(),
+        wal_file_bytes=SETTINGS.wal_file_bytes,
+        wal_sync_ms=SETTINGS.wal_sync_ms,
+    )
     engine, wal = shard.engine, shard.wal
     rows, flushed = [RecordIn(DATA)] * batch, 0
     for number in range(records // batch):
@@ -81,7 +91,14 @@ def start(folder: Path) -> Figures:
     floor_s = min(read_and_check(paths) for _ in range(2))
     before = anonymous_bytes()
     began = time.perf_counter()
-    shard = recover(folder, 0, 1, now(), wal_file_bytes=SETTINGS.wal_file_bytes, wal_sync_ms=SETTINGS.wal_sync_ms)
+    shard = recover(
+        folder,
+        0,
+        1,
+        now(),
+        wal_file_bytes=SETTINGS.wal_file_bytes,
+        wal_sync_ms=SETTINGS.wal_sync_ms,
+    )
     seconds = time.perf_counter() - began
     anon = anonymous_bytes() - before
     records = sum(topic.count for topic in shard.engine.topics.values())
@@ -94,7 +111,10 @@ def start(folder: Path) -> Figures:
 def read_and_check(paths: list[Path]) -> float:
     began = time.perf_counter()
     for path in paths:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as view:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as view,
+        ):
             crc32c.crc32c(view)
     return time.perf_counter() - began
 
@@ -112,15 +132,24 @@ def starts(folder: Path, rounds: int) -> Iterator[Figures]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--records", type=int, default=1_000_000)
     options.add_argument("--batch", default="1,1000", help="records in one write")
     options.add_argument("--topics", type=int, default=16)
     options.add_argument("--keys", action="store_true", help="every write has an idempotency key")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--dir", type=Path, default=None, help="where to build, default the system's folder for temporary files")
+    options.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to build, default the system's folder for temporary files",
+    )
     chosen = options.parse_args()
-    print(f"{'batch':>6}{'records':>11}{'records/s':>12}{'GB/s':>7}{'x floor':>9}{'anon B/rec':>12}{'anon MB':>9}{'peak MB':>9}")
+    print(
+        f"{'batch':>6}{'records':>11}{'records/s':>12}{'GB/s':>7}{'x floor':>9}{'anon B/rec':>12}{'anon MB':>9}{'peak MB':>9}"
+    )
     for batch in map(int, chosen.batch.split(",")):
         folder = Path(tempfile.mkdtemp(prefix="topics-recovery-", dir=chosen.dir))
         try:

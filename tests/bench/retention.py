@@ -1,16 +1,21 @@
-"""Much data and many topics, against a real server over HTTP: ``python -m tests.bench.retention [--only abcd] [--gb 1]``.
+"""Much data and many topics, against a real server over HTTP: ``python -m tests.bench.retention
+[--only abcd] [--gb 1]``.
 
-    a  a topic of so many GB (records of 200 bytes), written 1,000 a request and read from its start by 1,000, while the server lives
-       under a memory limit of a third of it: >= 1,000,000 records/s, and memory stays flat; then what appends to another topic of the
-       shard take beside a reader
-    b  10,000 topics written in turn: >= 50 % of the throughput of one topic, with the same batches in the same run
-    c  start after a clean stop with 10 M records in segments: <= 3 s until it is ready
-    d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in segments
+    a  a topic of so many GB (records of 200 bytes), written 1,000 a request and read from its start
+    by 1,000, while the server lives
+       under a memory limit of a third of it: >= 1,000,000 records/s, and memory stays flat; then
+       what appends to another topic of the shard take beside a reader
+    b  10,000 topics written in turn: >= 50 % of the throughput of one topic, with the same batches
+    in the same run c  start after a clean stop with 10 M records in segments: <= 3 s until it is
+    ready d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in
+    segments
 
-The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one, and it counts the page cache of the
-server's files, too; without, memory is only sampled. Beside a: reading the same files with ``read``, writing as many bytes to a file,
-and one process that sends as long answers to another. The clients take part of the same cores: ``CPU`` is what shard and front need
-for 1,000 records, so that what waits for other processes of the machine can be told. Larger topics need room: a takes 1.3 times its GB.
+The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one, and it
+counts the page cache of the server's files, too; without, memory is only sampled. Beside a: reading
+the same files with ``read``, writing as many bytes to a file, and one process that sends as long
+answers to another. The clients take part of the same cores: ``CPU`` is what shard and front need
+for 1,000 records, so that what waits for other processes of the machine can be told. Larger topics
+need room: a takes 1.3 times its GB.
 """
 
 from __future__ import annotations
@@ -29,7 +34,18 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tests.bench.http_load import Client, Load, TaggedAppends, append, drive, post, quantiles_ms, round_robin, several, verdict
+from tests.bench.http_load import (
+    Client,
+    Load,
+    TaggedAppends,
+    append,
+    drive,
+    post,
+    quantiles_ms,
+    round_robin,
+    several,
+    verdict,
+)
 from tests.server import Server
 
 BATCH = 1000
@@ -39,16 +55,22 @@ BESIDE_RECORDS = 10_000_000
 
 
 class MemoryGroup:
-    """A cgroup for the server; ``limit`` 0: none. Without the right to make one, nothing is limited."""
+    """A cgroup for the server; ``limit`` 0: none. Without the right to make one, nothing is
+    limited.
+    """
 
     def __init__(self, limit: int) -> None:
         v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-        self.folder = Path("/sys/fs/cgroup") / ("" if v2 else "memory") / f"topics-bench-{os.getpid()}"
+        self.folder = (
+            Path("/sys/fs/cgroup") / ("" if v2 else "memory") / f"topics-bench-{os.getpid()}"
+        )
         self.limited = False
         if limit:
             with contextlib.suppress(OSError):
                 self.folder.mkdir()
-                (self.folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
+                (self.folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(
+                    str(limit)
+                )
                 self.limited = True
 
     @contextlib.contextmanager
@@ -69,7 +91,9 @@ class MemoryGroup:
 
 
 def rss_mb(pids: list[int]) -> tuple[float, float]:
-    """Anonymous and mapped memory of some processes, together; shared memory between them is left out."""
+    """Anonymous and mapped memory of some processes, together; shared memory between them is left
+    out.
+    """
     anon = file = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -105,7 +129,14 @@ def wait_sealed(server: Server, records: int, timeout_s: float = 120) -> None:
     """Until so many records are in segments, as the log tells."""
     assert server.log is not None
     deadline = time.monotonic() + timeout_s
-    while sum(event.get("records", 0) for event in server.log.events() if event.get("event") == "sealed") < records:
+    while (
+        sum(
+            event.get("records", 0)
+            for event in server.log.events()
+            if event.get("event") == "sealed"
+        )
+        < records
+    ):
         assert time.monotonic() < deadline, f"not sealed:\n{server.log_tail}"
         time.sleep(0.1)
 
@@ -149,7 +180,10 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
         records = _state(client, "large")["head_seq"]
         size = _state(client, "large")["bytes"]
         limit_text = f"limit {limit / 1e6:,.0f} MB" if group.limited else "NO LIMIT"
-        print(f"a  wrote {records:,} records, {size / GB:.1f} GB: {records / took:,.0f} records/s ({limit_text})", flush=True)
+        print(
+            f"a  wrote {records:,} records, {size / GB:.1f} GB: {records / took:,.0f} records/s ({limit_text})",
+            flush=True,
+        )
         quiet(server)
         roles = server.roles()
         for readers in (1, 2, 4):
@@ -157,7 +191,10 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
             sampler.start()
             before = [cpu_s(roles[role]) for role in ("shard 0", "front 0")]
             rate = read_all(server.address, "large", records, readers)
-            used = [(cpu_s(roles[role]) - begun) / records * 1e6 for role, begun in zip(("shard 0", "front 0"), before, strict=True)]
+            used = [
+                (cpu_s(roles[role]) - begun) / records * 1e6
+                for role, begun in zip(("shard 0", "front 0"), before, strict=True)
+            ]
             low, high, file_low, file_high = sampler.stop()
             flat = high - low < 50 and file_high < limit / 1e6
             print(
@@ -165,8 +202,13 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
                 f"anonymous {low:.0f}-{high:.0f} MB, mapped {file_low:.0f}-{file_high:.0f} MB {verdict(flat)}",
                 flush=True,
             )
-        p50, p99, p999, worst = appends_beside_a_reader(server.address, min(records, BESIDE_RECORDS))
-        print(f"a  appends beside one reader: p50 {p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, worst {worst:.1f} ms", flush=True)
+        p50, p99, p999, worst = appends_beside_a_reader(
+            server.address, min(records, BESIDE_RECORDS)
+        )
+        print(
+            f"a  appends beside one reader: p50 {p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, worst {worst:.1f} ms",
+            flush=True,
+        )
     floor_read, floor_write = raw_cost(folder)
     sent = bare_answers(4000, 256 * BATCH) * BATCH
     print(
@@ -177,7 +219,9 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
 
 
 def read_all(address: tuple[str, int], topic: str, records: int, readers: int) -> float:
-    """Records a second; each reader has a process and a part of the topic of its own, and goes on from ``next_from_seq``."""
+    """Records a second; each reader has a process and a part of the topic of its own, and goes on
+    from ``next_from_seq``.
+    """
     bounds = [records * part // readers // BATCH * BATCH for part in range(readers)] + [records]
     children = []
     began = time.perf_counter()
@@ -207,8 +251,14 @@ def _read_part(address: tuple[str, int], topic: str, seq: int, end: int) -> None
 
 
 def appends_beside_a_reader(address: tuple[str, int], records: int) -> list[float]:
-    """How long small appends to another topic of the shard take, some hundred a second, while records are read that are not in memory."""
-    client, request, seconds = Client(address), append("small", 1, b'{"durability":"ephemeral","cap_records":1000}'), array("d")
+    """How long small appends to another topic of the shard take, some hundred a second, while
+    records are read that are not in memory.
+    """
+    client, request, seconds = (
+        Client(address),
+        append("small", 1, b'{"durability":"ephemeral","cap_records":1000}'),
+        array("d"),
+    )
     child = os.fork()
     if not child:
         _read_part(address, "large", 0, records)
@@ -272,13 +322,22 @@ def _state(client: Client, topic: str) -> dict[str, int]:
 def many_topics(folder: Path, topics: int, seconds: float) -> None:
     with Server(folder / "data", shards=1) as server:
         names = [f"topic-{number:05d}" for number in range(topics)]
-        made = drive(server.address, [Load("make", 16, _iterator([append(name, 1) for name in names]))])
+        made = drive(
+            server.address, [Load("make", 16, _iterator([append(name, 1) for name in names]))]
+        )
         print(f"b  made {topics:,} topics in {made:.1f} s", flush=True)
         for batch, connections in ((1, 16), (100, 8), (1000, 4)):
-            requests = round_robin([append(name, batch) for name in names]) if batch < BATCH else _large_round(names, batch)
+            requests = (
+                round_robin([append(name, batch) for name in names])
+                if batch < BATCH
+                else _large_round(names, batch)
+            )
             rates: dict[str, list[float]] = {"one": [], "many": []}
             for _ in range(3):  # in turn, so that what the machine does besides meets both
-                for kind, source in (("one", lambda batch=batch: append_one[batch]), ("many", requests.__next__)):
+                for kind, source in (
+                    ("one", lambda batch=batch: append_one[batch]),
+                    ("many", requests.__next__),
+                ):
                     load = Load(kind, connections, source)
                     took = drive(server.address, [load], seconds / 3)
                     rates[kind].append(len(load.seconds) * batch / took)
@@ -314,7 +373,9 @@ def start(folder: Path, records: int, topics: int) -> None:
     with server:
         names = [f"topic-{number:05d}" for number in range(topics)]
         requests = _large_round(names, BATCH)
-        took = drive(server.address, [Load("write", 4, several(requests.__next__, records // BATCH))])
+        took = drive(
+            server.address, [Load("write", 4, several(requests.__next__, records // BATCH))]
+        )
         wait_sealed(server, int(records * 0.98 - 300_000))
         quiet(server)
     for _ in range(3):
@@ -322,7 +383,9 @@ def start(folder: Path, records: int, topics: int) -> None:
         server.start()
         ready = time.perf_counter() - began
         assert server.log is not None
-        recovered = next(event["seconds"] for event in server.log.events() if event.get("event") == "recovered")
+        recovered = next(
+            event["seconds"] for event in server.log.events() if event.get("event") == "recovered"
+        )
         rss = rss_mb(server.pids())
         server.stop()
         print(
@@ -336,8 +399,13 @@ def start(folder: Path, records: int, topics: int) -> None:
 
 
 def deletes(folder: Path, *, sealed: bool, rounds: int) -> None:
-    with Server(folder / "data", shards=1, **({} if sealed else {"wal_file_bytes": 1 << 30})) as server:
-        drive(server.address, [Load("write", 2, several(TaggedAppends("tagged", BATCH, TAGS), TAGS // BATCH))])
+    with Server(
+        folder / "data", shards=1, **({} if sealed else {"wal_file_bytes": 1 << 30})
+    ) as server:
+        drive(
+            server.address,
+            [Load("write", 2, several(TaggedAppends("tagged", BATCH, TAGS), TAGS // BATCH))],
+        )
         if sealed:
             wait_sealed(server, int(TAGS * 0.7))
         quiet(server)
@@ -363,14 +431,21 @@ def deletes(folder: Path, *, sealed: bool, rounds: int) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--only", default="abcd")
     options.add_argument("--gb", type=float, default=1.0)
     options.add_argument("--topics", type=int, default=10_000)
     options.add_argument("--records", type=int, default=10_000_000, help="of c")
     options.add_argument("--seconds", type=float, default=15.0, help="of each side of b")
     options.add_argument("--rounds", type=int, default=100, help="deletes of each kind")
-    options.add_argument("--dir", type=Path, default=None, help="where to write, default the system's folder for temporary files")
+    options.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to write, default the system's folder for temporary files",
+    )
     chosen = options.parse_args()
     parts: dict[str, list[Callable[[Path], None]]] = {
         "a": [lambda folder: large_topic(folder, chosen.gb)],

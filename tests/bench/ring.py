@@ -1,9 +1,10 @@
 """How a link compares with what the system offers: ``python -m tests.bench.ring [SECONDS]``.
 
-Round trips of 200 bytes, then one way: 200-byte messages in batches, and 1 MiB attachments. A link runs under trio on both
-sides and copies every message into and out of frames; the pipe and the socket pair are blocking and only carry the bytes,
-so they are the floor of what a transport between two processes costs. Ratios are of one run; the absolute numbers are the
-machine's mood. The other side counts bytes and says how many when asked, so that nothing is lost on the way unnoticed.
+Round trips of 200 bytes, then one way: 200-byte messages in batches, and 1 MiB attachments. A link
+runs under trio on both sides and copies every message into and out of frames; the pipe and the
+socket pair are blocking and only carry the bytes, so they are the floor of what a transport between
+two processes costs. Ratios are of one run; the absolute numbers are the machine's mood. The other
+side counts bytes and says how many when asked, so that nothing is lost on the way unnoticed.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class LinkBench:
                 self.link.send("data", payload, attachment)
             self.link.flush()
             count += batch
-            while self.link.backlog_bytes or (attachment and self.link.statistics().arena_used_bytes >= WINDOW * MIB):
+            while self.link.backlog_bytes or (
+                attachment and self.link.statistics().arena_used_bytes >= WINDOW * MIB
+            ):
                 await trio.lowlevel.checkpoint()
         await self.ask("ping", b"")
         return count / (time.perf_counter() - start)
@@ -118,9 +121,13 @@ def serve(link: Link) -> None:
 
 
 class Blocking:
-    """The same measurements over something that sends and receives blocking. Messages of a batch are joined, as a link does."""
+    """The same measurements over something that sends and receives blocking. Messages of a batch
+    are joined, as a link does.
+    """
 
-    def __init__(self, seconds: float, send: Callable[[bytes], None], receive: Callable[[], bytes]) -> None:
+    def __init__(
+        self, seconds: float, send: Callable[[bytes], None], receive: Callable[[], bytes]
+    ) -> None:
         self.seconds, self.send, self.receive = seconds, send, receive
 
     def run(self, results: dict[str, float]) -> None:

@@ -1,4 +1,5 @@
-"""How fast segments are built, how long the steps are, and what reads of a large extent cost beside those of a write.
+"""How fast segments are built, how long the steps are, and what reads of a large extent cost beside
+those of a write.
 
     python -m tests.bench.segments [MIB]
 
@@ -32,7 +33,10 @@ def frames(mib: int, batch: int, tags: int) -> list[tuple[int, int, int, memoryv
     made, seq, room = [], 1, mib << 20
     data = b'"%b"' % (b"x" * (RECORD_BYTES - 48))
     while room > 0:
-        records = [RecordIn(data=data, tag=f"tag-{(seq + index) % tags}" if tags else None) for index in range(batch)]  # type: ignore[arg-type]
+        records = [
+            RecordIn(data=data, tag=f"tag-{(seq + index) % tags}" if tags else None)
+            for index in range(batch)
+        ]  # type: ignore[arg-type]
         encoded = encode(AppendBody(records=records), seq, 1_748_450_000_000, keep_key=False)
         body = memoryview(b"".join(encoded.parts))
         made.append((int(encoded.flags), batch, len(encoded.ext), body))
@@ -44,7 +48,12 @@ def pieces(made: list[tuple[int, int, int, memoryview]]) -> Iterator[tuple[Recor
     return ((RecordsView(*frame), 0, frame[1]) for frame in made)
 
 
-def built(store: SegmentStore, number: int, made: list[tuple[int, int, int, memoryview]], extent_records: int) -> list[float]:
+def built(
+    store: SegmentStore,
+    number: int,
+    made: list[tuple[int, int, int, memoryview]],
+    extent_records: int,
+) -> list[float]:
     """Seconds of each step."""
     writer = store.begin(number, 0, 1)
     steps = build(writer.header, [Source(1, 1, pieces(made))], extent_records=extent_records)
@@ -91,7 +100,9 @@ def main(mib: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SegmentStore.open(Path(folder), 0, [])
         number = 0
-        print(f"{'':34}{'records':>10}{'seconds':>10}{'records/s':>12}{'longest':>10}{'over 2 ms':>10}")
+        print(
+            f"{'':34}{'records':>10}{'seconds':>10}{'records/s':>12}{'longest':>10}{'over 2 ms':>10}"
+        )
         for batch in (1, 1000):
             for kind, tags in KINDS.items():
                 made = frames(mib, batch, tags)
@@ -101,7 +112,9 @@ def main(mib: int) -> None:
                 late = sum(seconds > 0.002 for seconds in times)
                 row = f"{count:>10,}{whole:>10.2f}{count / whole:>12,.0f}{max(times) * 1e3:>7.1f} ms{late:>10}"
                 print(f"{f'writes of {batch:,}, {kind}':34}{row}")
-        print(f"\n{f'microseconds for {PAGE:,} records':34}{'slice':>10}{'1% dead':>10}{'no tags':>10}{'and dead':>10}")
+        print(
+            f"\n{f'microseconds for {PAGE:,} records':34}{'slice':>10}{'1% dead':>10}{'no tags':>10}{'and dead':>10}"
+        )
         for kind, tags in KINDS.items():
             small = frames(1, PAGE, tags)[0]
             number += 1
@@ -111,15 +124,29 @@ def main(mib: int) -> None:
             dead = bytes(dice.random() < 0.01 for _ in range(entry.record_count))
             of_write = reads(RecordsView(*small), 0, dead[:PAGE])
             of_extent = reads(view, entry.record_count - PAGE - 7, dead)
-            for name, row in (("write", of_write), (f"extent of {entry.record_count:,}", of_extent)):
+            for name, row in (
+                ("write", of_write),
+                (f"extent of {entry.record_count:,}", of_extent),
+            ):
                 print(f"{f'{kind}, {name}':34}" + "".join(f"{value:>10.1f}" for value in row))
-            print(f"{'ratio':34}" + "".join(f"{extent / write:>10.2f}" for extent, write in zip(of_extent, of_write, strict=True)))
+            print(
+                f"{'ratio':34}"
+                + "".join(
+                    f"{extent / write:>10.2f}"
+                    for extent, write in zip(of_extent, of_write, strict=True)
+                )
+            )
         place = place_of(number, 0)
         view = store.records(place)
         one, many = b'"tag-77777"', b'"tag-777'
-        print(f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix {cost(lambda: view.find_prefix(many)):.1f} us")
+        print(
+            f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix {cost(lambda: view.find_prefix(many)):.1f} us"
+        )
         marks = dice.sample(range(view.count), 1000)
-        one_us, all_us = cost(lambda: mark(store, place, marks[:1])), cost(lambda: mark(store, place, marks), 20)
+        one_us, all_us = (
+            cost(lambda: mark(store, place, marks[:1])),
+            cost(lambda: mark(store, place, marks), 20),
+        )
         print(f"mark one {one_us:.1f} us, a thousand {all_us:.1f} us")
         path = store.segments[number].path
         print(f"open a segment {cost(lambda: Segment(path, 0, number), 5):.0f} us")

@@ -1,10 +1,13 @@
-"""What the log costs above the disk: ``python -m tests.bench.wal [--megabytes 64] [--group 64] [--dir DIR]``.
+"""What the log costs above the disk: ``python -m tests.bench.wal [--megabytes 64] [--group 64]
+[--dir DIR]``.
 
-Frames of one to 10,000 records of 200 bytes are encoded and handed to the writer thread, ``group`` frames of one record or 256 KiB
-at a time, as a shard does after each batch of messages; with ``sync`` every group asks for an fdatasync. No more than 8 MiB are
-on their way. Beside it, in the same run: one bare write of the same bytes for each group into a file with all its room, and one
-fdatasync. ``x floor`` is the time as a multiple of that; it may be below 1, because the writer merges groups that wait.
-``wait us`` is the time between handing over one group and its report, when nothing else is on its way.
+Frames of one to 10,000 records of 200 bytes are encoded and handed to the writer thread, ``group``
+frames of one record or 256 KiB at a time, as a shard does after each batch of messages; with
+``sync`` every group asks for an fdatasync. No more than 8 MiB are on their way. Beside it, in the
+same run: one bare write of the same bytes for each group into a file with all its room, and one
+fdatasync. ``x floor`` is the time as a multiple of that; it may be below 1, because the writer
+merges groups that wait. ``wait us`` is the time between handing over one group and its report, when
+nothing else is on its way.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class Log:
                 self.written, self.synced = progress.written, progress.synced
 
 
-def through_the_log(folder: Path, groups: list[list[Frame]], sync: bool) -> tuple[float, float, int]:
+def through_the_log(
+    folder: Path, groups: list[list[Frame]], sync: bool
+) -> tuple[float, float, int]:
     """Seconds for all groups, microseconds for one alone, syncs made."""
     log = Log(folder)
     log.hand_over(groups[0], sync=True)  # makes the file
@@ -101,7 +106,10 @@ def grouped(batch: int, megabytes: int, group_frames: int) -> list[list[Frame]]:
 
 
 def measure(folder: Path, batch: int, sync: bool, groups: list[list[Frame]], rounds: int) -> None:
-    blocks = [b"".join(piece for frame in group for piece in encode_frame(frame, 0, 0, 1)) for group in groups]
+    blocks = [
+        b"".join(piece for frame in group for piece in encode_frame(frame, 0, 0, 1))
+        for group in groups
+    ]
     length, count = sum(map(len, blocks)), sum(map(len, groups)) * batch
     ratios, runs = [], []
     for turn in range(rounds):
@@ -117,18 +125,38 @@ def measure(folder: Path, batch: int, sync: bool, groups: list[list[Frame]], rou
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--megabytes", type=int, default=64, help="for each row; the log's file is made before the clock starts")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--megabytes",
+        type=int,
+        default=64,
+        help="for each row; the log's file is made before the clock starts",
+    )
     options.add_argument("--group", type=int, default=64, help="frames handed over together")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--dir", type=Path, default=None, help="where to write, default the system's folder for temporary files")
+    options.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to write, default the system's folder for temporary files",
+    )
     chosen = options.parse_args()
-    print(f"{'batch':>6} {'':<6}{'records/s':>12}{'MB/s':>9}{'x floor':>9}{'groups':>8}{'syncs':>7}{'wait us':>9}")
+    print(
+        f"{'batch':>6} {'':<6}{'records/s':>12}{'MB/s':>9}{'x floor':>9}{'groups':>8}{'syncs':>7}{'wait us':>9}"
+    )
     for batch in BATCHES:
         for sync in (False, True):
             folder = Path(tempfile.mkdtemp(prefix="topics-wal-", dir=chosen.dir))
             try:
-                measure(folder, batch, sync, grouped(batch, chosen.megabytes, chosen.group), chosen.rounds)
+                measure(
+                    folder,
+                    batch,
+                    sync,
+                    grouped(batch, chosen.megabytes, chosen.group),
+                    chosen.rounds,
+                )
             finally:
                 shutil.rmtree(folder)
 

@@ -1,7 +1,9 @@
-"""What WebSocket frames cost. Run from the top: ``python -m tests.bench.websocket [--seconds 0.5]``.
+"""What WebSocket frames cost. Run from the top: ``python -m tests.bench.websocket [--seconds
+0.5]``.
 
-A client's stream comes in reads of 64 KiB, as from a busy socket. Beside each row, in the same run and on the same bytes: wsproto,
-which is what Hypercorn uses. ``x peer`` is the rate as a multiple of the peer's.
+A client's stream comes in reads of 64 KiB, as from a busy socket. Beside each row, in the same run
+and on the same bytes: wsproto, which is what Hypercorn uses. ``x peer`` is the rate as a multiple
+of the peer's.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ ROUNDS = 5
 
 
 def stream_of(size: int, text: str, fragments: int = 1) -> tuple[list[bytes], int]:
-    """The reads of a client's stream of messages of about ``size`` bytes, and how many messages there are."""
+    """The reads of a client's stream of messages of about ``size`` bytes, and how many messages
+    there are.
+    """
     chance = random.Random(7)
     payload = (text * size).encode()[: size - size % len(text.encode())]
     count = max(STREAM_BYTES // (size + 8), 1)
     stream = b"".join(message(payload, chance, fragments) for _ in range(min(count, 20_000)))
-    return [stream[at : at + READ_BYTES] for at in range(0, len(stream), READ_BYTES)], min(count, 20_000)
+    return [stream[at : at + READ_BYTES] for at in range(0, len(stream), READ_BYTES)], min(
+        count, 20_000
+    )
 
 
 def message(payload: bytes, chance: random.Random, fragments: int) -> bytes:
     step = -(-len(payload) // fragments)
     parts = [payload[at : at + step] for at in range(0, len(payload), step)]
-    return b"".join(frame(part, chance, first=not n, final=n == len(parts) - 1) for n, part in enumerate(parts))
+    return b"".join(
+        frame(part, chance, first=not n, final=n == len(parts) - 1) for n, part in enumerate(parts)
+    )
 
 
 def frame(payload: bytes, chance: random.Random, *, first: bool, final: bool) -> bytes:
@@ -45,7 +53,11 @@ def frame(payload: bytes, chance: random.Random, *, first: bool, final: bool) ->
     if length <= 125:
         header = struct.pack(">BB", head, 0x80 | length)
     else:
-        header = struct.pack(">BBH", head, 0xFE, length) if length < 1 << 16 else struct.pack(">BBQ", head, 0xFF, length)
+        header = (
+            struct.pack(">BBH", head, 0xFE, length)
+            if length < 1 << 16
+            else struct.pack(">BBQ", head, 0xFF, length)
+        )
     mask = (key * (length // 4 + 1))[:length]
     return header + key + (int.from_bytes(payload) ^ int.from_bytes(mask)).to_bytes(length)
 
@@ -60,7 +72,9 @@ def ours(reads: list[bytes]) -> int:
 
 
 def theirs(reads: list[bytes]) -> int:
-    """As Hypercorn does it: the parts of a message are joined, and here encoded, for a server that handles bytes."""
+    """As Hypercorn does it: the parts of a message are joined, and here encoded, for a server that
+    handles bytes.
+    """
     connection, messages, parts = Connection(ConnectionType.SERVER), 0, []
     for data in reads:
         connection.receive_data(data)
@@ -75,7 +89,9 @@ def theirs(reads: list[bytes]) -> int:
 
 
 def seconds_of(seconds: float, *works: Callable[[], object]) -> list[float]:
-    """Seconds a call, the best of some rounds, in which the works take turns: a machine's moods meet all of them."""
+    """Seconds a call, the best of some rounds, in which the works take turns: a machine's moods
+    meet all of them.
+    """
     best = [float("inf")] * len(works)
     for _ in range(ROUNDS):
         for at, work in enumerate(works):
@@ -88,7 +104,10 @@ def seconds_of(seconds: float, *works: Callable[[], object]) -> list[float]:
 
 
 def line(name: str, messages: int, size: int, took: float, peer_took: float) -> None:
-    print(f"{name:<38}{messages / took:>14,.0f}{size / took / 1e6:>10,.0f}{peer_took / took:>9.1f}", flush=True)
+    print(
+        f"{name:<38}{messages / took:>14,.0f}{size / took / 1e6:>10,.0f}{peer_took / took:>9.1f}",
+        flush=True,
+    )
 
 
 def parsing(seconds: float) -> None:
@@ -117,7 +136,10 @@ def cuts() -> None:
     for step in (256, 1024, 16_384, 262_144, len(stream)):
         pieces = [stream[at : at + step] for at in range(0, len(stream), step)]
         (took,) = seconds_of(0, partial(ours, pieces))
-        print(f"16 MiB in reads of {step:>10,} bytes    {took * 1e3:>10,.0f} ms{len(stream) / took / 1e6:>10,.0f} MB/s", flush=True)
+        print(
+            f"16 MiB in reads of {step:>10,} bytes    {took * 1e3:>10,.0f} ms{len(stream) / took / 1e6:>10,.0f} MB/s",
+            flush=True,
+        )
 
 
 def encoding(seconds: float) -> None:
@@ -143,7 +165,9 @@ def encoding(seconds: float) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--seconds", type=float, default=0.5, help="for each figure")
     chosen = options.parse_args()
     print(f"{'':<38}{'messages/s':>14}{'MB/s':>10}{'x peer':>9}")

@@ -1,7 +1,9 @@
-"""A topics server of a hundred lines for producers' tests: PUT, GET and POST of a topic, keys, and faults on demand.
+"""A topics server of a hundred lines for producers' tests: PUT, GET and POST of a topic, keys, and
+faults on demand.
 
-It keeps the contract's rules that a batch writer leans on (§1, §2, §0.8): strict JSON, atomic batches, contiguous seqs, the first
-answer again for a known key, ``create:false``. ``faults`` holds what the next appends meet, one each, in order; None is no fault.
+It keeps the contract's rules that a batch writer leans on (§1, §2, §0.8): strict JSON, atomic
+batches, contiguous seqs, the first answer again for a known key, ``create:false``. ``faults`` holds
+what the next appends meet, one each, in order; None is no fault.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True)
 class Fault:
-    """``status`` refuses, ``cut`` resets the connection within the answer, ``drop`` before it; ``commit`` appends first."""
+    """``status`` refuses, ``cut`` resets the connection within the answer, ``drop`` before it;
+    ``commit`` appends first.
+    """
 
     status: int = 0
     code: str = ""
@@ -41,7 +45,12 @@ class StubTopic:
 
     def state(self, name: str) -> dict[str, Any]:
         """The part of a topic's state that a producer reads."""
-        return {"topic": name, "head_seq": len(self.records), "epoch": self.epoch, "config": self.config}
+        return {
+            "topic": name,
+            "head_seq": len(self.records),
+            "epoch": self.epoch,
+            "config": self.config,
+        }
 
     def append(self, name: str, records: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
         """Append once for each key."""
@@ -50,7 +59,13 @@ class StubTopic:
         first = len(self.records) + 1
         self.records.extend(records)
         head = len(self.records)
-        answer = {"topic": name, "first_seq": first, "last_seq": head, "head_seq": head, "count": len(records)}
+        answer = {
+            "topic": name,
+            "first_seq": first,
+            "last_seq": head,
+            "head_seq": head,
+            "count": len(records),
+        }
         answer |= {"created": False, "deduped": False, "performance": {"server_total_ms": 0.1}}
         if key is not None:
             self.answers[key] = answer
@@ -58,7 +73,8 @@ class StubTopic:
 
 
 class StubServer:
-    """Serves in a thread while the block runs. ``seen`` lists (method, path with query, status; 0 for a broken connection).
+    """Serves in a thread while the block runs. ``seen`` lists (method, path with query, status; 0
+    for a broken connection).
 
     ``peers`` are the client's ends of the connections that sent them.
     """
@@ -74,7 +90,9 @@ class StubServer:
         handler = type("Handler", (_Handler,), {"stub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -85,7 +103,12 @@ class StubServer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -93,7 +116,9 @@ class StubServer:
     def make(self, name: str, **config: Any) -> StubTopic:
         """A topic with the contract's defaults, for a test's start."""
         self.epoch += 1
-        topic = StubTopic({"idempotency_window_ms": 120_000, "durability": "disk", **config}, self.epoch)
+        topic = StubTopic(
+            {"idempotency_window_ms": 120_000, "durability": "disk", **config}, self.epoch
+        )
         self.topics[name] = topic
         return topic
 
@@ -131,7 +156,10 @@ class _Handler(BaseHTTPRequestHandler):
             created = self._name() not in self.stub.topics
             topic = self.stub.make(self._name()) if created else self.stub.topics[self._name()]
             topic.config |= config
-        self._answer(201 if created else 200, {"topic": self._name(), "created": created, "config": topic.config})
+        self._answer(
+            201 if created else 200,
+            {"topic": self._name(), "created": created, "config": topic.config},
+        )
 
     def do_POST(self) -> None:
         body = self._body()
@@ -141,7 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
             answer = None
             empty = not body["records"]
             if topic is not None and not empty and (fault is None or fault.commit):
-                answer = topic.append(self._name(), body["records"], self.headers.get("Idempotency-Key"))
+                answer = topic.append(
+                    self._name(), body["records"], self.headers.get("Idempotency-Key")
+                )
         if fault is not None and (fault.cut or fault.drop):
             self._break(answer or {}, send_half=fault.cut)
         elif fault is not None and fault.status:
@@ -157,7 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
         return unquote(urlsplit(self.path).path.removeprefix("/v0/topics/"))
 
     def _body(self) -> Any:
-        assert self.headers["Content-Type"] == "application/json", "§0.3: required on every POST and PUT"
+        assert self.headers["Content-Type"] == "application/json", (
+            "§0.3: required on every POST and PUT"
+        )
         raw = self.rfile.read(int(self.headers["Content-Length"]))
 
         def refuse(constant: str) -> Any:
@@ -166,7 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
         return json.loads(raw.decode("utf-8"), parse_constant=refuse)
 
     def _refuse(self, status: int, code: str, retry_after: str | None = None) -> None:
-        self._answer(status, {"error": {"code": code, "message": f"refused with\n{code}"}}, retry_after)
+        self._answer(
+            status, {"error": {"code": code, "message": f"refused with\n{code}"}}, retry_after
+        )
 
     def _answer(self, status: int, value: dict[str, Any], retry_after: str | None = None) -> None:
         body = json.dumps(value).encode()
@@ -183,7 +217,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(value).encode()
         self._note(0)
         if send_half:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (len(body) + 10))
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                % (len(body) + 10)
+            )
             self.wfile.write(body)
         self.wfile.flush()
         # Linger 0: what the client has not read yet is lost, as when a process or a firewall dies.

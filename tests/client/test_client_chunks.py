@@ -12,12 +12,18 @@ from topics.client.chunks import Chunk, Chunker
 
 def block(records: list[bytes]) -> tuple[list[int], memoryview]:
     """Records as Arrow would lay them out, behind some bytes that belong to nobody."""
-    return list(accumulate(map(len, records), initial=7)), memoryview(b"garbage" + b"".join(records) + b"garbage")
+    return list(accumulate(map(len, records), initial=7)), memoryview(
+        b"garbage" + b"".join(records) + b"garbage"
+    )
 
 
-def cut(blocks: list[list[bytes]], max_records: int, max_bytes: int, node: str | None = None) -> list[Chunk]:
+def cut(
+    blocks: list[list[bytes]], max_records: int, max_bytes: int, node: str | None = None
+) -> list[Chunk]:
     chunker = Chunker(max_records, max_bytes, node)
-    return [chunk for records in blocks for chunk in chunker.add(*block(records))] + list(chunker.rest())
+    return [chunk for records in blocks for chunk in chunker.add(*block(records))] + list(
+        chunker.rest()
+    )
 
 
 def record(value: object) -> bytes:
@@ -30,7 +36,11 @@ def values(chunk: Chunk) -> list[object]:
 
 def test_a_body_is_the_append_request_of_the_contract() -> None:
     (chunk,) = cut([[record({"a": 1}), record(None)]], 10, 1000, node='w"1')
-    assert json.loads(chunk.body) == {"create": False, "node": 'w"1', "records": [{"data": {"a": 1}}, {"data": None}]}
+    assert json.loads(chunk.body) == {
+        "create": False,
+        "node": 'w"1',
+        "records": [{"data": {"a": 1}}, {"data": None}],
+    }
     assert (chunk.number, chunk.count) == (0, 2)
 
 
@@ -68,7 +78,9 @@ def test_limits_below_one_are_refused(limits: tuple[int, int]) -> None:
     max_records=st.integers(1, 20),
     max_bytes=st.integers(1, 200),
 )
-def test_chunks_do_not_depend_on_how_records_arrive(texts: list[str], cuts: list[int], max_records: int, max_bytes: int) -> None:
+def test_chunks_do_not_depend_on_how_records_arrive(
+    texts: list[str], cuts: list[int], max_records: int, max_bytes: int
+) -> None:
     records = [record(text) for text in texts]
     places = sorted({0, len(records), *(place for place in cuts if place < len(records))})
     blocks = [records[start:end] for start, end in pairwise(places)]

@@ -23,10 +23,20 @@ def test_an_append_sends_key_and_type_and_asks_for_no_seqs(stub: StubServer) -> 
     topic = stub.make("a:b.c")
     with TopicsClient(replace(target(stub), api_key="secret")) as client:
         receipt = client.append("a:b.c", BODY, 2, "k1")
-    assert (receipt.first_seq, receipt.last_seq, receipt.head_seq, receipt.count, receipt.deduped) == (1, 2, 2, 2, False)
+    assert (
+        receipt.first_seq,
+        receipt.last_seq,
+        receipt.head_seq,
+        receipt.count,
+        receipt.deduped,
+    ) == (1, 2, 2, 2, False)
     assert stub.seen == [("POST", "/v0/topics/a:b.c?return_seqs=false", 200)]
     sent = stub.headers[0]
-    assert (sent["Idempotency-Key"], sent["Content-Type"], sent["Authorization"]) == ("k1", "application/json", "Bearer secret")
+    assert (sent["Idempotency-Key"], sent["Content-Type"], sent["Authorization"]) == (
+        "k1",
+        "application/json",
+        "Bearer secret",
+    )
     assert "Content-Encoding" not in sent
     assert topic.records == [{"data": 1}, {"data": 2}]
     assert "secret" not in repr(replace(target(stub), api_key="secret"))
@@ -59,19 +69,24 @@ def test_an_endless_retry_after_is_cut(stub: StubServer, pauses: list[float]) ->
     assert pauses == [60]
 
 
-def test_without_retry_after_the_pause_doubles_up_to_a_cap(stub: StubServer, pauses: list[float]) -> None:
+def test_without_retry_after_the_pause_doubles_up_to_a_cap(
+    stub: StubServer, pauses: list[float]
+) -> None:
     stub.make("t")
     stub.faults.extend([NOT_READY] * 5)
     with TopicsClient(target(stub)) as client:
         client.append("t", BODY, 2, "k")
-    # The first repetition is at once; then 2, 4, 8 times 0.5 s and up to 0.5 s of jitter, never above 2 s.
+    # The first repetition is at once; then 2, 4, 8 times 0.5 s and up to 0.5 s of jitter, never
+    # above 2 s.
     assert len(pauses) == 4
     assert 1.0 <= pauses[0] <= 1.5
     assert pauses[1:] == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, NOT_READY], ids=["429", "503"])
-def test_a_server_that_stays_busy_fails_with_its_code_and_advice(stub: StubServer, pauses: list[float], fault: Fault) -> None:
+def test_a_server_that_stays_busy_fails_with_its_code_and_advice(
+    stub: StubServer, pauses: list[float], fault: Fault
+) -> None:
     topic = stub.make("t")
     stub.faults.extend([fault] * 100)
     with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
@@ -90,9 +105,16 @@ def test_a_server_that_stays_busy_fails_with_its_code_and_advice(stub: StubServe
         Fault(cut=True, commit=True),
         replace(NOT_READY, commit=True),
     ],
-    ids=["reset before", "reset after the write", "reset within the answer", "refused after the write"],
+    ids=[
+        "reset before",
+        "reset after the write",
+        "reset within the answer",
+        "refused after the write",
+    ],
 )
-def test_a_broken_answer_is_asked_for_again_and_written_once(stub: StubServer, pauses: list[float], fault: Fault) -> None:
+def test_a_broken_answer_is_asked_for_again_and_written_once(
+    stub: StubServer, pauses: list[float], fault: Fault
+) -> None:
     topic = stub.make("t")
     stub.faults.append(fault)
     with TopicsClient(target(stub)) as client:
@@ -104,9 +126,17 @@ def test_a_broken_answer_is_asked_for_again_and_written_once(stub: StubServer, p
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(400, "record_too_large"), (403, "forbidden"), (413, "payload_too_large"), (422, "topic_full")]
+    ("status", "code"),
+    [
+        (400, "record_too_large"),
+        (403, "forbidden"),
+        (413, "payload_too_large"),
+        (422, "topic_full"),
+    ],
 )
-def test_other_refusals_fail_at_once_in_one_line(stub: StubServer, pauses: list[float], status: int, code: str) -> None:
+def test_other_refusals_fail_at_once_in_one_line(
+    stub: StubServer, pauses: list[float], status: int, code: str
+) -> None:
     stub.make("t")
     stub.faults.append(Fault(status=status, code=code))
     with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
@@ -117,14 +147,20 @@ def test_other_refusals_fail_at_once_in_one_line(stub: StubServer, pauses: list[
 
 
 def test_a_topic_that_is_gone_is_not_made_again(stub: StubServer) -> None:
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="404 topic_not_found"):
+    with (
+        TopicsClient(target(stub)) as client,
+        pytest.raises(RequestError, match="404 topic_not_found"),
+    ):
         client.append("t", BODY, 2, "k")
     assert stub.topics == {}
 
 
 def test_an_answer_for_other_records_is_refused(stub: StubServer) -> None:
     stub.make("t").append("t", [{"data": 0}], "k")
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="2 records sent under key k"):
+    with (
+        TopicsClient(target(stub)) as client,
+        pytest.raises(RequestError, match="2 records sent under key k"),
+    ):
         client.append("t", BODY, 2, "k")
 
 
@@ -146,7 +182,10 @@ def free_port() -> int:
 
 def test_nobody_there_names_the_address(pauses: list[float]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    with TopicsClient(Target(url=url, connect_retries=2)) as client, pytest.raises(RequestError) as failure:
+    with (
+        TopicsClient(Target(url=url, connect_retries=2)) as client,
+        pytest.raises(RequestError) as failure,
+    ):
         client.state("t")
     assert (failure.value.status, failure.value.code) == (0, "unreachable")
     assert url in str(failure.value)

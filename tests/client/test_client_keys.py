@@ -9,7 +9,8 @@ PLACE = ("batch:job", "flights", 3, 7, 5000, b"body")
 
 
 def test_the_same_work_has_the_same_key_for_ever() -> None:
-    # A golden value: another one would make every repeated job of a live topic append its records again.
+    # A golden value: another one would make every repeated job of a live topic append its records
+    # again.
     assert chunk_key(*PLACE) == "spark-ab35937f246ec48ed0207e00eb8f985f2797ec9f"
 
 

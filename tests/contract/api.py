@@ -1,4 +1,6 @@
-"""What the tests speak to the server with: a plain client, a raw connection, and the assertions about answers."""
+"""What the tests speak to the server with: a plain client, a raw connection, and the assertions
+about answers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import msgspec
 
 TIMEOUT_S = 20.0
 SLACK_S = 4.0  # for a machine with two busy cores
-GAP = {"reason", "gap_from", "gap_to", "earliest_seq", "head_seq"}  # what a tombstone of §7 says, whatever frames it
+GAP = {
+    "reason",
+    "gap_from",
+    "gap_to",
+    "earliest_seq",
+    "head_seq",
+}  # what a tombstone of §7 says, whatever frames it
 JSON = {"Content-Type": "application/json"}
 
 
@@ -35,9 +43,13 @@ class Answer:
 
 
 class Api:
-    """A client on one kept-alive connection, for one thread. It reconnects when the server has closed in between."""
+    """A client on one kept-alive connection, for one thread. It reconnects when the server has
+    closed in between.
+    """
 
-    def __init__(self, address: tuple[str, int], *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, address: tuple[str, int], *, token: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.address = address
         self._connection = http.client.HTTPConnection(*address, timeout=timeout_s)
         self._token = token
@@ -45,14 +57,23 @@ class Api:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         self._connection.close()
 
-    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """``body``: None sends none, bytes go as they are, the rest as JSON. A header of "" is not sent at all."""
+    def call(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """``body``: None sends none, bytes go as they are, the rest as JSON. A header of "" is not
+        sent at all.
+        """
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = dict(headers or {})
         if raw is not None and not any(name.lower() == "content-type" for name in sent):
@@ -61,13 +82,20 @@ class Api:
             sent["Authorization"] = f"Bearer {self._token}"
         self._drop_stale()
         try:
-            self._connection.request(method, path, body=raw, headers={name: value for name, value in sent.items() if value})
+            self._connection.request(
+                method,
+                path,
+                body=raw,
+                headers={name: value for name, value in sent.items() if value},
+            )
             answer = self._connection.getresponse()
             content = answer.read()
         except BaseException:
             self._connection.close()
             raise
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+        return Answer(
+            answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+        )
 
     def _drop_stale(self) -> None:
         idle = self._connection.sock
@@ -86,8 +114,12 @@ class Api:
     def listing(self, **query: object) -> Answer:
         return self.call("GET", f"/v0/topics{_query(query)}")
 
-    def append(self, topic: str, *data: Any, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
-        """One record for each of ``data``; ``fields`` are the other fields of the body (``records`` replaces ``data``)."""
+    def append(
+        self, topic: str, *data: Any, headers: dict[str, str] | None = None, **fields: Any
+    ) -> Answer:
+        """One record for each of ``data``; ``fields`` are the other fields of the body (``records``
+        replaces ``data``).
+        """
         body = {"records": [{"data": value} for value in data], **fields}
         return self.call("POST", f"/v0/topics/{topic}", body, headers)
 
@@ -105,7 +137,9 @@ class Api:
         while True:
             page = ok(self.diff(topic, from_seq=cursor, limit=1000, **fields))
             records += page["records"]
-            assert page["caught_up"] or page["next_from_seq"] > cursor, f"the cursor stands still: {page}"
+            assert page["caught_up"] or page["next_from_seq"] > cursor, (
+                f"the cursor stands still: {page}"
+            )
             cursor = page["next_from_seq"]
             if page["caught_up"]:
                 return records
@@ -146,9 +180,13 @@ def raw_records(answer: Answer) -> list[RawRecord]:
 
 
 def ok(answer: Answer, status: int = 200) -> Any:
-    """The body of a success: JSON, without an ``error``, with a ``performance`` object (§0.5, §0.9)."""
+    """The body of a success: JSON, without an ``error``, with a ``performance`` object (§0.5,
+    §0.9).
+    """
     assert answer.status == status, f"{status} expected, got {answer}"
-    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", answer.headers
+    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", (
+        answer.headers
+    )
     body = answer.json()
     assert isinstance(body, dict)
     assert "error" not in body
@@ -158,9 +196,13 @@ def ok(answer: Answer, status: int = 200) -> Any:
 
 
 def refused(answer: Answer, status: int, *codes: str) -> Any:
-    """The ``error`` object of a refusal in the exact envelope of §0.5; ``codes`` are the codes that may stand in it."""
+    """The ``error`` object of a refusal in the exact envelope of §0.5; ``codes`` are the codes that
+    may stand in it.
+    """
     assert answer.status == status, f"{status} {'/'.join(codes)} expected, got {answer}"
-    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", answer.headers
+    assert answer.headers.get("content-type", "").split(";")[0] == "application/json", (
+        answer.headers
+    )
     body = answer.json()
     assert set(body) - {"performance"} == {"error"}, body
     error = body["error"]
@@ -184,7 +226,9 @@ def data(records: list[Any]) -> list[Any]:
     return [record["data"] for record in records]
 
 
-def request(method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1") -> bytes:
+def request(
+    method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1"
+) -> bytes:
     """The bytes of one request; Host, Content-Type and Content-Length are added."""
     lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]
     if body is not None:
@@ -195,8 +239,16 @@ def request(method: str, path: str, body: bytes | None = None, *headers: str, ve
 class Wire:
     """One raw connection: bytes go out as given, answers come back one by one."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float = TIMEOUT_S, *, receive_bytes: int | None = None) -> None:
-        """``receive_bytes`` is the size of the receive buffer, for readers that stall; it must be set before the connection is made."""
+    def __init__(
+        self,
+        address: tuple[str, int],
+        timeout_s: float = TIMEOUT_S,
+        *,
+        receive_bytes: int | None = None,
+    ) -> None:
+        """``receive_bytes`` is the size of the receive buffer, for readers that stall; it must be
+        set before the connection is made.
+        """
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.settimeout(timeout_s)
         if receive_bytes is not None:
@@ -212,7 +264,12 @@ class Wire:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.socket.close()
 
     def send(self, *parts: bytes) -> None:
@@ -223,7 +280,9 @@ class Wire:
         self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, method: str = "GET") -> Answer:
-        """The next whole answer; ``method`` HEAD has no body. EOFError when the server closes before it is whole."""
+        """The next whole answer; ``method`` HEAD has no body. EOFError when the server closes
+        before it is whole.
+        """
         status, headers = self.head()
         if method == "HEAD" or status < 200 or status in (204, 304):
             return Answer(status, headers, b"")

@@ -1,4 +1,6 @@
-"""A headless Chromium, driven over its own debugging protocol: open a page, evaluate JavaScript in it, nothing else."""
+"""A headless Chromium, driven over its own debugging protocol: open a page, evaluate JavaScript in
+it, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,25 @@ class Chromium:
         from websockets.sync.client import connect
 
         self._numbers = itertools.count(1)
-        arguments = [*QUIET, *(["--no-sandbox"] if os.getuid() == 0 else []), f"--user-data-dir={profile}", "about:blank"]
+        arguments = [
+            *QUIET,
+            *(["--no-sandbox"] if os.getuid() == 0 else []),
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(
-            [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             url = self._page_url(self._port(profile / "DevToolsActivePort"))
             self._closing = contextlib.ExitStack()
-            self._connection = self._closing.enter_context(connect(url, proxy=None, compression=None, max_size=None))
+            self._connection = self._closing.enter_context(
+                connect(url, proxy=None, compression=None, max_size=None)
+            )
         except BaseException:
             self._kill()
             raise
@@ -58,7 +71,12 @@ class Chromium:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._closing.close()
         self._kill()
 
@@ -72,7 +90,9 @@ class Chromium:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, awaited when it is a promise; AssertionError when it throws."""
-        answer = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        answer = self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -88,7 +108,9 @@ class Chromium:
     def _port(self, file: Path) -> int:
         deadline = time.monotonic() + START_S
         while not (file.exists() and file.read_text().count("\n")):
-            assert self._process.poll() is None, f"the browser ended with {self._process.returncode}"
+            assert self._process.poll() is None, (
+                f"the browser ended with {self._process.returncode}"
+            )
             assert time.monotonic() < deadline, "the browser does not open its debugging port"
             time.sleep(0.02)
         return int(file.read_text().splitlines()[0])
@@ -107,7 +129,9 @@ class Chromium:
             time.sleep(0.02)
 
     def _kill(self) -> None:
-        """The browser leads a process group of its own, so this ends its children and nobody else's."""
+        """The browser leads a process group of its own, so this ends its children and nobody
+        else's.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(START_S)

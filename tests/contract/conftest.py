@@ -15,7 +15,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two shards and a front. At the end it must stop cleanly, and no child may have died behind the tests' back."""
+    """Two shards and a front. At the end it must stop cleanly, and no child may have died behind
+    the tests' back.
+    """
     with Server(tmp_path_factory.mktemp("contract") / "data", shards=2) as server:
         before = server.wait_roles(3)
         yield server

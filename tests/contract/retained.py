@@ -18,7 +18,9 @@ def seqs(page: Any) -> list[int]:
 
 
 def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
-    """Both ends of the page's tombstone, which must have exactly the fields of §3.3 and one of ``reasons``; None without one."""
+    """Both ends of the page's tombstone, which must have exactly the fields of §3.3 and one of
+    ``reasons``; None without one.
+    """
     stone = page["tombstone"]
     if stone is None:
         return None
@@ -54,22 +56,30 @@ def floors(api: Api, topic: str) -> dict[str, int]:
     return found
 
 
-def agrees(api: Api, topic: str, model: TopicModel, cursors: Collection[int] | None = None, *reasons: str) -> None:
+def agrees(
+    api: Api, topic: str, model: TopicModel, cursors: Collection[int] | None = None, *reasons: str
+) -> None:
     """State, list and reads from every cursor are what the model says."""
     found = floors(api, topic)
-    assert (found["head_seq"], found["earliest_seq"], found["count"]) == (model.head_seq, model.earliest_seq, len(model.live))
+    assert (found["head_seq"], found["earliest_seq"], found["count"]) == (
+        model.head_seq,
+        model.earliest_seq,
+        len(model.live),
+    )
     for cursor in range(model.head_seq + 1) if cursors is None else cursors:
         page = page_of(api, topic, cursor, include_tags=True)
         assert gap(page, *(reasons or ("cap",))) == model.gap(cursor), f"from {cursor}, of {model}"
-        assert [(record["$seq"], record["data"], record.get("$tag")) for record in page["records"]] == [
-            (seq, *model.live[seq]) for seq in model.after(cursor)
-        ]
+        assert [
+            (record["$seq"], record["data"], record.get("$tag")) for record in page["records"]
+        ] == [(seq, *model.live[seq]) for seq in model.after(cursor)]
         assert (page["next_from_seq"], page["caught_up"]) == (model.head_seq, True)
         assert page["earliest_seq"] == model.earliest_seq
 
 
 def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
-    """What each record adds to ``bytes`` when the records are written one by one to ``topic``, which has no caps."""
+    """What each record adds to ``bytes`` when the records are written one by one to ``topic``,
+    which has no caps.
+    """
     found = []
     before = 0
     for record in records:
@@ -84,8 +94,20 @@ def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
 def everything(api: Api, topic: str) -> dict[str, Any]:
     """All that a reader can notice of a topic and that a restart must not change."""
     state = api.state(topic)
-    names = ("head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "epoch", "last_write_ts")
-    pages = [api.diff(topic, from_seq=cursor, limit=1000, include_tags=True).json() for cursor in range(state["head_seq"] + 1)]
+    names = (
+        "head_seq",
+        "earliest_seq",
+        "next_seq",
+        "count",
+        "bytes",
+        "config",
+        "epoch",
+        "last_write_ts",
+    )
+    pages = [
+        api.diff(topic, from_seq=cursor, limit=1000, include_tags=True).json()
+        for cursor in range(state["head_seq"] + 1)
+    ]
     for page in pages:
         del page["performance"]
         if page["tombstone"]:

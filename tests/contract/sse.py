@@ -1,7 +1,9 @@
-"""What the tests watch with: a reader of event streams on a raw socket, which keeps every byte that came (§7.2).
+"""What the tests watch with: a reader of event streams on a raw socket, which keeps every byte that
+came (§7.2).
 
-``Decoder`` follows the event stream grammar of the HTML standard, not this server's habits: any of the three line ends, one space
-after the colon, several ``data`` lines. A *frame* is what stands between two empty lines.
+``Decoder`` follows the event stream grammar of the HTML standard, not this server's habits: any of
+the three line ends, one space after the colon, several ``data`` lines. A *frame* is what stands
+between two empty lines.
 """
 
 from __future__ import annotations
@@ -16,13 +18,21 @@ from typing import Any
 
 from tests.contract.api import TIMEOUT_S, Answer, Api, Wire, ok, request
 
-RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = "record", "tombstone", "caught-up", "topic-deleted", "error"
+RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
+    "record",
+    "tombstone",
+    "caught-up",
+    "topic-deleted",
+    "error",
+)
 LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came; ``lines`` are all lines as they came."""
+    """One frame. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came;
+    ``lines`` are all lines as they came.
+    """
 
     lines: tuple[bytes, ...]
     event: str | None = None
@@ -91,7 +101,9 @@ class Unchunk:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._size: int | None = None  # of the chunk that the buffer begins with; None when its size line does
+        self._size: int | None = (
+            None  # of the chunk that the buffer begins with; None when its size line does
+        )
         self.ended = False
 
     def feed(self, piece: bytes) -> bytes:
@@ -114,7 +126,9 @@ class Unchunk:
 
 
 class Stream(Wire):
-    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``frames`` every frame so far."""
+    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``frames``
+    every frame so far.
+    """
 
     def __init__(
         self,
@@ -164,7 +178,9 @@ class Stream(Wire):
     # --- frames, as they come
 
     def frame(self, timeout_s: float | None = None) -> Frame:
-        """The next frame of any kind; TimeoutError when none comes, EOFError when the stream has ended."""
+        """The next frame of any kind; TimeoutError when none comes, EOFError when the stream has
+        ended.
+        """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while self._taken == len(self.frames):
             if self._ended():
@@ -186,7 +202,9 @@ class Stream(Wire):
         return self._chunks is not None and self._chunks.ended
 
     def event(self, *names: str, timeout_s: float | None = None) -> Frame:
-        """The next frame that has data; heartbeats and ``retry`` are passed over. It must be one of ``names`` if any are given."""
+        """The next frame that has data; heartbeats and ``retry`` are passed over. It must be one of
+        ``names`` if any are given.
+        """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while (frame := self.frame(max(deadline - time.monotonic(), 0.001))).data is None:
             pass
@@ -223,7 +241,9 @@ class Stream(Wire):
         return told
 
     def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
-        """The next ``count`` records of all topics; caught-up frames in between are passed over, other frames fail."""
+        """The next ``count`` records of all topics; caught-up frames in between are passed over,
+        other frames fail.
+        """
         told = Told()
         while len(told.records) < count:
             told.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
@@ -254,7 +274,10 @@ class Told:
         return [frame.json() for frame in self.frames if frame.event == event]
 
     def data(self, topic: str | None = None) -> list[Any]:
-        return [record["data"] for record in (self.records if topic is None else self.by_topic.get(topic, []))]
+        return [
+            record["data"]
+            for record in (self.records if topic is None else self.by_topic.get(topic, []))
+        ]
 
     @property
     def last_id(self) -> str:
@@ -288,7 +311,9 @@ def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> St
 
 
 def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
-    """The answer to a GET that must open no stream: one that opens fails at once, for it would never end."""
+    """The answer to a GET that must open no stream: one that opens fails at once, for it would
+    never end.
+    """
     with Wire(address) as wire:
         wire.send(request("GET", path, None, *headers))
         status, named = wire.head()

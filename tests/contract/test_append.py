@@ -36,23 +36,35 @@ def test_seqs_go_on_without_holes(api: Api, topic: str) -> None:
     for size in (1, 3, 2, 50, 1):
         body = ok(api.append(topic, *range(size)))
         assert body["seqs"] == list(range(expected, expected + size))
-        assert (body["first_seq"], body["last_seq"], body["head_seq"]) == (expected, expected + size - 1, expected + size - 1)
+        assert (body["first_seq"], body["last_seq"], body["head_seq"]) == (
+            expected,
+            expected + size - 1,
+            expected + size - 1,
+        )
         assert (body["count"], body["created"], body["deduped"]) == (size, False, False)
         expected += size
 
 
 @pytest.mark.parametrize(
-    ("query", "shown"), [("", True), ("?return_seqs=true", True), ("?return_seqs=false", False)], ids=lambda value: f"2 {value}"
+    ("query", "shown"),
+    [("", True), ("?return_seqs=true", True), ("?return_seqs=false", False)],
+    ids=lambda value: f"2 {value}",
 )
 def test_return_seqs(api: Api, topic: str, query: str, shown: bool) -> None:
-    body = ok(api.call("POST", f"/v0/topics/{topic}{query}", {"records": [{"data": 1}, {"data": 2}]}), 201)
+    body = ok(
+        api.call("POST", f"/v0/topics/{topic}{query}", {"records": [{"data": 1}, {"data": 2}]}), 201
+    )
     assert body.get("seqs") == ([1, 2] if shown else None)
     assert ("seqs" in body) == shown
     assert (body["first_seq"], body["last_seq"], body["count"]) == (1, 2, 2)
 
 
 def test_return_seqs_is_a_bool(api: Api, topic: str) -> None:
-    refused(api.call("POST", f"/v0/topics/{topic}?return_seqs=banana", {"records": [{"data": 1}]}), 400, "invalid_request")
+    refused(
+        api.call("POST", f"/v0/topics/{topic}?return_seqs=banana", {"records": [{"data": 1}]}),
+        400,
+        "invalid_request",
+    )
     refused(api.get(topic), 404, "topic_not_found")
 
 
@@ -72,31 +84,48 @@ LAZY: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("fields", "created"), LAZY, ids=lambda value: f"2 {value}")
-def test_who_may_create_a_topic_by_writing(api: Api, topic: str, fields: dict[str, Any], created: bool) -> None:
+def test_who_may_create_a_topic_by_writing(
+    api: Api, topic: str, fields: dict[str, Any], created: bool
+) -> None:
     answer = api.append(topic, 1, **fields)
     if not created:
         refused(answer, 404, "topic_not_found")
         refused(api.get(topic), 404, "topic_not_found")
         return
     assert ok(answer, 201)["created"] is True
-    assert api.state(topic)["config"]["auto_create"] is fields.get("config", {}).get("auto_create", True)
+    assert api.state(topic)["config"]["auto_create"] is fields.get("config", {}).get(
+        "auto_create", True
+    )
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"create": True}, {"create": False}, {"config": {"auto_create": False}}], ids=lambda value: f"2 {value}"
+    "fields",
+    [{}, {"create": True}, {"create": False}, {"config": {"auto_create": False}}],
+    ids=lambda value: f"2 {value}",
 )
 @pytest.mark.parametrize("auto_create", [True, False])
-def test_an_existing_topic_takes_every_write(api: Api, topic: str, fields: dict[str, Any], auto_create: bool) -> None:
+def test_an_existing_topic_takes_every_write(
+    api: Api, topic: str, fields: dict[str, Any], auto_create: bool
+) -> None:
     ok(api.put(topic, {"auto_create": auto_create}), 201)
     body = ok(api.append(topic, 1, **fields))
     assert (body["created"], body["seqs"]) == (False, [1])
 
 
 def test_inline_config_counts_only_for_the_write_that_creates(api: Api, topic: str) -> None:
-    config = {"ttl_ms": 10**9, "cap_records": 100, "durability": "fsync", "priority": 5000, "lease_ms": 1}
+    config = {
+        "ttl_ms": 10**9,
+        "cap_records": 100,
+        "durability": "fsync",
+        "priority": 5000,
+        "lease_ms": 1,
+    }
     ok(api.append(topic, 1, config=config), 201)
     stored = api.state(topic)["config"]
-    assert [stored[name] for name in ("ttl_ms", "cap_records", "durability", "durable", "priority", "lease_ms")] == [
+    assert [
+        stored[name]
+        for name in ("ttl_ms", "cap_records", "durability", "durable", "priority", "lease_ms")
+    ] == [
         10**9,
         100,
         "fsync",
@@ -104,11 +133,24 @@ def test_inline_config_counts_only_for_the_write_that_creates(api: Api, topic: s
         1000,
         100,
     ]
-    ok(api.append(topic, 2, config={"ttl_ms": 1, "durability": "memory", "priority": 1, "type": "queue"}))
+    ok(
+        api.append(
+            topic, 2, config={"ttl_ms": 1, "durability": "memory", "priority": 1, "type": "queue"}
+        )
+    )
     assert api.state(topic)["config"] == stored
 
 
-BAD_CONFIGS = [5, "x", [], {"ttl_ms": -1}, {"ttl_ms": True}, {"type": "nope"}, {"durable": 1}, {"dead_letter": 5}]
+BAD_CONFIGS = [
+    5,
+    "x",
+    [],
+    {"ttl_ms": -1},
+    {"ttl_ms": True},
+    {"type": "nope"},
+    {"durable": 1},
+    {"dead_letter": 5},
+]
 
 
 @pytest.mark.parametrize("config", BAD_CONFIGS, ids=lambda value: f"2 {value}")
@@ -118,7 +160,9 @@ def test_a_bad_inline_config_creates_nothing(api: Api, topic: str, config: Any) 
 
 
 def test_inline_dead_letter_must_be_another_topic(api: Api, topic: str) -> None:
-    refused(api.append(topic, 1, config={"type": "queue", "dead_letter": topic}), 400, "invalid_request")
+    refused(
+        api.append(topic, 1, config={"type": "queue", "dead_letter": topic}), 400, "invalid_request"
+    )
     refused(api.get(topic), 404, "topic_not_found")
 
 
@@ -129,13 +173,26 @@ def test_node_has_a_default_and_an_override(api: Api, topic: str) -> None:
     records = [{"data": 1}, {"data": 2, "node": "mine"}, {"data": 3, "node": "batch"}]
     ok(api.append(topic, records=records, node="batch"), 201)
     ok(api.append(topic, records=[{"data": 4}, {"data": 5, "node": "é"}]))
-    assert [record.get("$node") for record in api.read(topic)] == ["batch", "mine", "batch", None, "é"]
+    assert [record.get("$node") for record in api.read(topic)] == [
+        "batch",
+        "mine",
+        "batch",
+        None,
+        "é",
+    ]
 
 
 def test_a_record_comes_back_with_exactly_its_fields(api: Api, topic: str) -> None:
     before = time.time_ns() // 1_000_000
     ok(
-        api.append(topic, records=[{"data": 1}, {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": "x", "meta": {}}]),
+        api.append(
+            topic,
+            records=[
+                {"data": 1},
+                {"data": None, "tag": "t", "node": "n", "meta": {"m": 1}},
+                {"data": "x", "meta": {}},
+            ],
+        ),
         201,
     )
     after = time.time_ns() // 1_000_000
@@ -146,11 +203,21 @@ def test_a_record_comes_back_with_exactly_its_fields(api: Api, topic: str) -> No
         {"$seq": 2, "$node": "n", "$tag": "t", "data": None, "meta": {"m": 1}},
         {"$seq": 3, "data": "x", "meta": {}},
     ]
-    assert all(isinstance(stamp, int) and before - CLOCK_SLACK_MS <= stamp <= after + CLOCK_SLACK_MS for stamp in stamps)
+    assert all(
+        isinstance(stamp, int) and before - CLOCK_SLACK_MS <= stamp <= after + CLOCK_SLACK_MS
+        for stamp in stamps
+    )
 
 
 def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
-    ok(api.append(topic, records=[{"data": 1, "$seq": 99, "$node": "fake", "extra": {"a": [1]}}], later={"x": 1}), 201)
+    ok(
+        api.append(
+            topic,
+            records=[{"data": 1, "$seq": 99, "$node": "fake", "extra": {"a": [1]}}],
+            later={"x": 1},
+        ),
+        201,
+    )
     (record,) = api.read(topic)
     assert (record["$seq"], record["data"]) == (1, 1)
     assert set(record) == {"$seq", "$ts", "data"}
@@ -211,7 +278,9 @@ def test_one_bad_record_refuses_the_whole_batch(api: Api, topic: str) -> None:
     ok(api.append(topic, "first"), 201)
     good = [{"data": number} for number in range(9)]
     refused(api.append(topic, records=[*good, {"tag": "no data"}]), 400, "invalid_request")
-    refused(api.append(topic, records=[*good, {"data": 1, "tag": "x" * 257}]), 400, "invalid_request")
+    refused(
+        api.append(topic, records=[*good, {"data": 1, "tag": "x" * 257}]), 400, "invalid_request"
+    )
     refused(api.append(topic, records=[*good, {"data": "x" * MIB}]), 400, "record_too_large")
     assert ok(api.append(topic, "last"))["seqs"] == [2]
     assert [record["data"] for record in api.read(topic)] == ["first", "last"]
@@ -245,8 +314,14 @@ STRINGS: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize("escaped", [False, True], ids=["raw", "escaped"])
-@pytest.mark.parametrize(("record", "fields", "fits"), [row[1:] for row in STRINGS], ids=[f"2 {row[0]}" for row in STRINGS])
-def test_string_limits(api: Api, topic: str, record: dict[str, Any], fields: dict[str, Any], fits: bool, escaped: bool) -> None:
+@pytest.mark.parametrize(
+    ("record", "fields", "fits"),
+    [row[1:] for row in STRINGS],
+    ids=[f"2 {row[0]}" for row in STRINGS],
+)
+def test_string_limits(
+    api: Api, topic: str, record: dict[str, Any], fields: dict[str, Any], fits: bool, escaped: bool
+) -> None:
     body = json.dumps({"records": [{"data": 1, **record}], **fields}, ensure_ascii=escaped).encode()
     answer = api.call("POST", f"/v0/topics/{topic}", body)
     if not fits:
@@ -295,7 +370,9 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("body", "fits"), [row[1:] for row in SIZES], ids=[f"2 {row[0]}" for row in SIZES])
+@pytest.mark.parametrize(
+    ("body", "fits"), [row[1:] for row in SIZES], ids=[f"2 {row[0]}" for row in SIZES]
+)
 def test_record_and_meta_sizes(api: Api, topic: str, body: bytes, fits: bool) -> None:
     answer = api.call("POST", f"/v0/topics/{topic}", body)
     if not fits:
@@ -323,7 +400,9 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize(("meta", "fits"), [row[1:] for row in KEYS], ids=[f"2 {row[0]}" for row in KEYS])
+@pytest.mark.parametrize(
+    ("meta", "fits"), [row[1:] for row in KEYS], ids=[f"2 {row[0]}" for row in KEYS]
+)
 def test_meta_holds_64_keys(api: Api, topic: str, meta: dict[str, Any], fits: bool) -> None:
     answer = api.append(topic, records=[{"data": 1, "meta": meta}])
     if fits:

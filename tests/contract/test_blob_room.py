@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 MB = 1_000_000
 NINE_MB = ["x" * 900_000] * 10
-BOUND = 3 * 64 << 20  # one file's worth that is being filled, one that is being sealed, and what two checkpoints keep
+BOUND = (
+    3 * 64 << 20
+)  # one file's worth that is being filled, one that is being sealed, and what two checkpoints keep
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def used(server: Server) -> int:
-    return sum(path.stat().st_blocks * 512 for kind in ("blob", "segment") for path in (server.data_dir / kind).rglob("*.*"))
+    return sum(
+        path.stat().st_blocks * 512
+        for kind in ("blob", "segment")
+        for path in (server.data_dir / kind).rglob("*.*")
+    )
 
 
 def mapped(server: Server) -> int:
@@ -53,7 +59,10 @@ def test_sixty_long_appends_to_a_small_topic_keep_a_bounded_disk(server: Server)
     server.start()
     with Api(server.address) as api:
         settles(server, BOUND)
-        assert [record["data"] for record in api.read("t", max_batch_bytes=8 << 20)][-11:] == [59, *NINE_MB]
+        assert [record["data"] for record in api.read("t", max_batch_bytes=8 << 20)][-11:] == [
+            59,
+            *NINE_MB,
+        ]
         for number in range(60, 68):
             ok(api.append("t", number, *NINE_MB))
         settles(server, BOUND)

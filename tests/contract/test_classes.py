@@ -1,6 +1,8 @@
-"""What a restart leaves of each durability class, and of a topic whose class was changed in place (§0.10, §3.3).
+"""What a restart leaves of each durability class, and of a topic whose class was changed in place
+(§0.10, §3.3).
 
-Where a class promises nothing, one thing is promised still: no seq is given twice, and what is missing is told.
+Where a class promises nothing, one thing is promised still: no seq is given twice, and what is
+missing is told.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Read:
 
 
 def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
-    """Follow the pages; every tombstone must be of an involuntary loss, and lie where the reader is."""
+    """Follow the pages; every tombstone must be of an involuntary loss, and lie where the reader
+    is.
+    """
     found = Read()
     cursor = from_seq
     while True:
@@ -41,7 +45,10 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
         stone = page["tombstone"]
         if stone is not None:
             assert stone["reason"] in LOSSES
-            assert cursor < stone["gap_from"] <= stone["gap_to"] <= page["head_seq"], (cursor, stone)
+            assert cursor < stone["gap_from"] <= stone["gap_to"] <= page["head_seq"], (
+                cursor,
+                stone,
+            )
             found.lost.update(range(stone["gap_from"], stone["gap_to"] + 1))
         found.data |= {record["$seq"]: record["data"] for record in page["records"]}
         cursor = page["next_from_seq"]
@@ -51,7 +58,9 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
 
 
 def everything_is_told(api: Api, topic: str, written: dict[int, Any], from_seq: int = 0) -> Read:
-    """Each seq after the cursor is read as it was written or told as lost, never both; nothing is read that was not written."""
+    """Each seq after the cursor is read as it was written or told as lost, never both; nothing is
+    read that was not written.
+    """
     for limit in (1, 7, 1000):
         found = read_from(api, topic, from_seq, limit)
         assert found.lost.isdisjoint(found.data)
@@ -71,7 +80,9 @@ def write(api: Api, topic: str, written: dict[int, Any], count: int, **fields: A
         data = [[topic, len(written) + number] for number in range(min(2, count))]
         answer = api.append(topic, *data, **fields)
         body = ok(answer, answer.status)
-        assert body["first_seq"] > highest, f"seq {body['first_seq']} was given before (up to {highest})"
+        assert body["first_seq"] > highest, (
+            f"seq {body['first_seq']} was given before (up to {highest})"
+        )
         highest = body["last_seq"]
         written.update(zip(body["seqs"], data, strict=True))
         count -= len(data)
@@ -103,7 +114,9 @@ class Stage:
 
 
 @pytest.fixture(scope="module", params=ENDS)
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     """One server for all tests of one end; each test has topics of its own names."""
     path: Path = tmp_path_factory.mktemp("classes") / "data"
     with Server(path, shards=1) as server:
@@ -113,7 +126,10 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_classes_over_two_restarts(stage: Stage) -> None:
-    configs = {name: stage.put(name, durability=name, priority=7) for name in ("ephemeral", "memory", "disk", "fsync")}
+    configs = {
+        name: stage.put(name, durability=name, priority=7)
+        for name in ("ephemeral", "memory", "disk", "fsync")
+    }
     for name in configs:
         stage.write(name, 9)
     heads = dict.fromkeys(configs, 9)
@@ -145,7 +161,12 @@ def test_the_loss_of_an_ephemeral_topic_is_told_to_whoever_missed_it(stage: Stag
         page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
         stone = page["tombstone"]
         assert stone["reason"] in LOSSES
-        assert [stone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [cursor + 1, head, head + 1, head]
+        assert [stone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
+            cursor + 1,
+            head,
+            head + 1,
+            head,
+        ]
         assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], head, True)
     assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
     stage.write("told", 2)
@@ -187,13 +208,20 @@ def test_a_class_changes_in_place(stage: Stage) -> None:
         config = stage.put(name, durability=then)
         assert (config["durability"], config["durable"]) == (then, then == "fsync")
         assert stage.api.state(name)["epoch"] == epoch
-        assert stage.told(name).data == stage.written[name], "a change of class loses nothing while the process runs"
+        assert stage.told(name).data == stage.written[name], (
+            "a change of class loses nothing while the process runs"
+        )
         stage.write(name, 5)
     stage.restart()
     for first, then in CHANGES:
         name = f"{first}-{then}"
         found = stage.told(name)
-        kept = {seq for half, durability in ((range(1, 6), first), (range(6, 11), then)) if durability in ("disk", "fsync") for seq in half}
+        kept = {
+            seq
+            for half, durability in ((range(1, 6), first), (range(6, 11), then))
+            if durability in ("disk", "fsync")
+            for seq in half
+        }
         assert kept <= {*found.data}, f"{name}: {kept - {*found.data}} are lost"
         assert stage.api.state(name)["config"]["durability"] == then
         stage.write(name, 3)
@@ -239,7 +267,11 @@ def watch_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int,
 def socket_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
     with Socket(api.address) as socket:
         socket.ask("subscribe", "s", topic=topic, from_seq=cursor, limit=limit)
-        return [(body["gap_from"], body["gap_to"]) for body in socket.until("caught_up") if body["op"] == "tombstone"]
+        return [
+            (body["gap_from"], body["gap_to"])
+            for body in socket.until("caught_up")
+            if body["op"] == "tombstone"
+        ]
 
 
 def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(stage: Stage) -> None:
@@ -247,13 +279,23 @@ def test_a_loss_among_records_is_told_once_and_whole_to_readers_of_every_kind(st
         stage.put("torn", durability=durability)
         stage.write("torn", 4)
     stage.restart()
-    with watch(stage.api, {"torn": {"tail": True}}, limit=1) as live:  # so that others come to a feed that stands somewhere
+    with watch(
+        stage.api, {"torn": {"tail": True}}, limit=1
+    ) as live:  # so that others come to a feed that stands somewhere
         live.told(["torn"])
         for limit in (1, 3, 1000):
             for cursor in range(21):
-                gaps = [(max(first, cursor + 1), last) for first, last in ((5, 8), (13, 16)) if last > cursor]
+                gaps = [
+                    (max(first, cursor + 1), last)
+                    for first, last in ((5, 8), (13, 16))
+                    if last > cursor
+                ]
                 for found in (diff_gaps, watch_gaps, socket_gaps):
-                    assert found(stage.api, "torn", cursor, limit) == gaps, (found.__name__, cursor, limit)
+                    assert found(stage.api, "torn", cursor, limit) == gaps, (
+                        found.__name__,
+                        cursor,
+                        limit,
+                    )
 
 
 def test_losses_add_up_over_restarts(stage: Stage) -> None:
@@ -282,7 +324,9 @@ def test_an_ephemeral_topic_made_by_a_write_and_deleted_again(stage: Stage) -> N
 
 KINDS: dict[str, Callable[[Stage, str], Any]] = {
     "by-cap": lambda stage, topic: stage.put(topic, cap_records=3),
-    "by-delete": lambda stage, topic: ok(stage.api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4})),
+    "by-delete": lambda stage, topic: ok(
+        stage.api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4})
+    ),
 }
 
 

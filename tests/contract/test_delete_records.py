@@ -30,7 +30,10 @@ def erased(api: Api, topic: str, **fields: Any) -> int:
 
 def fill(api: Api, topic: str, tags: list[str | None], **fields: Any) -> TopicModel:
     """One write with a record for each tag."""
-    records = [{"data": number} | ({} if tag is None else {"tag": tag}) for number, tag in enumerate(tags, 1)]
+    records = [
+        {"data": number} | ({} if tag is None else {"tag": tag})
+        for number, tag in enumerate(tags, 1)
+    ]
     answer = api.append(topic, records=records, **fields)
     ok(answer, answer.status)
     model = TopicModel()
@@ -76,13 +79,19 @@ BODIES: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "gone"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES])
-def test_a_delete_removes_what_its_body_says(api: Api, topic: str, filled: TopicModel, body: dict[str, Any], gone: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("body", "gone"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES]
+)
+def test_a_delete_removes_what_its_body_says(
+    api: Api, topic: str, filled: TopicModel, body: dict[str, Any], gone: list[int]
+) -> None:
     answer = ok(erase(api, topic, body))
     assert filled.delete(body.get("before_seq"), body.get("match")) == len(gone)
     assert answer["topic"] == topic
     assert answer["deleted"] == len(gone)
-    assert {name: answer[name] for name in ("head_seq", "earliest_seq", "count", "bytes")} == floors(api, topic)
+    assert {
+        name: answer[name] for name in ("head_seq", "earliest_seq", "count", "bytes")
+    } == floors(api, topic)
     agrees(api, topic, filled)
     assert sorted({*range(1, 11)} - {*filled.live}) == gone
     assert erased(api, topic, **body) == 0, "the second time there is nothing left"
@@ -93,13 +102,25 @@ def test_bytes_go_with_the_records(api: Api, topic: str) -> None:
     costs = []
     for size in (10, 1000, 100, 4000):
         before = floors(api, topic)["bytes"] if costs else 0
-        answer = api.append(topic, records=[{"data": "x" * size, "tag": f"t{size}", "meta": {"size": size}}])
+        answer = api.append(
+            topic, records=[{"data": "x" * size, "tag": f"t{size}", "meta": {"size": size}}]
+        )
         ok(answer, answer.status)
         costs.append(floors(api, topic)["bytes"] - before)
     assert erased(api, topic, match="t1000") == 1
-    assert floors(api, topic) == {"head_seq": 4, "earliest_seq": 1, "count": 3, "bytes": sum(costs) - costs[1]}
+    assert floors(api, topic) == {
+        "head_seq": 4,
+        "earliest_seq": 1,
+        "count": 3,
+        "bytes": sum(costs) - costs[1],
+    }
     assert erased(api, topic, match="t10") == 1
-    assert floors(api, topic) == {"head_seq": 4, "earliest_seq": 3, "count": 2, "bytes": costs[2] + costs[3]}
+    assert floors(api, topic) == {
+        "head_seq": 4,
+        "earliest_seq": 3,
+        "count": 2,
+        "bytes": costs[2] + costs[3],
+    }
     assert erased(api, topic, before_seq=100) == 2
     assert floors(api, topic) == {"head_seq": 4, "earliest_seq": 5, "count": 0, "bytes": 0}
 
@@ -113,8 +134,15 @@ def test_earliest_seq_passes_a_prefix_only_when_it_is_wholly_dead(api: Api, topi
         agrees(api, topic, model)
 
 
-def test_deletes_add_up_and_count_only_live_records(api: Api, topic: str, filled: TopicModel) -> None:
-    for body, count in (({"match": "b"}, 2), ({"before_seq": 6}, 4), ({"match": ["tag", "Glob", "*"]}, 3), ({"before_seq": 99}, 1)):
+def test_deletes_add_up_and_count_only_live_records(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
+    for body, count in (
+        ({"match": "b"}, 2),
+        ({"before_seq": 6}, 4),
+        ({"match": ["tag", "Glob", "*"]}, 3),
+        ({"before_seq": 99}, 1),
+    ):
         assert erased(api, topic, **body) == count == filled.delete(**body)
         agrees(api, topic, filled)
 
@@ -123,11 +151,19 @@ def test_an_empty_topic_has_nothing_to_delete(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     for body in ({"before_seq": 5}, {"match": "a"}):
         answer = ok(erase(api, topic, body))
-        assert [answer[name] for name in ("deleted", "earliest_seq", "head_seq", "count", "bytes")] == [0, 1, 0, 0, 0]
+        assert [
+            answer[name] for name in ("deleted", "earliest_seq", "head_seq", "count", "bytes")
+        ] == [0, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("body", [{"before_seq": U64_MAX}, {"before_seq": 50}, {"match": "a"}, {"match": ["tag", "Glob", "*"]}], ids=str)
-def test_a_delete_is_no_standing_filter(api: Api, topic: str, filled: TopicModel, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [{"before_seq": U64_MAX}, {"before_seq": 50}, {"match": "a"}, {"match": ["tag", "Glob", "*"]}],
+    ids=str,
+)
+def test_a_delete_is_no_standing_filter(
+    api: Api, topic: str, filled: TopicModel, body: dict[str, Any]
+) -> None:
     assert erased(api, topic, **body) == filled.delete(**body)
     ok(api.append(topic, records=[{"data": "later", "tag": "a"}]))
     filled.append([Kept("later", "a")])
@@ -136,7 +172,11 @@ def test_a_delete_is_no_standing_filter(api: Api, topic: str, filled: TopicModel
 
 def test_the_prior_versions_go_and_the_new_one_stays(api: Api, topic: str) -> None:
     model = fill(api, topic, ["msg-123", "msg-12", "msg-123", "msg-1234", "msg-123"])
-    assert erased(api, topic, match=["tag", "Eq", "msg-123"], before_seq=5) == model.delete(5, "msg-123") == 2
+    assert (
+        erased(api, topic, match=["tag", "Eq", "msg-123"], before_seq=5)
+        == model.delete(5, "msg-123")
+        == 2
+    )
     agrees(api, topic, model)
 
 
@@ -150,7 +190,11 @@ def test_one_topic_at_a_time(api: Api, topic: str) -> None:
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_every_class_deletes(api: Api, topic: str, durability: str) -> None:
     model = fill(api, topic, TAGS, config={"durability": durability})
-    for body in ({"match": ["tag", "Glob", "a*"]}, {"before_seq": 3}, {"match": "c", "before_seq": 10}):
+    for body in (
+        {"match": ["tag", "Glob", "a*"]},
+        {"before_seq": 3},
+        {"match": "c", "before_seq": 10},
+    ):
         answer = ok(erase(api, topic, body))
         assert answer["deleted"] == model.delete(**body)
         assert answer["performance"].get("fsync_ms", 0) == 0 or durability == "fsync"
@@ -169,8 +213,14 @@ def test_records_of_large_writes_are_deleted_too(api: Api, topic: str) -> None:
 
 
 def test_ten_thousand_records_go_at_once(api: Api, topic: str) -> None:
-    model = fill(api, topic, [f"{'even' if number % 2 else 'odd'}:{number}" for number in range(10_000)])
-    assert erased(api, topic, match=["tag", "Glob", "odd:*"]) == model.delete(match=["tag", "Glob", "odd:*"]) == 5000
+    model = fill(
+        api, topic, [f"{'even' if number % 2 else 'odd'}:{number}" for number in range(10_000)]
+    )
+    assert (
+        erased(api, topic, match=["tag", "Glob", "odd:*"])
+        == model.delete(match=["tag", "Glob", "odd:*"])
+        == 5000
+    )
     assert [record["$seq"] for record in api.read(topic)] == list(model.live)
     assert erased(api, topic, match="even:9999") == model.delete(match="even:9999") == 1
     assert erased(api, topic, before_seq=9000) == model.delete(9000)
@@ -182,7 +232,12 @@ def test_a_deduped_answer_is_given_though_its_records_were_deleted(api: Api, top
     ok(api.append(topic, 1, 2, idempotency_key="k"), 201)
     assert erased(api, topic, before_seq=9) == 2
     again = ok(api.append(topic, 1, 2, idempotency_key="k"))
-    assert (again["deduped"], again["seqs"], again["head_seq"], again["count"]) == (True, [1, 2], 2, 2)
+    assert (again["deduped"], again["seqs"], again["head_seq"], again["count"]) == (
+        True,
+        [1, 2],
+        2,
+        2,
+    )
     assert floors(api, topic)["count"] == 0
     assert ok(api.append(topic, 3))["seqs"] == [3]
 
@@ -193,7 +248,9 @@ def test_if_empty_counts_live_records(api: Api, topic: str, filled: TopicModel) 
     assert ok(api.delete(topic, if_empty="true"))["deleted"] is True
 
 
-def test_a_topic_made_again_knows_nothing_of_former_deletes(api: Api, topic: str, filled: TopicModel) -> None:
+def test_a_topic_made_again_knows_nothing_of_former_deletes(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
     erased(api, topic, match="a")
     ok(api.delete(topic))
     agrees(api, topic, fill(api, topic, TAGS))
@@ -209,11 +266,15 @@ ODD_TAGS = [
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["5 as escapes", "5 as they are"])
-def test_a_tag_is_matched_as_text_however_it_is_written(api: Api, topic: str, escaped: bool) -> None:
+def test_a_tag_is_matched_as_text_however_it_is_written(
+    api: Api, topic: str, escaped: bool
+) -> None:
     def raw(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=escaped).encode()
 
-    other_way = json.dumps({"records": [{"data": tag, "tag": tag} for tag in ODD_TAGS]}, ensure_ascii=not escaped).encode()
+    other_way = json.dumps(
+        {"records": [{"data": tag, "tag": tag} for tag in ODD_TAGS]}, ensure_ascii=not escaped
+    ).encode()
     ok(api.call("POST", f"/v0/topics/{topic}", other_way), 201)
     left = list(ODD_TAGS)
     for tag in random.Random(4).sample(ODD_TAGS, len(ODD_TAGS)):
@@ -222,18 +283,29 @@ def test_a_tag_is_matched_as_text_however_it_is_written(api: Api, topic: str, es
         assert [record["data"] for record in api.read(topic)] == left
 
 
-@pytest.mark.parametrize("prefix", [*(tag for tag in ODD_TAGS if "*" not in tag), "\\u", "ax"], ids=lambda prefix: f"5 {prefix!a}*")
+@pytest.mark.parametrize(
+    "prefix",
+    [*(tag for tag in ODD_TAGS if "*" not in tag), "\\u", "ax"],
+    ids=lambda prefix: f"5 {prefix!a}*",
+)
 def test_a_glob_takes_the_tags_that_begin_with_its_text(api: Api, topic: str, prefix: str) -> None:
     ok(api.append(topic, records=[{"data": tag, "tag": tag} for tag in ODD_TAGS]), 201)
     gone = [tag for tag in ODD_TAGS if tag.startswith(prefix)]
     body = json.dumps({"match": ["tag", "Glob", prefix + "*"]}, ensure_ascii=False).encode()
     assert ok(erase(api, topic, body))["deleted"] == len(gone)
-    assert [record["data"] for record in api.read(topic)] == [tag for tag in ODD_TAGS if tag not in gone]
+    assert [record["data"] for record in api.read(topic)] == [
+        tag for tag in ODD_TAGS if tag not in gone
+    ]
 
 
 def test_a_glob_may_be_written_in_escapes(api: Api, topic: str) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": 'é"x'}, {"data": 2, "tag": "e"}]), 201)
-    assert ok(erase(api, topic, rb'{"match":["\u0074ag","Gl\u006fb","\u00e9\u0022\u002a"]}'))["deleted"] == 1
+    assert (
+        ok(erase(api, topic, rb'{"match":["\u0074ag","Gl\u006fb","\u00e9\u0022\u002a"]}'))[
+            "deleted"
+        ]
+        == 1
+    )
 
 
 # --- what is refused
@@ -303,13 +375,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda body: f"5 {body}")
-def test_a_wrong_body_is_a_400_and_deletes_nothing(api: Api, topic: str, filled: TopicModel, body: str) -> None:
+def test_a_wrong_body_is_a_400_and_deletes_nothing(
+    api: Api, topic: str, filled: TopicModel, body: str
+) -> None:
     refused(erase(api, topic, body.encode()), 400, "invalid_request")
     agrees(api, topic, filled, [0])
 
 
 def test_broken_utf8_is_a_400(api: Api, topic: str, filled: TopicModel) -> None:
-    for body in (b'{"match":"\xff"}', b'{"match":["tag","Glob","\xe9*"]}', b'{"match":["tag","Eq","\xed\xa0\x80"]}'):
+    for body in (
+        b'{"match":"\xff"}',
+        b'{"match":["tag","Glob","\xe9*"]}',
+        b'{"match":["tag","Eq","\xed\xa0\x80"]}',
+    ):
         refused(erase(api, topic, body), 400, "invalid_request")
     agrees(api, topic, filled, [0])
 
@@ -321,26 +399,41 @@ def test_an_absent_topic_is_a_404_and_is_not_made(api: Api, topic: str) -> None:
     refused(erase(api, topic, {}), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("name", ["-x", "a%20b", "a%0A", "%2e", "x" * 256], ids=lambda name: f"1.1 {name[:10]}")
+@pytest.mark.parametrize(
+    "name", ["-x", "a%20b", "a%0A", "%2e", "x" * 256], ids=lambda name: f"1.1 {name[:10]}"
+)
 def test_a_bad_name_is_a_400(api: Api, name: str) -> None:
     refused(erase(api, name, {"before_seq": 5}), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "", "application/jsonx"], ids=lambda kind: f"0.3 {kind}")
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "multipart/form-data", "", "application/jsonx"],
+    ids=lambda kind: f"0.3 {kind}",
+)
 def test_another_content_type_is_a_415(api: Api, topic: str, filled: TopicModel, kind: str) -> None:
-    answer = api.call("POST", f"/v0/topics/{topic}/delete", b'{"match":"a"}', {"Content-Type": kind})
+    answer = api.call(
+        "POST", f"/v0/topics/{topic}/delete", b'{"match":"a"}', {"Content-Type": kind}
+    )
     refused(answer, 415, "unsupported_media_type")
     agrees(api, topic, filled, [0])
 
 
 def test_a_charset_is_fine(api: Api, topic: str, filled: TopicModel) -> None:
-    answer = api.call("POST", f"/v0/topics/{topic}/delete", b'{"match":"a"}', {"Content-Type": "application/json; charset=utf-8"})
+    answer = api.call(
+        "POST",
+        f"/v0/topics/{topic}/delete",
+        b'{"match":"a"}',
+        {"Content-Type": "application/json; charset=utf-8"},
+    )
     assert ok(answer)["deleted"] == 3
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
 def test_another_method_is_a_405(api: Api, topic: str, filled: TopicModel, method: str) -> None:
-    answer = api.call(method, f"/v0/topics/{topic}/delete", b"{}" if method in ("PUT", "PATCH") else None)
+    answer = api.call(
+        method, f"/v0/topics/{topic}/delete", b"{}" if method in ("PUT", "PATCH") else None
+    )
     refused(answer, 405, "method_not_allowed")
     assert "POST" in answer.headers["allow"]
     agrees(api, topic, filled, [0])
@@ -358,7 +451,9 @@ KEYS = "full,reader:read,writer:write,deleter:delete,admin:admin,all-but:r+w+a,m
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("guarded-delete") / "data", api_keys=KEYS, shards=1) as server:
+    with Server(
+        tmp_path_factory.mktemp("guarded-delete") / "data", api_keys=KEYS, shards=1
+    ) as server:
         with Api(server.address, token="full") as api:
             for name in ("other", "t42:a", "shared.x", "t4"):
                 ok(api.append(name, records=[{"data": 1, "tag": "other"}]), 201)
@@ -382,10 +477,18 @@ WHO = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("token", "name", "allowed"), WHO, ids=[f"0.2 {token} {name}" for token, name, _ in WHO])
-def test_deleting_records_needs_the_scope_and_the_prefix(guarded: Server, token: str, name: str, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("token", "name", "allowed"), WHO, ids=[f"0.2 {token} {name}" for token, name, _ in WHO]
+)
+def test_deleting_records_needs_the_scope_and_the_prefix(
+    guarded: Server, token: str, name: str, allowed: bool
+) -> None:
     with Api(guarded.address, token=token) as api:
-        for body in ({"match": "nothing-has-this-tag"}, {"before_seq": 1}, {"match": "other", "before_seq": 0}):
+        for body in (
+            {"match": "nothing-has-this-tag"},
+            {"before_seq": 1},
+            {"match": "other", "before_seq": 0},
+        ):
             answer = erase(api, name, body)
             if allowed:
                 assert ok(answer)["deleted"] == 0
@@ -402,7 +505,9 @@ def test_the_checks_come_in_their_order(guarded: Server) -> None:
         refused(erase(api, "absent", {"before_seq": 1}), 403, "forbidden")
         refused(erase(api, "other", b"x"), 403, "forbidden")
         refused(erase(api, "t42:absent", b"x"), 400, "invalid_request")
-        answer = api.call("POST", "/v0/topics/t42:absent/delete", b"{}", {"Content-Type": "text/plain"})
+        answer = api.call(
+            "POST", "/v0/topics/t42:absent/delete", b"{}", {"Content-Type": "text/plain"}
+        )
         refused(answer, 415, "unsupported_media_type")
         refused(erase(api, "t42:absent", {"match": "x"}), 404, "topic_not_found")
 
@@ -427,23 +532,38 @@ def read_all(api: Api, topic: str, **fields: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_pages_pass_over_deleted_records(api: Api, topic: str, filled: TopicModel, limit: int) -> None:
+def test_pages_pass_over_deleted_records(
+    api: Api, topic: str, filled: TopicModel, limit: int
+) -> None:
     erased(api, topic, match=["tag", "Glob", "a*"])
     filled.delete(match=["tag", "Glob", "a*"])
     assert read_all(api, topic, limit=limit) == list(filled.live) == [2, 3, 6, 7, 9]
 
 
-def test_deleted_records_do_not_count_against_the_limit(api: Api, topic: str, filled: TopicModel) -> None:
+def test_deleted_records_do_not_count_against_the_limit(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
     erased(api, topic, match="b")
     assert seqs(ok(api.diff(topic, limit=3))) == [1, 3, 4]
 
 
-def test_the_cursor_passes_deleted_records_at_the_end(api: Api, topic: str, filled: TopicModel) -> None:
+def test_the_cursor_passes_deleted_records_at_the_end(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
     erased(api, topic, match="a")
     page = ok(api.diff(topic, from_seq=9))
-    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == ([], 10, True, None)
+    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == (
+        [],
+        10,
+        True,
+        None,
+    )
     page = ok(api.diff(topic, from_seq=8, limit=1))
-    assert (seqs(page), page["next_from_seq"], page["caught_up"]) == ([9], page["next_from_seq"], page["next_from_seq"] == 10)
+    assert (seqs(page), page["next_from_seq"], page["caught_up"]) == (
+        [9],
+        page["next_from_seq"],
+        page["next_from_seq"] == 10,
+    )
 
 
 NODES: list[tuple[Any, list[int]]] = [
@@ -456,12 +576,17 @@ NODES: list[tuple[Any, list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("node", "seen"), NODES, ids=[f"4 {json.dumps(node)}" for node, _ in NODES])
+@pytest.mark.parametrize(
+    ("node", "seen"), NODES, ids=[f"4 {json.dumps(node)}" for node, _ in NODES]
+)
 @pytest.mark.parametrize("limit", [1, 100])
-def test_the_node_filter_and_deletes_work_together(api: Api, topic: str, node: Any, seen: list[int], limit: int) -> None:
+def test_the_node_filter_and_deletes_work_together(
+    api: Api, topic: str, node: Any, seen: list[int], limit: int
+) -> None:
     nodes = ["x", "y", "x", "y", None, "x", "x", "long", "y"]
     records = [
-        {"data": number, "tag": "gone" if number in (1, 3, 4, 6, 9) else "kept"} | ({"node": who} if who else {})
+        {"data": number, "tag": "gone" if number in (1, 3, 4, 6, 9) else "kept"}
+        | ({"node": who} if who else {})
         for number, who in enumerate(nodes, 1)
     ]
     ok(api.append(topic, records=records), 201)
@@ -471,13 +596,21 @@ def test_the_node_filter_and_deletes_work_together(api: Api, topic: str, node: A
 
 @pytest.mark.parametrize("include_tags", [True, False])
 @pytest.mark.parametrize("include_meta", [True, False])
-def test_tags_and_meta_are_those_of_the_records_that_are_left(api: Api, topic: str, include_tags: bool, include_meta: bool) -> None:
-    records = [{"data": number, "tag": f"t{number}", "meta": {"m": number}, "node": f"n{number}"} for number in range(1, 8)]
+def test_tags_and_meta_are_those_of_the_records_that_are_left(
+    api: Api, topic: str, include_tags: bool, include_meta: bool
+) -> None:
+    records = [
+        {"data": number, "tag": f"t{number}", "meta": {"m": number}, "node": f"n{number}"}
+        for number in range(1, 8)
+    ]
     ok(api.append(topic, records=records), 201)
     for number in (1, 4, 5):
         assert erased(api, topic, match=f"t{number}") == 1
     page = ok(api.diff(topic, include_tags=include_tags, include_meta=include_meta, node="n6"))
-    assert [{name: value for name, value in record.items() if name != "$ts"} for record in page["records"]] == [
+    assert [
+        {name: value for name, value in record.items() if name != "$ts"}
+        for record in page["records"]
+    ] == [
         {"$seq": number, "$node": f"n{number}", "data": number}
         | ({"$tag": f"t{number}"} if include_tags else {})
         | ({"meta": {"m": number}} if include_meta else {})
@@ -487,7 +620,12 @@ def test_tags_and_meta_are_those_of_the_records_that_are_left(api: Api, topic: s
 
 @pytest.mark.parametrize("budget", [1, 2500, 10_000, 1 << 20])
 def test_the_byte_budget_holds_between_deleted_records(api: Api, topic: str, budget: int) -> None:
-    ok(api.append(topic, records=[{"data": "x" * 1000, "tag": f"t{number % 3}"} for number in range(60)]), 201)
+    ok(
+        api.append(
+            topic, records=[{"data": "x" * 1000, "tag": f"t{number % 3}"} for number in range(60)]
+        ),
+        201,
+    )
     assert erased(api, topic, match="t1") == 20
     left = [seq for seq in range(1, 61) if seq % 3 != 2]
     assert read_all(api, topic, max_batch_bytes=budget) == left
@@ -495,14 +633,18 @@ def test_the_byte_budget_holds_between_deleted_records(api: Api, topic: str, bud
     assert 1 <= len(page["records"]) <= max(1, budget // 1000)
 
 
-def test_records_scanned_tells_of_what_was_delivered_at_least(api: Api, topic: str, filled: TopicModel) -> None:
+def test_records_scanned_tells_of_what_was_delivered_at_least(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
     erased(api, topic, match="a")
     page = ok(api.diff(topic))
     assert 7 <= page["performance"]["records_scanned"] <= 20
     assert ok(api.diff(topic, from_seq=10))["performance"]["records_scanned"] == 0
 
 
-def test_a_reader_in_the_middle_of_the_gap_goes_on_silently(api: Api, topic: str, filled: TopicModel) -> None:
+def test_a_reader_in_the_middle_of_the_gap_goes_on_silently(
+    api: Api, topic: str, filled: TopicModel
+) -> None:
     first = ok(api.diff(topic, limit=4))
     assert first["next_from_seq"] == 4
     erased(api, topic, before_seq=9)
@@ -513,7 +655,9 @@ def test_a_reader_in_the_middle_of_the_gap_goes_on_silently(api: Api, topic: str
 # --- beside appends
 
 
-def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(server: Server, api: Api, topic: str) -> None:
+def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(
+    server: Server, api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     done = threading.Event()
     acknowledged: list[int] = []
@@ -547,8 +691,11 @@ def test_what_was_acknowledged_before_goes_and_what_is_sent_after_stays(server: 
     left = {record["$seq"] for record in api.read(topic)}
     assert left.isdisjoint(known)
     assert sent_after <= left
-    # The head goes on while the delete becomes durable; what it took is all up to the head that it found.
-    assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), "a delete reaches up to one seq and no further"
+    # The head goes on while the delete becomes durable; what it took is all up to the head that it
+    # found.
+    assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), (
+        "a delete reaches up to one seq and no further"
+    )
     assert max(known) <= gone["deleted"] <= gone["head_seq"]
 
 
@@ -591,19 +738,28 @@ def _scenes(api: Api, durability: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
-def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, Any]]]:
-    """What every scene looked like before a restart, and the restarted server. Its log files are small, so much is sealed."""
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, dict[str, Any]]]:
+    """What every scene looked like before a restart, and the restarted server. Its log files are
+    small, so much is sealed.
+    """
     path: Path = tmp_path_factory.mktemp("deletes") / "data"
     with Server(path, shards=1, wal_file_bytes=SMALL_LOG) as server:
         with Api(server.address) as api:
-            before = {name: everything(api, name) for name in [*_scenes(api, "fsync"), *_scenes(api, "disk")]}
+            before = {
+                name: everything(api, name)
+                for name in [*_scenes(api, "fsync"), *_scenes(api, "disk")]
+            }
         server.stop() if request.param == "stop" else server.kill()
         server.start()
         yield server, before
 
 
 @pytest.mark.slow
-def test_deletes_outlive_a_restart_and_go_on_after_it(restarted: tuple[Server, dict[str, Any]]) -> None:
+def test_deletes_outlive_a_restart_and_go_on_after_it(
+    restarted: tuple[Server, dict[str, Any]],
+) -> None:
     server, before = restarted
     with Api(server.address) as api:
         assert {name: everything(api, name) for name in before} == before

@@ -1,4 +1,6 @@
-"""POST /v0/topics/:topic/diff (§3) without waiting: fields, bounds, node filter (§4.5), recreated tombstone (§3.3)."""
+"""POST /v0/topics/:topic/diff (§3) without waiting: fields, bounds, node filter (§4.5), recreated
+tombstone (§3.3).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ def test_a_diff_has_every_field(api: Api, topic: str) -> None:
 def test_an_empty_topic_reads_as_caught_up(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     page = ok(api.diff(topic))
-    assert (page["records"], page["head_seq"], page["earliest_seq"], page["tombstone"]) == ([], 0, 1, None)
+    assert (page["records"], page["head_seq"], page["earliest_seq"], page["tombstone"]) == (
+        [],
+        0,
+        1,
+        None,
+    )
     assert cursor(page) == (0, True, 0)
 
 
@@ -60,7 +67,11 @@ def test_diff_never_creates(api: Api, topic: str) -> None:
     refused(api.get(topic), 404, "topic_not_found")
 
 
-@pytest.mark.parametrize(("from_seq", "seen"), [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (3, [])], ids=lambda value: f"3 {value}")
+@pytest.mark.parametrize(
+    ("from_seq", "seen"),
+    [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (3, [])],
+    ids=lambda value: f"3 {value}",
+)
 def test_from_seq_is_exclusive(api: Api, topic: str, from_seq: int, seen: list[int]) -> None:
     ok(api.append(topic, 1, 2, 3), 201)
     page = ok(api.diff(topic, from_seq=from_seq))
@@ -117,11 +128,17 @@ WRONG = [
 @pytest.mark.parametrize(("field", "raw"), WRONG, ids=lambda value: f"3 {value}")
 def test_a_wrong_type_is_a_400(api: Api, topic: str, field: str, raw: str) -> None:
     ok(api.append(topic, 1), 201)
-    refused(api.call("POST", f"/v0/topics/{topic}/diff", f'{{"{field}":{raw}}}'.encode()), 400, "invalid_request")
+    refused(
+        api.call("POST", f"/v0/topics/{topic}/diff", f'{{"{field}":{raw}}}'.encode()),
+        400,
+        "invalid_request",
+    )
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"null", b"1", b'"x"', b"{", b'{"limit":1,}', b'{"from_seq":NaN}', b"{}{}"], ids=lambda value: f"3 {value!r}"
+    "body",
+    [b"[]", b"null", b"1", b'"x"', b"{", b'{"limit":1,}', b'{"from_seq":NaN}', b"{}{}"],
+    ids=lambda value: f"3 {value!r}",
 )
 def test_a_body_that_is_not_a_json_object_is_a_400(api: Api, topic: str, body: bytes) -> None:
     ok(api.append(topic, 1), 201)
@@ -135,14 +152,20 @@ def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
 
 @pytest.mark.parametrize("include_tags", [None, False, True])
 @pytest.mark.parametrize("include_meta", [None, False, True])
-def test_tags_are_asked_for_and_meta_is_left_out(api: Api, topic: str, include_tags: bool | None, include_meta: bool | None) -> None:
+def test_tags_are_asked_for_and_meta_is_left_out(
+    api: Api, topic: str, include_tags: bool | None, include_meta: bool | None
+) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}, {"data": 2}]), 201)
     asked = {"include_tags": include_tags, "include_meta": include_meta}
-    full, bare = ok(api.diff(topic, **{name: value for name, value in asked.items() if value is not None}))["records"]
+    full, bare = ok(
+        api.diff(topic, **{name: value for name, value in asked.items() if value is not None})
+    )["records"]
     assert full.get("$tag") == ("t" if include_tags else None)
     assert full.get("meta") == ({"m": 1} if include_meta is not False else None)
     assert set(bare) == {"$seq", "$ts", "data"}
-    assert set(full) == {"$seq", "$ts", "data"} | ({"$tag"} if include_tags else set()) | ({"meta"} if include_meta is not False else set())
+    assert set(full) == {"$seq", "$ts", "data"} | ({"$tag"} if include_tags else set()) | (
+        {"meta"} if include_meta is not False else set()
+    )
 
 
 # --- byte budget
@@ -163,9 +186,13 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(
-    ("records", "size", "fields", "least", "most"), [row[1:] for row in BUDGETS], ids=[f"11 {row[0]}" for row in BUDGETS]
+    ("records", "size", "fields", "least", "most"),
+    [row[1:] for row in BUDGETS],
+    ids=[f"11 {row[0]}" for row in BUDGETS],
 )
-def test_the_byte_budget_holds(api: Api, topic: str, records: int, size: int, fields: dict[str, Any], least: int, most: int) -> None:
+def test_the_byte_budget_holds(
+    api: Api, topic: str, records: int, size: int, fields: dict[str, Any], least: int, most: int
+) -> None:
     for start in range(0, records, 5):
         count = min(5, records - start)
         ok(api.append(topic, *["x" * (size - 2)] * count), 200 if start else 201)
@@ -194,8 +221,13 @@ FILTERS: list[tuple[Any, list[int]]] = [
 
 
 @pytest.mark.parametrize(("node", "seen"), FILTERS, ids=lambda value: f"4.5 {value}")
-def test_a_node_never_reads_its_own_records(api: Api, topic: str, node: Any, seen: list[int]) -> None:
-    records = [{"data": number, **({"node": name} if name is not None else {})} for number, name in enumerate(NODES)]
+def test_a_node_never_reads_its_own_records(
+    api: Api, topic: str, node: Any, seen: list[int]
+) -> None:
+    records = [
+        {"data": number, **({"node": name} if name is not None else {})}
+        for number, name in enumerate(NODES)
+    ]
     ok(api.append(topic, records=records), 201)
     page = ok(api.diff(topic, node=node))
     assert data(page) == seen
@@ -235,7 +267,9 @@ def test_a_topic_may_opt_out_of_node_filtering(api: Api, topic: str) -> None:
 def recreated(page: Any, head: int) -> None:
     """The page tells the reader that its cursor belongs to another incarnation, and starts over."""
     stone = page["tombstone"]
-    assert {name: stone[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")} == {
+    assert {
+        name: stone[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")
+    } == {
         "gap_from": 1,
         "gap_to": head,
         "reason": "recreated",
@@ -249,7 +283,9 @@ def recreated(page: Any, head: int) -> None:
 
 
 @pytest.mark.parametrize("head", [0, 1, 3])
-def test_a_cursor_above_the_head_means_that_the_topic_was_made_again(api: Api, topic: str, head: int) -> None:
+def test_a_cursor_above_the_head_means_that_the_topic_was_made_again(
+    api: Api, topic: str, head: int
+) -> None:
     ok(api.put(topic), 201)
     for number in range(head):
         ok(api.append(topic, number))
@@ -304,7 +340,9 @@ DURABILITY = [("ephemeral", False), ("memory", False), ("disk", False), ("fsync"
 
 
 @pytest.mark.parametrize(("durability", "synced"), DURABILITY, ids=lambda value: f"0.10 {value}")
-def test_only_the_fsync_class_waits_for_the_disk(api: Api, topic: str, durability: str, synced: bool) -> None:
+def test_only_the_fsync_class_waits_for_the_disk(
+    api: Api, topic: str, durability: str, synced: bool
+) -> None:
     ok(api.put(topic, {"durability": durability}), 201)
     for number in range(5):
         cost = ok(api.append(topic, number))["performance"]["fsync_ms"]
@@ -315,14 +353,22 @@ def test_only_the_fsync_class_waits_for_the_disk(api: Api, topic: str, durabilit
 
 def test_a_new_class_counts_from_the_next_write_on(api: Api, topic: str) -> None:
     ok(api.append(topic, 1), 201)
-    for durability, synced in [("fsync", True), ("disk", False), ("ephemeral", False), ("fsync", True), ("memory", False)]:
+    for durability, synced in [
+        ("fsync", True),
+        ("disk", False),
+        ("ephemeral", False),
+        ("fsync", True),
+        ("memory", False),
+    ]:
         ok(api.put(topic, {"durability": durability}))
         assert (ok(api.append(topic, 2))["performance"]["fsync_ms"] > 0) == synced
     assert len(api.read(topic)) == 6
 
 
 @pytest.mark.parametrize("wait_ms", [None, 0, 1])
-def test_a_diff_passes_over_all_that_its_filter_drops_whatever_it_waits(api: Api, topic: str, wait_ms: int | None) -> None:
+def test_a_diff_passes_over_all_that_its_filter_drops_whatever_it_waits(
+    api: Api, topic: str, wait_ms: int | None
+) -> None:
     ok(api.put(topic), 201)
     for _ in range(6):
         ok(api.append(topic, *[0] * 1000, node="me"))

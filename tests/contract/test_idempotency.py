@@ -39,7 +39,9 @@ def test_a_key_in_the_header(api: Api, topic: str) -> None:
 
 
 def test_the_key_in_the_body_wins(api: Api, topic: str) -> None:
-    first = ok(api.append(topic, 1, idempotency_key="body", headers={"Idempotency-Key": "header"}), 201)
+    first = ok(
+        api.append(topic, 1, idempotency_key="body", headers={"Idempotency-Key": "header"}), 201
+    )
     assert ok(api.append(topic, 2, headers={"Idempotency-Key": "header"}))["seqs"] == [2]
     same(first, ok(api.append(topic, 3, headers={"Idempotency-Key": "body"})))
 
@@ -64,7 +66,10 @@ def test_a_duplicate_may_leave_its_seqs_out(api: Api, topic: str) -> None:
 
 def test_keys_are_exact_and_belong_to_one_topic(api: Api, topic: str) -> None:
     for key in ("k", "K", "k ", "é", "e\u0301", "k\u0000"):
-        assert ok(api.append(topic, 1, idempotency_key=key), 201 if key == "k" else 200)["deduped"] is False
+        assert (
+            ok(api.append(topic, 1, idempotency_key=key), 201 if key == "k" else 200)["deduped"]
+            is False
+        )
     assert api.state(topic)["head_seq"] == 6
     assert ok(api.append(f"{topic}.other", 1, idempotency_key="k"), 201)["seqs"] == [1]
 
@@ -75,7 +80,14 @@ BAD_HEADERS = ["", "x" * 257]
 @pytest.mark.parametrize("key", BAD_HEADERS, ids=["0.8 empty", "0.8 257 characters"])
 def test_a_bad_header_is_a_400(server: Server, topic: str, key: str) -> None:
     with Wire(server.address) as wire:
-        wire.send(request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":1}]}', f"Idempotency-Key: {key}"))
+        wire.send(
+            request(
+                "POST",
+                f"/v0/topics/{topic}",
+                b'{"records":[{"data":1}]}',
+                f"Idempotency-Key: {key}",
+            )
+        )
         refused(wire.answer(), 400, "invalid_request")
 
 
@@ -90,7 +102,11 @@ def test_a_failed_append_keeps_no_key(api: Api, topic: str) -> None:
 
 def test_a_window_of_0_keeps_nothing(api: Api, topic: str) -> None:
     ok(api.put(topic, {"idempotency_window_ms": 0}), 201)
-    assert [ok(api.append(topic, 1, idempotency_key="k"))["seqs"] for _ in range(3)] == [[1], [2], [3]]
+    assert [ok(api.append(topic, 1, idempotency_key="k"))["seqs"] for _ in range(3)] == [
+        [1],
+        [2],
+        [3],
+    ]
 
 
 @pytest.mark.slow
@@ -107,7 +123,9 @@ def test_a_key_is_kept_for_the_window_and_not_longer(api: Api, topic: str) -> No
             break
         assert (sent - answered) * 1000 < window_ms + 2000, "the key outlives its window"
         time.sleep(0.05)
-    assert (time.monotonic() - asked) * 1000 >= window_ms - 50, "the key went before its window ended"
+    assert (time.monotonic() - asked) * 1000 >= window_ms - 50, (
+        "the key went before its window ended"
+    )
     assert again["seqs"] == [2]
 
 
@@ -126,9 +144,13 @@ def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> li
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync", "ephemeral"])
-def test_concurrent_duplicates_append_once(server: Server, api: Api, topic: str, durability: str) -> None:
+def test_concurrent_duplicates_append_once(
+    server: Server, api: Api, topic: str, durability: str
+) -> None:
     ok(api.put(topic, {"durability": durability}), 201)
-    answers = at_once(server, 20, lambda api, number: api.append(topic, number, number, idempotency_key="k"))
+    answers = at_once(
+        server, 20, lambda api, number: api.append(topic, number, number, idempotency_key="k")
+    )
     bodies = [ok(answer) for answer in answers]
     assert [body["deduped"] for body in bodies].count(False) == 1
     assert all(body["seqs"] == [1, 2] for body in bodies)
@@ -136,7 +158,9 @@ def test_concurrent_duplicates_append_once(server: Server, api: Api, topic: str,
 
 
 def test_concurrent_duplicates_create_once(server: Server, api: Api, topic: str) -> None:
-    answers = at_once(server, 20, lambda api, number: api.append(topic, number, idempotency_key="k"))
+    answers = at_once(
+        server, 20, lambda api, number: api.append(topic, number, idempotency_key="k")
+    )
     assert sorted(answer.status for answer in answers) == [200] * 19 + [201]
     bodies = [answer.json() for answer in answers]
     assert [body["created"] for body in bodies].count(True) == 1
@@ -149,7 +173,9 @@ def test_concurrent_writers_share_the_seqs_out(server: Server, api: Api, topic: 
     batches = sorted(answer.json()["seqs"] for answer in answers)
     assert [seq for batch in batches for seq in batch] == list(range(1, 161))
     writers = {record["$seq"]: record["data"] for record in api.read(topic)}
-    assert all(len({writers[seq] for seq in batch}) == 1 for batch in batches), "a batch was torn apart"
+    assert all(len({writers[seq] for seq in batch}) == 1 for batch in batches), (
+        "a batch was torn apart"
+    )
 
 
 @pytest.mark.slow

@@ -22,8 +22,12 @@ PADDING: list[dict[str, Any]] = [{"data": "x" * (MIB - 100)}] * 6
 def body(*last: Any, **fields: Any) -> bytes:
     """Six records of almost 1 MiB, and ``last`` behind them; bytes are raw JSON."""
     records = [json.dumps(record).encode() for record in PADDING]
-    records += [record if isinstance(record, bytes) else json.dumps(record).encode() for record in last]
-    tail = b"".join(b',"%s":%s' % (name.encode(), json.dumps(value).encode()) for name, value in fields.items())
+    records += [
+        record if isinstance(record, bytes) else json.dumps(record).encode() for record in last
+    ]
+    tail = b"".join(
+        b',"%s":%s' % (name.encode(), json.dumps(value).encode()) for name, value in fields.items()
+    )
     return b'{"records":[' + b",".join(records) + b"]" + tail + b"}"
 
 
@@ -34,7 +38,12 @@ def post(api: Api, topic: str, raw: bytes) -> Answer:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_large_write_may_create_its_topic(api: Api, topic: str, durability: str) -> None:
     answer = ok(post(api, topic, body(config={"durability": durability, "priority": 7})), 201)
-    assert (answer["created"], answer["deduped"], answer["seqs"], answer["count"]) == (True, False, [1, 2, 3, 4, 5, 6], 6)
+    assert (answer["created"], answer["deduped"], answer["seqs"], answer["count"]) == (
+        True,
+        False,
+        [1, 2, 3, 4, 5, 6],
+        6,
+    )
     config = api.state(topic)["config"]
     assert (config["durability"], config["priority"]) == (durability, 7)
     again = ok(post(api, topic, body(config={"priority": 8})))
@@ -70,7 +79,9 @@ WRONG: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "code"), [row[1:] for row in WRONG], ids=[f"2 {row[0]}" for row in WRONG])
+@pytest.mark.parametrize(
+    ("raw", "code"), [row[1:] for row in WRONG], ids=[f"2 {row[0]}" for row in WRONG]
+)
 def test_a_refused_large_write_leaves_nothing(api: Api, topic: str, raw: bytes, code: str) -> None:
     refused(post(api, topic, raw), 400, code)
     refused(api.get(topic), 404, "topic_not_found")
@@ -110,7 +121,9 @@ def test_a_large_write_has_its_key(api: Api, topic: str, durability: str) -> Non
     ok(api.append(topic, "between"))
     again = ok(post(api, topic, raw))
     assert (again["created"], again["deduped"]) == (False, True)
-    assert [again[name] for name in ("seqs", "head_seq", "count")] == [first[name] for name in ("seqs", "head_seq", "count")]
+    assert [again[name] for name in ("seqs", "head_seq", "count")] == [
+        first[name] for name in ("seqs", "head_seq", "count")
+    ]
     assert ok(api.append(topic, 1, idempotency_key="k"))["deduped"] is True
     assert api.state(topic)["head_seq"] == 7
 
@@ -121,7 +134,11 @@ def test_concurrent_large_duplicates_append_once(server: Server, api: Api, topic
     def client(number: int) -> Answer:
         with Api(server.address) as mine:
             barrier.wait()
-            return post(mine, topic, raw) if number else mine.append(topic, *range(6), idempotency_key="k")
+            return (
+                post(mine, topic, raw)
+                if number
+                else mine.append(topic, *range(6), idempotency_key="k")
+            )
 
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(client, range(5)))

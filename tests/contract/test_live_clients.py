@@ -1,6 +1,8 @@
-"""Streams and sockets with clients that this project did not write: httpx-sse, websockets, trio-websocket, eventsource, Chromium.
+"""Streams and sockets with clients that this project did not write: httpx-sse, websockets,
+trio-websocket, eventsource, Chromium.
 
-A client that is not on the machine is skipped. Each is first tried on a canned stream, so that a failure tells whose it is.
+A client that is not on the machine is skipped. Each is first tried on a canned stream, so that a
+failure tells whose it is.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ Address = tuple[str, int]
 
 def records(events: list[Event]) -> list[Any]:
     """The data of all records in these events."""
-    return [record["data"] for event in events if event["event"] == RECORD for record in json.loads(event["data"])["records"]]
+    return [
+        record["data"]
+        for event in events
+        if event["event"] == RECORD
+        for record in json.loads(event["data"])["records"]
+    ]
 
 
 class Source(Protocol):
-    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says that they are."""
+    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says
+    that they are.
+    """
 
     def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
 
@@ -58,9 +67,13 @@ class CannedHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         stream = self.path.startswith("/v0/watch/")
-        guarded = self.path.endswith("/guarded") and self.headers.get("Authorization") != f"Bearer {KEY}"
+        guarded = (
+            self.path.endswith("/guarded") and self.headers.get("Authorization") != f"Bearer {KEY}"
+        )
         self.send_response(401 if guarded else 200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8" if stream else "application/json")
+        self.send_header(
+            "Content-Type", "text/event-stream; charset=utf-8" if stream else "application/json"
+        )
         if not stream or guarded:
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -89,7 +102,10 @@ def canned() -> Iterator[Address]:
 
 def reads_the_canned_stream(source: Source) -> None:
     events = source.wait(lambda events: len(events) == 2)
-    assert [(event["event"], event["id"]) for event in events] == [(RECORD, "eyJ0IjoyfQ"), (CAUGHT_UP, "eyJ0IjozfQ")]
+    assert [(event["event"], event["id"]) for event in events] == [
+        (RECORD, "eyJ0IjoyfQ"),
+        (CAUGHT_UP, "eyJ0IjozfQ"),
+    ]
     assert records(events) == ["é", 2]
 
 
@@ -114,7 +130,9 @@ def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> 
         relay.cut()
         ok(api.append(topic, f"after cut {number}"))
         expected.append(f"after cut {number}")
-        assert records(source.wait(lambda events: len(records(events)) >= len(expected))) == expected
+        assert (
+            records(source.wait(lambda events: len(records(events)) >= len(expected))) == expected
+        )
 
 
 @pytest.fixture
@@ -154,7 +172,9 @@ class HttpxSource:
 
     def __init__(self, url: str, **headers: str) -> None:
         httpx = pytest.importorskip("httpx", reason="httpx is not installed (the dev extra has it)")
-        httpx_sse = pytest.importorskip("httpx_sse", reason="httpx-sse is not installed (the dev extra has it)")
+        httpx_sse = pytest.importorskip(
+            "httpx_sse", reason="httpx-sse is not installed (the dev extra has it)"
+        )
         self._client = httpx.Client(trust_env=False, timeout=TIMEOUT_S, headers=headers)
         self._opening = httpx_sse.connect_sse(self._client, "GET", url)
         self.events: list[Event] = []
@@ -165,7 +185,12 @@ class HttpxSource:
         self._stream = self.source.iter_sse()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._opening.__exit__(kind, error, trace)
         self._client.close()
 
@@ -216,7 +241,9 @@ class NodeSource:
         if program is None:
             pytest.skip("Node.js is not installed")
         if not (FOLDER / "node_modules" / "eventsource").exists():
-            pytest.skip(f"the npm package eventsource is not installed: npm ci --prefix {FOLDER.relative_to(FOLDER.parents[2])}")
+            pytest.skip(
+                f"the npm package eventsource is not installed: npm ci --prefix {FOLDER.relative_to(FOLDER.parents[2])}"
+            )
         self._process = subprocess.Popen(
             [program, "eventsource.mjs", url, *bearer],
             cwd=FOLDER,
@@ -238,7 +265,12 @@ class NodeSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.wait(TIMEOUT_S)
         self._thread.join(TIMEOUT_S)
@@ -252,7 +284,9 @@ class NodeSource:
 @pytest.mark.slow
 @pytest.mark.parametrize("bearer", [[], [KEY]], ids=["open", "guarded"])
 def test_eventsource_reads_a_canned_stream(canned: Address, bearer: list[str]) -> None:
-    with NodeSource(at(canned, "/v0/watch/guarded" if bearer else "/v0/watch/w"), *bearer) as source:
+    with NodeSource(
+        at(canned, "/v0/watch/guarded" if bearer else "/v0/watch/w"), *bearer
+    ) as source:
         reads_the_canned_stream(source)
 
 
@@ -272,7 +306,9 @@ def test_eventsource_comes_back_by_itself(api: Api, topic: str, url: str, relay:
 @pytest.mark.slow
 def test_eventsource_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
     ok(guarded_api.append(topic, "old"), 201)
-    with NodeSource(at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY) as source:
+    with NodeSource(
+        at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY
+    ) as source:
         reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
 
 
@@ -353,24 +389,36 @@ def test_chromium_reads_a_canned_stream(browser: chromium.Chromium, canned: Addr
 
 
 @pytest.mark.slow
-def test_chromium_watches(browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str) -> None:
-    reads_a_backlog_and_what_comes_live(PageSource(browser, server.address, listening(url)), api, topic)
+def test_chromium_watches(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
+) -> None:
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, server.address, listening(url)), api, topic
+    )
 
 
 @pytest.mark.slow
-def test_chromium_comes_back_by_itself(browser: chromium.Chromium, api: Api, topic: str, url: str, relay: Relay) -> None:
+def test_chromium_comes_back_by_itself(
+    browser: chromium.Chromium, api: Api, topic: str, url: str, relay: Relay
+) -> None:
     comes_back_by_itself(PageSource(browser, relay.address, listening(url)), api, topic, relay)
 
 
 @pytest.mark.slow
-def test_chromium_watches_with_a_key_in_the_header(browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str) -> None:
+def test_chromium_watches_with_a_key_in_the_header(
+    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
+) -> None:
     ok(guarded_api.append(topic, "old"), 201)
     url = session(guarded_api, [topic])["stream_url"]
-    reads_a_backlog_and_what_comes_live(PageSource(browser, guarded.address, streaming(url, KEY)), guarded_api, topic)
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, guarded.address, streaming(url, KEY)), guarded_api, topic
+    )
 
 
 @pytest.mark.slow
-def test_chromium_watches_with_a_key_in_the_query(browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str) -> None:
+def test_chromium_watches_with_a_key_in_the_query(
+    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
+) -> None:
     ok(guarded_api.append(topic, "old"), 201)
     url = session(guarded_api, [topic])["stream_url"]
     source = PageSource(browser, guarded.address, listening(f"{url}?token={KEY}"))
@@ -378,16 +426,22 @@ def test_chromium_watches_with_a_key_in_the_query(browser: chromium.Chromium, gu
 
 
 @pytest.mark.slow
-def test_chromium_makes_its_own_session(browser: chromium.Chromium, server: Server, api: Api, topic: str) -> None:
+def test_chromium_makes_its_own_session(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str
+) -> None:
     ok(api.append(topic, "old"), 201)
     body = json.dumps({"topics": {topic: {}}})
     post = f'{{ method: "POST", headers: {{ "Content-Type": "application/json" }}, body: {json.dumps(body)} }}'
     start = f'fetch("/v0/watch", {post}).then((answer) => answer.json()).then((made) => listen(made.stream_url))'
-    reads_a_backlog_and_what_comes_live(PageSource(browser, server.address, f"void {start}"), api, topic)
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, server.address, f"void {start}"), api, topic
+    )
 
 
 @pytest.mark.slow
-def test_chromium_closes_a_stream_and_opens_it_again(browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str) -> None:
+def test_chromium_closes_a_stream_and_opens_it_again(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
+) -> None:
     source = PageSource(browser, server.address, listening(url))
     source.wait(lambda events: len(events) >= 2)
     browser.evaluate("source.close()")
@@ -420,12 +474,21 @@ new Promise((resolve, reject) => {
 
 
 @pytest.mark.slow
-def test_chromium_speaks_websocket(browser: chromium.Chromium, server: Server, api: Api, topic: str) -> None:
+def test_chromium_speaks_websocket(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str
+) -> None:
     ok(api.append(topic, "old"), 201)
     browser.open(at(server.address, "/v0/health"))
-    script = SOCKET.replace("URL", json.dumps(at(server.address, "/v0/ws", "ws"))).replace("TOPIC", json.dumps(topic))
+    script = SOCKET.replace("URL", json.dumps(at(server.address, "/v0/ws", "ws"))).replace(
+        "TOPIC", json.dumps(topic)
+    )
     told = browser.evaluate(script)
-    shown = [record["data"] for message in told["seen"] if message["op"] == "record" for record in message["records"]]
+    shown = [
+        record["data"]
+        for message in told["seen"]
+        if message["op"] == "record"
+        for record in message["records"]
+    ]
     assert shown == ["old", {"from": "page", "text": "é\u2028"}]
     assert (told["code"], told["clean"]) == (1000, True)
 
@@ -457,10 +520,18 @@ def hear_past_caught_up(hear: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("compression", ["deflate", None])
 def test_websockets_talks(server: Server, api: Api, topic: str, compression: str | None) -> None:
-    client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed (the dev extra has it)")
+    client = pytest.importorskip(
+        "websockets.sync.client", reason="websockets is not installed (the dev extra has it)"
+    )
     ok(api.append(topic, "old"), 201)
-    with client.connect(at(server.address, "/v0/ws", "ws"), proxy=None, compression=compression) as socket:
-        talk(lambda command: socket.send(json.dumps(command)), lambda: json.loads(socket.recv(timeout=TIMEOUT_S)), topic)
+    with client.connect(
+        at(server.address, "/v0/ws", "ws"), proxy=None, compression=compression
+    ) as socket:
+        talk(
+            lambda command: socket.send(json.dumps(command)),
+            lambda: json.loads(socket.recv(timeout=TIMEOUT_S)),
+            topic,
+        )
         socket.ping().wait(TIMEOUT_S)
         socket.close()
         assert socket.close_code == 1000
@@ -489,19 +560,31 @@ def test_websockets_takes_the_longest_record_once_its_bound_is_lifted(
 
 
 def test_websockets_talks_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
-    client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed (the dev extra has it)")
-    exceptions = pytest.importorskip("websockets.exceptions", reason="websockets is not installed (the dev extra has it)")
+    client = pytest.importorskip(
+        "websockets.sync.client", reason="websockets is not installed (the dev extra has it)"
+    )
+    exceptions = pytest.importorskip(
+        "websockets.exceptions", reason="websockets is not installed (the dev extra has it)"
+    )
     ok(guarded_api.append(topic, "old"), 201)
     url = at(guarded.address, "/v0/ws", "ws")
-    with client.connect(url, proxy=None, additional_headers={"Authorization": f"Bearer {KEY}"}) as socket:
-        talk(lambda command: socket.send(json.dumps(command)), lambda: json.loads(socket.recv(timeout=TIMEOUT_S)), topic)
+    with client.connect(
+        url, proxy=None, additional_headers={"Authorization": f"Bearer {KEY}"}
+    ) as socket:
+        talk(
+            lambda command: socket.send(json.dumps(command)),
+            lambda: json.loads(socket.recv(timeout=TIMEOUT_S)),
+            topic,
+        )
     with pytest.raises(exceptions.InvalidStatus) as refused, client.connect(url, proxy=None):
         pass
     assert refused.value.response.status_code == 401
 
 
 async def test_trio_websocket_talks(server: Server, api: Api, topic: str) -> None:
-    trio_websocket = pytest.importorskip("trio_websocket", reason="trio-websocket is not installed (the dev extra has it)")
+    trio_websocket = pytest.importorskip(
+        "trio_websocket", reason="trio-websocket is not installed (the dev extra has it)"
+    )
     ok(api.append(topic, "old"), 201)
     async with trio_websocket.open_websocket_url(at(server.address, "/v0/ws", "ws")) as socket:
         for command in (

@@ -19,7 +19,9 @@ PARKED_S = 0.15  # nothing outside tells that a poll is parked; a poll that come
 class Poll:
     """A long poll in the background."""
 
-    def __init__(self, pool: ThreadPoolExecutor, server: Server, topic: str, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, pool: ThreadPoolExecutor, server: Server, topic: str, fields: dict[str, Any]
+    ) -> None:
         self._sent = time.monotonic()
         self._future: Future[tuple[Answer, float]] = pool.submit(self._ask, server, topic, fields)
 
@@ -43,7 +45,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_an_append_wakes_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_an_append_wakes_a_long_poll(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.append(topic, 1), 201)
     poll = Poll(pool, server, topic, {"from_seq": 1, "wait_ms": 20_000})
     time.sleep(PARKED_S)
@@ -56,7 +60,9 @@ def test_an_append_wakes_a_long_poll(server: Server, api: Api, topic: str, pool:
     assert took_s < PARKED_S + SLACK_S
 
 
-def test_one_append_wakes_every_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_one_append_wakes_every_long_poll(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     polls = [Poll(pool, server, topic, {"wait_ms": 20_000}) for _ in range(20)]
     time.sleep(PARKED_S)
@@ -74,7 +80,12 @@ def test_a_long_poll_ends_on_time(api: Api, topic: str, wait_ms: int) -> None:
     page = ok(api.diff(topic, from_seq=1, wait_ms=wait_ms))
     took_s = time.monotonic() - sent
     assert wait_ms / 1000 - 0.005 <= took_s < wait_ms / 1000 + SLACK_S
-    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == ([], 1, True, None)
+    assert (page["records"], page["next_from_seq"], page["caught_up"], page["tombstone"]) == (
+        [],
+        1,
+        True,
+        None,
+    )
 
 
 READY: list[tuple[str, dict[str, Any]]] = [
@@ -85,7 +96,9 @@ READY: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", [fields for _, fields in READY], ids=[f"3 {name}" for name, _ in READY])
+@pytest.mark.parametrize(
+    "fields", [fields for _, fields in READY], ids=[f"3 {name}" for name, _ in READY]
+)
 def test_what_is_there_is_answered_at_once(api: Api, topic: str, fields: dict[str, Any]) -> None:
     ok(api.append(topic, 1), 201)
     sent = time.monotonic()
@@ -93,7 +106,9 @@ def test_what_is_there_is_answered_at_once(api: Api, topic: str, fields: dict[st
     assert time.monotonic() - sent < SLACK_S
 
 
-def test_a_recreated_topic_with_no_records_ends_the_poll_by_its_tombstone(api: Api, topic: str) -> None:
+def test_a_recreated_topic_with_no_records_ends_the_poll_by_its_tombstone(
+    api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     sent = time.monotonic()
     page = ok(api.diff(topic, from_seq=7, wait_ms=20_000))
@@ -101,7 +116,9 @@ def test_a_recreated_topic_with_no_records_ends_the_poll_by_its_tombstone(api: A
     assert time.monotonic() - sent < SLACK_S
 
 
-def test_own_records_do_not_end_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_own_records_do_not_end_a_long_poll(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 20_000, "node": "me"})
     time.sleep(PARKED_S)
@@ -116,18 +133,27 @@ def test_own_records_do_not_end_a_long_poll(server: Server, api: Api, topic: str
 
 
 @pytest.mark.slow
-def test_a_poll_that_saw_only_own_records_ends_at_the_head(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_a_poll_that_saw_only_own_records_ends_at_the_head(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 800, "node": "me"})
     time.sleep(PARKED_S)
     ok(api.append(topic, 1, 2, node="me"))
     answer, took_s = poll.answer()
     page = ok(answer)
-    assert (page["records"], page["next_from_seq"], page["head_seq"], page["caught_up"]) == ([], 2, 2, True)
+    assert (page["records"], page["next_from_seq"], page["head_seq"], page["caught_up"]) == (
+        [],
+        2,
+        2,
+        True,
+    )
     assert took_s >= 0.79
 
 
-def test_a_deletion_ends_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_a_deletion_ends_a_long_poll(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.append(topic, 1), 201)
     poll = Poll(pool, server, topic, {"from_seq": 1, "wait_ms": 20_000})
     time.sleep(PARKED_S)
@@ -141,7 +167,9 @@ def test_a_deletion_ends_a_long_poll(server: Server, api: Api, topic: str, pool:
 
 
 @pytest.mark.slow
-def test_an_append_to_another_topic_does_not_end_a_long_poll(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_an_append_to_another_topic_does_not_end_a_long_poll(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     poll = Poll(pool, server, topic, {"wait_ms": 600})
     time.sleep(PARKED_S)
@@ -153,7 +181,9 @@ def test_an_append_to_another_topic_does_not_end_a_long_poll(server: Server, api
 
 
 @pytest.mark.slow
-def test_a_wait_holds_up_nobody_else(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_a_wait_holds_up_nobody_else(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     polls = [Poll(pool, server, topic, {"wait_ms": 1500}) for _ in range(20)]
     sent = time.monotonic()
@@ -165,7 +195,9 @@ def test_a_wait_holds_up_nobody_else(server: Server, api: Api, topic: str, pool:
         assert ok(poll.answer()[0])["records"] == []
 
 
-def test_a_client_that_leaves_while_it_waits_costs_nothing(server: Server, api: Api, topic: str) -> None:
+def test_a_client_that_leaves_while_it_waits_costs_nothing(
+    server: Server, api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     body = json.dumps({"wait_ms": 30_000}).encode()
     for _ in range(50):
@@ -176,10 +208,17 @@ def test_a_client_that_leaves_while_it_waits_costs_nothing(server: Server, api: 
 
 
 @pytest.mark.slow
-def test_requests_behind_a_long_poll_are_answered_in_order(wire: Wire, api: Api, topic: str) -> None:
+def test_requests_behind_a_long_poll_are_answered_in_order(
+    wire: Wire, api: Api, topic: str
+) -> None:
     ok(api.append(topic, 1), 201)
     poll = request("POST", f"/v0/topics/{topic}/diff", b'{"from_seq":1,"wait_ms":300}')
-    wire.send(poll + request("GET", f"/v0/topics/{topic}") + poll + request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":2}]}'))
+    wire.send(
+        poll
+        + request("GET", f"/v0/topics/{topic}")
+        + poll
+        + request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":2}]}')
+    )
     assert ok(wire.answer())["records"] == []
     assert ok(wire.answer())["count"] == 1
     assert ok(wire.answer())["records"] == []

@@ -1,4 +1,6 @@
-"""Readers that go through a topic page by page: whatever happens meanwhile, they get what anyone who asks afresh would get."""
+"""Readers that go through a topic page by page: whatever happens meanwhile, they get what anyone
+who asks afresh would get.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.server import Server
 PAGE = 7
 
 
-def page_of(api: Api, topic: str, from_seq: int, *, spaces: int = 0, limit: int = PAGE, **fields: Any) -> Any:
+def page_of(
+    api: Api, topic: str, from_seq: int, *, spaces: int = 0, limit: int = PAGE, **fields: Any
+) -> Any:
     """``spaces`` make other bytes of the same request, which nobody has expected."""
     body = json.dumps({"from_seq": from_seq, "limit": limit, **fields}).encode() + b" " * spaces
     page = ok(api.call("POST", f"/v0/topics/{topic}/diff", body))
@@ -28,7 +32,10 @@ def fresh(api: Api, topic: str, from_seq: int, numbers: random.Random, **fields:
 
 
 def fill(api: Api, topic: str, count: int, start: int = 0) -> None:
-    records = [{"data": number, "tag": f"tag-{number % 5}", "node": f"n{number % 2}"} for number in range(start, start + count)]
+    records = [
+        {"data": number, "tag": f"tag-{number % 5}", "node": f"n{number % 2}"}
+        for number in range(start, start + count)
+    ]
     ok(api.append(topic, records=records), 200 if start else 201)
 
 
@@ -50,10 +57,20 @@ def test_a_reader_gets_every_record_once_and_every_head(api: Api, topic: str) ->
     assert cursor == len(seen)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
-def test_what_happens_between_two_pages_shows_in_the_second(api: Api, topic: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
+)
+def test_what_happens_between_two_pages_shows_in_the_second(
+    api: Api, topic: str, seed: int
+) -> None:
     numbers = random.Random(seed)
-    views: list[dict[str, Any]] = [{}, {"node": "n1"}, {"include_tags": False}, {"until_seq": 400}, {"max_batch_bytes": 300}]
+    views: list[dict[str, Any]] = [
+        {},
+        {"node": "n1"},
+        {"include_tags": False},
+        {"until_seq": 400},
+        {"max_batch_bytes": 300},
+    ]
     fill(api, topic, 500)
     written, cursors = 500, dict.fromkeys(range(len(views)), 0)
 
@@ -64,9 +81,21 @@ def test_what_happens_between_two_pages_shows_in_the_second(api: Api, topic: str
                 fill(api, topic, 20, written)
                 written += 20
             case 2:
-                ok(api.call("POST", f"/v0/topics/{topic}/delete", {"match": f"tag-{numbers.randrange(5)}"}))
+                ok(
+                    api.call(
+                        "POST",
+                        f"/v0/topics/{topic}/delete",
+                        {"match": f"tag-{numbers.randrange(5)}"},
+                    )
+                )
             case 3:
-                ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": numbers.randrange(1, written)}))
+                ok(
+                    api.call(
+                        "POST",
+                        f"/v0/topics/{topic}/delete",
+                        {"before_seq": numbers.randrange(1, written)},
+                    )
+                )
             case 4:
                 ok(api.put(topic, {"cap_records": numbers.choice((0, 100, 300))}))
             case 5:
@@ -83,7 +112,9 @@ def test_what_happens_between_two_pages_shows_in_the_second(api: Api, topic: str
         for _ in range(numbers.randrange(2, 8)):
             page = page_of(api, topic, cursors[which], **views[which])
             assert page == fresh(api, topic, cursors[which], numbers, **views[which])
-            cursors[which] = 0 if page["next_from_seq"] >= min(page["head_seq"], 400) else page["next_from_seq"]
+            cursors[which] = (
+                0 if page["next_from_seq"] >= min(page["head_seq"], 400) else page["next_from_seq"]
+            )
         if numbers.random() < 0.4:
             happen()
 
@@ -98,12 +129,16 @@ def test_many_readers_and_a_writer_at_once(server: Server, api: Api, topic: str)
             while cursor < 1500:
                 page = page_of(own, topic, cursor, limit=batch)
                 got = [record["$seq"] for record in page["records"]]
-                if got != list(range(expected + 1, expected + 1 + len(got))) or page["next_from_seq"] != expected + len(got):
+                if got != list(range(expected + 1, expected + 1 + len(got))) or page[
+                    "next_from_seq"
+                ] != expected + len(got):
                     problems.append(f"after {expected}: {got[:3]}...")
                     return
                 cursor = expected = page["next_from_seq"]
 
-    readers = [threading.Thread(target=read, args=(batch,)) for batch in (5, 5, 5, 8, 8, 13, 100, 1000)]
+    readers = [
+        threading.Thread(target=read, args=(batch,)) for batch in (5, 5, 5, 8, 8, 13, 100, 1000)
+    ]
     for reader in readers:
         reader.start()
     while any(reader.is_alive() for reader in readers):

@@ -1,4 +1,6 @@
-"""Paths, methods, names, content types and encodings: what comes before any endpoint (§0.3, §0.5, §0.6, §1.1)."""
+"""Paths, methods, names, content types and encodings: what comes before any endpoint (§0.3, §0.5,
+§0.6, §1.1).
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,14 @@ NOT_ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "allowed"), NOT_ALLOWED, ids=[f"0.6 {method} {path}" for method, path, _ in NOT_ALLOWED])
-def test_a_wrong_method_is_a_405_that_names_the_right_ones(api: Api, method: str, path: str, allowed: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    NOT_ALLOWED,
+    ids=[f"0.6 {method} {path}" for method, path, _ in NOT_ALLOWED],
+)
+def test_a_wrong_method_is_a_405_that_names_the_right_ones(
+    api: Api, method: str, path: str, allowed: set[str]
+) -> None:
     answer = api.call(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
     refused(answer, 405, "method_not_allowed")
     named = {name.strip() for name in answer.headers["allow"].split(",")}
@@ -74,8 +82,24 @@ def test_a_wrong_method_is_a_405_that_names_the_right_ones(api: Api, method: str
 
 
 CHECKS: list[tuple[str, str, str, bytes, dict[str, str], int, str]] = [
-    ("path before type", "POST", "/v0/nope", b"x", {"Content-Type": "text/plain"}, 404, "not_found"),
-    ("method before type", "PATCH", "/v0/topics/x", b"x", {"Content-Type": "text/plain"}, 405, "method_not_allowed"),
+    (
+        "path before type",
+        "POST",
+        "/v0/nope",
+        b"x",
+        {"Content-Type": "text/plain"},
+        404,
+        "not_found",
+    ),
+    (
+        "method before type",
+        "PATCH",
+        "/v0/topics/x",
+        b"x",
+        {"Content-Type": "text/plain"},
+        405,
+        "method_not_allowed",
+    ),
     (
         "type before topic",
         "POST",
@@ -86,15 +110,35 @@ CHECKS: list[tuple[str, str, str, bytes, dict[str, str], int, str]] = [
         "unsupported_media_type",
     ),
     ("body before topic", "POST", "/v0/topics/absent-topic/diff", b"{", {}, 400, "invalid_request"),
-    ("field before topic", "POST", "/v0/topics/absent-topic/diff", b'{"limit":-1}', {}, 400, "invalid_request"),
-    ("record before topic", "POST", "/v0/topics/absent-topic", b'{"create":false,"records":[{}]}', {}, 400, "invalid_request"),
+    (
+        "field before topic",
+        "POST",
+        "/v0/topics/absent-topic/diff",
+        b'{"limit":-1}',
+        {},
+        400,
+        "invalid_request",
+    ),
+    (
+        "record before topic",
+        "POST",
+        "/v0/topics/absent-topic",
+        b'{"create":false,"records":[{}]}',
+        {},
+        400,
+        "invalid_request",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "status", "code"), [row[1:] for row in CHECKS], ids=[f"0.6 {row[0]}" for row in CHECKS]
+    ("method", "path", "body", "headers", "status", "code"),
+    [row[1:] for row in CHECKS],
+    ids=[f"0.6 {row[0]}" for row in CHECKS],
 )
-def test_the_order_of_checks(api: Api, method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str) -> None:
+def test_the_order_of_checks(
+    api: Api, method: str, path: str, body: bytes, headers: dict[str, str], status: int, code: str
+) -> None:
     refused(api.call(method, path, body, headers), status, code)
 
 
@@ -172,7 +216,13 @@ BAD_NAMES = [
     "a" * 300,
     "x" * 5000,
 ]
-ROUTES = [("GET", "", None), ("PUT", "", b"{}"), ("POST", "", ONE), ("DELETE", "", None), ("POST", "/diff", b"{}")]
+ROUTES = [
+    ("GET", "", None),
+    ("PUT", "", b"{}"),
+    ("POST", "", ONE),
+    ("DELETE", "", None),
+    ("POST", "/diff", b"{}"),
+]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: f"1.1 {name[:30]}")
@@ -181,7 +231,9 @@ def test_a_bad_name_is_a_400_everywhere(api: Api, name: str) -> None:
         refused(api.call(method, f"/v0/topics/{name}{tail}", body), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("name", ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."], ids=lambda name: f"1.1 {name}")
+@pytest.mark.parametrize(
+    "name", ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."], ids=lambda name: f"1.1 {name}"
+)
 def test_a_name_that_is_hardly_a_path_is_refused(api: Api, name: str) -> None:
     for method, tail, body in ROUTES:
         answer = api.call(method, f"/v0/topics/{name}{tail}", body)
@@ -241,7 +293,11 @@ def test_a_json_body_is_taken(api: Api, topic: str, kind: str) -> None:
 def test_another_body_is_a_415(api: Api, topic: str, kind: str) -> None:
     ok(api.put(topic), 201)
     for method, tail, body in BODY_ROUTES:
-        refused(api.call(method, f"/v0/topics/{topic}{tail}", body, {"Content-Type": kind}), 415, "unsupported_media_type")
+        refused(
+            api.call(method, f"/v0/topics/{topic}{tail}", body, {"Content-Type": kind}),
+            415,
+            "unsupported_media_type",
+        )
     assert api.state(topic)["head_seq"] == 0
 
 
@@ -249,14 +305,24 @@ def test_another_body_is_a_415(api: Api, topic: str, kind: str) -> None:
 
 
 def zipped(body: bytes, **headers: str) -> dict[str, Any]:
-    return {"body": gzip.compress(body), "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json", **headers}}
+    return {
+        "body": gzip.compress(body),
+        "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json", **headers},
+    }
 
 
 def test_gzip_bodies_are_taken(api: Api, topic: str) -> None:
     path = f"/v0/topics/{topic}"
     ok(api.call("PUT", path, **zipped(b'{"ttl_ms":123456789}')), 201)
-    ok(api.call("POST", path, **zipped(json.dumps({"records": [{"data": "x" * 100_000}]}).encode())))
-    assert ok(api.call("POST", f"{path}/diff", **zipped(b'{"from_seq":0}')))["records"][0]["data"] == "x" * 100_000
+    ok(
+        api.call(
+            "POST", path, **zipped(json.dumps({"records": [{"data": "x" * 100_000}]}).encode())
+        )
+    )
+    assert (
+        ok(api.call("POST", f"{path}/diff", **zipped(b'{"from_seq":0}')))["records"][0]["data"]
+        == "x" * 100_000
+    )
     assert api.state(topic)["config"]["ttl_ms"] == 123456789
 
 
@@ -278,24 +344,40 @@ CORRUPT = [
 ]
 
 
-@pytest.mark.parametrize("body", [body for _, body in CORRUPT], ids=[f"0.3 {name}" for name, _ in CORRUPT])
+@pytest.mark.parametrize(
+    "body", [body for _, body in CORRUPT], ids=[f"0.3 {name}" for name, _ in CORRUPT]
+)
 def test_a_corrupt_gzip_body_is_a_400(api: Api, topic: str, body: bytes) -> None:
     for method, tail in (("POST", ""), ("PUT", ""), ("POST", "/diff")):
-        refused(api.call(method, f"/v0/topics/{topic}{tail}", body, {"Content-Encoding": "gzip"}), 400, "invalid_request")
+        refused(
+            api.call(method, f"/v0/topics/{topic}{tail}", body, {"Content-Encoding": "gzip"}),
+            400,
+            "invalid_request",
+        )
     refused(api.get(topic), 404, "topic_not_found")
 
 
-@pytest.mark.parametrize("coding", ["br", "deflate", "zstd", "nonsense", "gzip, br"], ids=lambda coding: f"0.3 {coding}")
+@pytest.mark.parametrize(
+    "coding", ["br", "deflate", "zstd", "nonsense", "gzip, br"], ids=lambda coding: f"0.3 {coding}"
+)
 def test_an_unknown_coding_is_a_415(api: Api, topic: str, coding: str) -> None:
     for method, tail in (("POST", ""), ("PUT", ""), ("POST", "/diff")):
-        refused(api.call(method, f"/v0/topics/{topic}{tail}", ONE, {"Content-Encoding": coding}), 415, "unsupported_media_type")
+        refused(
+            api.call(method, f"/v0/topics/{topic}{tail}", ONE, {"Content-Encoding": coding}),
+            415,
+            "unsupported_media_type",
+        )
 
 
 def test_a_body_that_grows_beyond_64_mib_is_a_413(api: Api, topic: str) -> None:
     bomb = gzip.compress(b'{"records":[{"data":1}]' + b" " * (64 * MIB) + b"}", compresslevel=1)
     assert len(bomb) < MIB
     for method, tail in (("POST", ""), ("PUT", ""), ("POST", "/diff")):
-        refused(api.call(method, f"/v0/topics/{topic}{tail}", bomb, {"Content-Encoding": "gzip"}), 413, "payload_too_large")
+        refused(
+            api.call(method, f"/v0/topics/{topic}{tail}", bomb, {"Content-Encoding": "gzip"}),
+            413,
+            "payload_too_large",
+        )
     refused(api.get(topic), 404, "topic_not_found")
 
 
@@ -306,7 +388,9 @@ def plain(answer: Answer) -> Answer:
     return Answer(answer.status, answer.headers, gzip.decompress(answer.body))
 
 
-@pytest.mark.parametrize("accept", ["gzip", "GZIP", "deflate, gzip;q=0.5", "*"], ids=lambda accept: f"0.3 {accept}")
+@pytest.mark.parametrize(
+    "accept", ["gzip", "GZIP", "deflate, gzip;q=0.5", "*"], ids=lambda accept: f"0.3 {accept}"
+)
 def test_large_answers_are_zipped_on_request(api: Api, topic: str, accept: str) -> None:
     ok(api.append(topic, *["x" * 1000] * 100), 201)
     answer = api.call("POST", f"/v0/topics/{topic}/diff", b"{}", {"Accept-Encoding": accept})
@@ -316,7 +400,11 @@ def test_large_answers_are_zipped_on_request(api: Api, topic: str, accept: str) 
     assert ok(plain(answer))["records"] == ok(api.diff(topic))["records"]
 
 
-@pytest.mark.parametrize("accept", ["", "identity", "br", "gzip;q=0", "gzip;q=0.0, identity"], ids=lambda accept: f"0.3 {accept}")
+@pytest.mark.parametrize(
+    "accept",
+    ["", "identity", "br", "gzip;q=0", "gzip;q=0.0, identity"],
+    ids=lambda accept: f"0.3 {accept}",
+)
 def test_answers_are_plain_without_the_wish(api: Api, topic: str, accept: str) -> None:
     ok(api.append(topic, *["x" * 1000] * 100), 201)
     answer = api.call("POST", f"/v0/topics/{topic}/diff", b"{}", {"Accept-Encoding": accept})
@@ -338,7 +426,14 @@ def test_every_answer_can_be_read_with_gzip_on(api: Api, topic: str) -> None:
 
 
 def test_a_zipped_diff_holds_the_same_bytes(api: Api, topic: str) -> None:
-    ok(api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"data":{ "b" : 1.10, "a":"\\u0041"}}]}' + b" " * 5000), 201)
+    ok(
+        api.call(
+            "POST",
+            f"/v0/topics/{topic}",
+            b'{"records":[{"data":{ "b" : 1.10, "a":"\\u0041"}}]}' + b" " * 5000,
+        ),
+        201,
+    )
     answer = plain(api.call("POST", f"/v0/topics/{topic}/diff", b"{}", {"Accept-Encoding": "gzip"}))
     assert b'"data":{ "b" : 1.10, "a":"\\u0041"}' in answer.body
 

@@ -36,15 +36,23 @@ def put(api: Api, topic: str, **config: Any) -> None:
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("cap", [1, 3, 7])
-@pytest.mark.parametrize("batches", [[1] * 9, [4, 4, 4], [2, 10, 1], [20]], ids=lambda batches: f"2 batches={batches}")
-def test_the_newest_records_stay_under_a_cap(api: Api, topic: str, durability: str, cap: int, batches: list[int]) -> None:
+@pytest.mark.parametrize(
+    "batches", [[1] * 9, [4, 4, 4], [2, 10, 1], [20]], ids=lambda batches: f"2 batches={batches}"
+)
+def test_the_newest_records_stay_under_a_cap(
+    api: Api, topic: str, durability: str, cap: int, batches: list[int]
+) -> None:
     put(api, topic, cap_records=cap, durability=durability)
     model = TopicModel(cap)
     for size in batches:
         data = [[model.head_seq, number] for number in range(size)]
         first = model.head_seq + 1
         body = ok(api.append(topic, *data))
-        assert (body["seqs"], body["count"], body["head_seq"]) == (list(range(first, first + size)), size, first + size - 1)
+        assert (body["seqs"], body["count"], body["head_seq"]) == (
+            list(range(first, first + size)),
+            size,
+            first + size - 1,
+        )
         model.append(map(Kept, data))
         assert floors(api, topic)["count"] == min(cap, model.head_seq)
     agrees(api, topic, model)
@@ -85,7 +93,9 @@ def fitting(costs: list[int], cap: int) -> list[int]:
 
 
 @pytest.mark.parametrize("cap", [2300, 2800, 3500, 10_000], ids=lambda cap: f"0.10 cap_bytes={cap}")
-def test_the_newest_bytes_stay_under_a_cap(api: Api, topic: str, new_name: Callable[[], str], cap: int) -> None:
+def test_the_newest_bytes_stay_under_a_cap(
+    api: Api, topic: str, new_name: Callable[[], str], cap: int
+) -> None:
     costs = sizes(api, new_name(), *RECORDS)
     put(api, topic, cap_bytes=cap)
     for number, record in enumerate(RECORDS, 1):
@@ -99,7 +109,9 @@ def test_the_newest_bytes_stay_under_a_cap(api: Api, topic: str, new_name: Calla
         assert gap(page, "cap") == ((1, kept[0] - 1) if kept[0] > 1 else None)
 
 
-def test_a_cap_of_exactly_the_bytes_evicts_nothing(api: Api, topic: str, new_name: Callable[[], str]) -> None:
+def test_a_cap_of_exactly_the_bytes_evicts_nothing(
+    api: Api, topic: str, new_name: Callable[[], str]
+) -> None:
     costs = sizes(api, new_name(), *RECORDS)
     put(api, topic, cap_bytes=sum(costs))
     assert sizes(api, topic, *RECORDS) == costs
@@ -115,8 +127,12 @@ def test_meta_counts_against_the_bytes(api: Api, topic: str) -> None:
     assert floors(api, topic)["count"] in (1, 2)
 
 
-@pytest.mark.parametrize(("records", "size", "left"), [(3, 10, 3), (50, 3000, 3)], ids=["0.10 records", "0.10 bytes"])
-def test_whichever_cap_is_hit_first_evicts(api: Api, topic: str, records: int, size: int, left: int) -> None:
+@pytest.mark.parametrize(
+    ("records", "size", "left"), [(3, 10, 3), (50, 3000, 3)], ids=["0.10 records", "0.10 bytes"]
+)
+def test_whichever_cap_is_hit_first_evicts(
+    api: Api, topic: str, records: int, size: int, left: int
+) -> None:
     put(api, topic, cap_records=records, cap_bytes=10_000)
     for _ in range(10):
         ok(api.append(topic, "x" * size))
@@ -124,7 +140,9 @@ def test_whichever_cap_is_hit_first_evicts(api: Api, topic: str, records: int, s
 
 
 @pytest.mark.parametrize("caps", [{"cap_records": 3}, {"cap_bytes": 3900}], ids=str)
-def test_a_write_larger_than_the_whole_cap_leaves_its_newest(api: Api, topic: str, caps: dict[str, int]) -> None:
+def test_a_write_larger_than_the_whole_cap_leaves_its_newest(
+    api: Api, topic: str, caps: dict[str, int]
+) -> None:
     put(api, topic, **caps)
     ok(api.append(topic, "before"))
     body = ok(api.append(topic, *["x" * 1000] * 10))
@@ -184,7 +202,9 @@ def test_a_topic_is_full_at_its_bytes(api: Api, topic: str, new_name: Callable[[
     refused(api.append(topic, records=[RECORDS[6]]), 422, "topic_full")
     erase(api, topic, before_seq=2)
     ok(api.append(topic, records=[RECORDS[6]]))
-    assert [record["data"] for record in api.read(topic)] == [record["data"] for record in [*RECORDS[1:4], RECORDS[6]]]
+    assert [record["data"] for record in api.read(topic)] == [
+        record["data"] for record in [*RECORDS[1:4], RECORDS[6]]
+    ]
 
 
 def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str) -> None:
@@ -193,9 +213,13 @@ def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str
     refused(api.append(topic, 3, idempotency_key="other"), 422, "topic_full")
     again = ok(api.append(topic, 1, 2, idempotency_key="k"))
     assert again["deduped"] is True
-    assert [again[name] for name in ("seqs", "head_seq", "count")] == [first[name] for name in ("seqs", "head_seq", "count")]
+    assert [again[name] for name in ("seqs", "head_seq", "count")] == [
+        first[name] for name in ("seqs", "head_seq", "count")
+    ]
     erase(api, topic, before_seq=3)
-    assert ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False  # only a successful append keeps its key
+    assert (
+        ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False
+    )  # only a successful append keeps its key
     assert ok(api.append(topic, 1, 2, idempotency_key="k"))["seqs"] == [1, 2]
 
 
@@ -314,8 +338,12 @@ def test_a_deleted_gap_is_silent_and_an_evicted_one_is_told(api: Api, topic: str
     agrees(api, topic, model)
 
 
-def test_an_eviction_that_ends_at_deleted_records_moves_the_floor_no_further_than_what_it_took(api: Api, topic: str) -> None:
-    records = [{"data": number, "tag": "gone" if 3 <= number <= 6 else "kept"} for number in range(1, 11)]
+def test_an_eviction_that_ends_at_deleted_records_moves_the_floor_no_further_than_what_it_took(
+    api: Api, topic: str
+) -> None:
+    records = [
+        {"data": number, "tag": "gone" if 3 <= number <= 6 else "kept"} for number in range(1, 11)
+    ]
     ok(api.append(topic, records=records), 201)
     model = TopicModel()
     model.append(Kept(record["data"], str(record["tag"])) for record in records)
@@ -327,7 +355,9 @@ def test_an_eviction_that_ends_at_deleted_records_moves_the_floor_no_further_tha
 
 
 @pytest.mark.parametrize("cap", [1, 3], ids=lambda cap: f"3.3 cap={cap}")
-def test_deleting_everything_that_a_cap_left_keeps_the_tombstone(api: Api, topic: str, cap: int) -> None:
+def test_deleting_everything_that_a_cap_left_keeps_the_tombstone(
+    api: Api, topic: str, cap: int
+) -> None:
     put(api, topic, cap_records=cap)
     model = TopicModel(cap)
     ok(api.append(topic, *range(6)))
@@ -342,21 +372,30 @@ def test_deleting_everything_that_a_cap_left_keeps_the_tombstone(api: Api, topic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_random_appends_deletes_and_caps_leave_what_the_model_says(api: Api, topic: str, seed: int) -> None:
+def test_random_appends_deletes_and_caps_leave_what_the_model_says(
+    api: Api, topic: str, seed: int
+) -> None:
     source = random.Random(seed)
     ok(api.put(topic), 201)
     model = TopicModel()
     for _ in range(30):
         step = source.random()
         if step < 0.5:
-            records = [Kept([model.head_seq, number], source.choice((None, "a", "ab", "b"))) for number in range(source.randint(1, 5))]
-            sent = [{"data": kept.data} | ({"tag": kept.tag} if kept.tag else {}) for kept in records]
+            records = [
+                Kept([model.head_seq, number], source.choice((None, "a", "ab", "b")))
+                for number in range(source.randint(1, 5))
+            ]
+            sent = [
+                {"data": kept.data} | ({"tag": kept.tag} if kept.tag else {}) for kept in records
+            ]
             ok(api.append(topic, records=sent))
             model.append(records)
         elif step < 0.75:
             body: dict[str, Any] = {}
             if source.random() < 0.6:
-                body["match"] = source.choice(["a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "ab"], ["tag", "Glob", "*"]])
+                body["match"] = source.choice(
+                    ["a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "ab"], ["tag", "Glob", "*"]]
+                )
             if not body or source.random() < 0.5:
                 body["before_seq"] = source.randint(0, model.head_seq + 2)
             assert erase(api, topic, **body) == model.delete(**body), f"{body} of {model}"
@@ -372,7 +411,12 @@ def test_there_is_one_tombstone_and_the_pages_go_on_behind_it(api: Api, topic: s
     put(api, topic, cap_records=5)
     ok(api.append(topic, *range(12)))
     page = ok(api.diff(topic, from_seq=2, limit=2))
-    assert (gap(page, "cap"), seqs(page), page["next_from_seq"], page["caught_up"]) == ((3, 7), [8, 9], 9, False)
+    assert (gap(page, "cap"), seqs(page), page["next_from_seq"], page["caught_up"]) == (
+        (3, 7),
+        [8, 9],
+        9,
+        False,
+    )
     page = ok(api.diff(topic, from_seq=9, limit=2))
     assert (gap(page), seqs(page), page["next_from_seq"]) == (None, [10, 11], 11)
     assert page["lag"] == 1
@@ -382,12 +426,19 @@ def test_the_node_filter_hides_no_loss(api: Api, topic: str) -> None:
     put(api, topic, cap_records=2)
     ok(api.append(topic, 1, 2, 3, 4, node="me"))
     page = page_of(api, topic, 0, node="me")
-    assert (gap(page, "cap"), page["records"], page["next_from_seq"], page["caught_up"]) == ((1, 2), [], 4, True)
+    assert (gap(page, "cap"), page["records"], page["next_from_seq"], page["caught_up"]) == (
+        (1, 2),
+        [],
+        4,
+        True,
+    )
     page = page_of(api, topic, 2, node="me")
     assert (gap(page), page["records"]) == (None, [])
 
 
-def test_a_recreated_topic_tells_one_thing_though_a_cap_has_taken_some_again(api: Api, topic: str) -> None:
+def test_a_recreated_topic_tells_one_thing_though_a_cap_has_taken_some_again(
+    api: Api, topic: str
+) -> None:
     ok(api.append(topic, *range(9)), 201)
     old = api.state(topic)["epoch"]
     ok(api.delete(topic))
@@ -395,7 +446,9 @@ def test_a_recreated_topic_tells_one_thing_though_a_cap_has_taken_some_again(api
     for fields in ({"from_seq": 3, "epoch": old}, {"from_seq": 9}):
         page = ok(api.diff(topic, **fields))
         stone = page["tombstone"]
-        assert [stone[name] for name in ("reason", "gap_from", "gap_to", "earliest_seq", "head_seq")] == ["recreated", 1, 5, 4, 5]
+        assert [
+            stone[name] for name in ("reason", "gap_from", "gap_to", "earliest_seq", "head_seq")
+        ] == ["recreated", 1, 5, 4, 5]
         assert seqs(page) == [4, 5]
     assert gap(page_of(api, topic, 0), "cap") == (1, 3)
 
@@ -419,7 +472,12 @@ def test_a_long_poll_below_the_floor_is_answered_at_once(api: Api, topic: str) -
     sent = time.monotonic()
     page = page_of(api, topic, 1, wait_ms=20_000)
     assert time.monotonic() - sent < 10
-    assert (gap(page, "cap"), page["records"], page["next_from_seq"], page["caught_up"]) == ((2, 5), [], 5, True)
+    assert (gap(page, "cap"), page["records"], page["next_from_seq"], page["caught_up"]) == (
+        (2, 5),
+        [],
+        5,
+        True,
+    )
 
 
 def test_a_long_poll_in_a_deleted_gap_waits(api: Api, topic: str) -> None:
@@ -428,10 +486,17 @@ def test_a_long_poll_in_a_deleted_gap_waits(api: Api, topic: str) -> None:
     sent = time.monotonic()
     page = page_of(api, topic, 1, wait_ms=300)
     assert time.monotonic() - sent >= 0.295
-    assert (gap(page), page["records"], page["next_from_seq"], page["caught_up"]) == (None, [], 5, True)
+    assert (gap(page), page["records"], page["next_from_seq"], page["caught_up"]) == (
+        None,
+        [],
+        5,
+        True,
+    )
 
 
-def test_a_write_that_overruns_the_cap_wakes_a_long_poll_with_what_it_missed(server: Server, api: Api, topic: str) -> None:
+def test_a_write_that_overruns_the_cap_wakes_a_long_poll_with_what_it_missed(
+    server: Server, api: Api, topic: str
+) -> None:
     put(api, topic, cap_records=4)
     ok(api.append(topic, *range(5)))
 
@@ -456,7 +521,9 @@ OLD = [{"data": number, "tag": f"t{number}", "node": "me"} for number in range(1
 
 @pytest.fixture(scope="module")
 def old_topics(server: Server, new_name: Callable[[], str]) -> tuple[list[str], float]:
-    """Topics with five records each and no TTL, and when they were written: all of them age together."""
+    """Topics with five records each and no TTL, and when they were written: all of them age
+    together.
+    """
     names = [new_name() for _ in range(24)]
     with Api(server.address) as api:
         for name in names:
@@ -482,14 +549,28 @@ def test_expired_records_are_gone_from_reads_and_state(api: Api, old: str) -> No
     assert floors(api, old) == {"head_seq": 7, "earliest_seq": 6, "count": 2, "bytes": fresh}
     page = page_of(api, old, 0)
     assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6, 7])
-    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(1, 8)] == [(2, 5), (3, 5), (4, 5), (5, 5), None, None, None]
+    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(1, 8)] == [
+        (2, 5),
+        (3, 5),
+        (4, 5),
+        (5, 5),
+        None,
+        None,
+        None,
+    ]
 
 
 def test_a_topic_whose_records_have_all_expired_is_empty(api: Api, old: str) -> None:
     put(api, old, ttl_ms=TTL_MS)
     assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
     page = page_of(api, old, 0)
-    assert (gap(page, "ttl"), page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ((1, 5), [], 5, True, 0)
+    assert (
+        gap(page, "ttl"),
+        page["records"],
+        page["next_from_seq"],
+        page["caught_up"],
+        page["lag"],
+    ) == ((1, 5), [], 5, True, 0)
     assert gap(page_of(api, old, 5)) is None
     assert ok(api.delete(old, if_empty="true"))["deleted"] is True
 
@@ -556,7 +637,14 @@ def test_deleted_records_behind_expired_ones_are_silent(api: Api, old: str) -> N
     assert erase(api, old, match="t4") + erase(api, old, match="t5") == 2
     put(api, old, ttl_ms=TTL_MS)
     assert floors(api, old)["earliest_seq"] == 6
-    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(6)] == [(1, 5), (2, 5), (3, 5), None, None, None]
+    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(6)] == [
+        (1, 5),
+        (2, 5),
+        (3, 5),
+        None,
+        None,
+        None,
+    ]
 
 
 def test_what_was_deleted_cannot_expire(api: Api, old: str) -> None:
@@ -632,7 +720,13 @@ def _scenes(api: Api, durability: str) -> dict[str, str]:
         full = f"{durability}.{name}"
         put(api, full, durability=durability, **config)
         for number in range(1, count + 1):
-            ok(api.append(full, records=[{"data": number, "tag": f"t{number}"}], idempotency_key=f"k{number}"))
+            ok(
+                api.append(
+                    full,
+                    records=[{"data": number, "tag": f"t{number}"}],
+                    idempotency_key=f"k{number}",
+                )
+            )
         scenes[full] = about
         return full
 
@@ -667,7 +761,9 @@ def _scenes(api: Api, durability: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
-def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Api, dict[str, Any]]]:
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Api, dict[str, Any]]]:
     """What every scene looked like before a restart, and a client of the restarted server."""
     path: Path = tmp_path_factory.mktemp("retention") / "data"
     with Server(path, shards=1) as server:
@@ -682,7 +778,9 @@ def restarted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_floors_and_tombstones_outlive_a_restart(restarted: tuple[Api, dict[str, Any]], durability: str) -> None:
+def test_floors_and_tombstones_outlive_a_restart(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
     api, before = restarted
     mine = {name: seen for name, seen in before.items() if name.startswith(f"{durability}.")}
     assert {name: everything(api, name) for name in mine} == mine
@@ -690,7 +788,9 @@ def test_floors_and_tombstones_outlive_a_restart(restarted: tuple[Api, dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(restarted: tuple[Api, dict[str, Any]], durability: str) -> None:
+def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
     api, _before = restarted
     topic = f"{durability}.full"
     refused(api.append(topic, "more"), 422, "topic_full")
@@ -701,7 +801,9 @@ def test_a_full_topic_is_full_after_a_restart_and_knows_its_keys(restarted: tupl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_cap_goes_on_after_a_restart(restarted: tuple[Api, dict[str, Any]], durability: str) -> None:
+def test_a_cap_goes_on_after_a_restart(
+    restarted: tuple[Api, dict[str, Any]], durability: str
+) -> None:
     api, _before = restarted
     topic = f"{durability}.holes"
     ok(api.append(topic, "eleventh"))

@@ -43,7 +43,9 @@ def padded(size: int) -> bytes:
     return body + b" " * (size - len(body))
 
 
-@pytest.mark.parametrize(("size", "fits"), [(1000, True), (1001, False), (5000, False)], ids=lambda value: f"2 {value}")
+@pytest.mark.parametrize(
+    ("size", "fits"), [(1000, True), (1001, False), (5000, False)], ids=lambda value: f"2 {value}"
+)
 @pytest.mark.parametrize("framing", ["length", "chunked", "gzip"])
 def test_the_body_limit_holds_on_the_wire_and_after_it(
     small: Server, small_api: Api, topic: str, framing: str, size: int, fits: bool
@@ -52,7 +54,9 @@ def test_the_body_limit_holds_on_the_wire_and_after_it(
     body = padded(size)
     if framing == "chunked":
         with Wire(small.address) as wire:
-            head = request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked")
+            head = request(
+                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
+            )
             wire.send(head + b"%x\r\n%s\r\n0\r\n\r\n" % (size, body))
             answer = wire.answer()
     elif framing == "gzip":
@@ -71,7 +75,11 @@ def test_the_body_limit_holds_on_every_route(small_api: Api, topic: str, tail: s
     method = "POST" if tail else "PUT"
     ok(small_api.put(topic), 201)
     ok(small_api.call(method, f"/v0/topics/{topic}{tail}", b"{}" + b" " * 998))
-    refused(small_api.call(method, f"/v0/topics/{topic}{tail}", b"{}" + b" " * 999), 413, "payload_too_large")
+    refused(
+        small_api.call(method, f"/v0/topics/{topic}{tail}", b"{}" + b" " * 999),
+        413,
+        "payload_too_large",
+    )
 
 
 EDGES: list[tuple[str, list[dict[str, Any]], str | None]] = [
@@ -88,8 +96,12 @@ EDGES: list[tuple[str, list[dict[str, Any]], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("records", "code"), [row[1:] for row in EDGES], ids=[f"2 {row[0]}" for row in EDGES])
-def test_every_limit_may_be_changed(small_api: Api, topic: str, records: list[dict[str, Any]], code: str | None) -> None:
+@pytest.mark.parametrize(
+    ("records", "code"), [row[1:] for row in EDGES], ids=[f"2 {row[0]}" for row in EDGES]
+)
+def test_every_limit_may_be_changed(
+    small_api: Api, topic: str, records: list[dict[str, Any]], code: str | None
+) -> None:
     body = json.dumps({"records": records}, separators=(",", ":"), ensure_ascii=False).encode()
     answer = small_api.call("POST", f"/v0/topics/{topic}", body)
     if code is None:
@@ -119,7 +131,9 @@ BAD_SETTINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", BAD_SETTINGS, ids=lambda env: f"0.2 {env}")
-def test_a_setting_that_makes_no_sense_refuses_the_start(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_setting_that_makes_no_sense_refuses_the_start(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
     server = Server(tmp_path / "data", **env)
     server.spawn()
     try:
@@ -195,7 +209,9 @@ SCOPES = [
 ]
 
 
-@pytest.mark.parametrize(("token", "topic", "allowed"), SCOPES, ids=[f"0.2 {row[0]} {row[1]}" for row in SCOPES])
+@pytest.mark.parametrize(
+    ("token", "topic", "allowed"), SCOPES, ids=[f"0.2 {row[0]} {row[1]}" for row in SCOPES]
+)
 def test_scopes_and_prefixes(guarded: Server, token: str, topic: str, allowed: set[str]) -> None:
     with Api(guarded.address, token=token) as api:
         for action, (method, path, body) in ACTIONS.items():
@@ -219,20 +235,37 @@ def test_scopes_and_prefixes(guarded: Server, token: str, topic: str, allowed: s
         "Bearer full-key,read-key",
     ],
 )
-def test_without_a_known_key_everything_but_the_probes_is_a_401(guarded: Server, header: str) -> None:
+def test_without_a_known_key_everything_but_the_probes_is_a_401(
+    guarded: Server, header: str
+) -> None:
     with Api(guarded.address) as api:
         sent = {"Authorization": header}
-        for method, path, body in [*ACTIONS.values(), ("GET", "/v0/nope", None), ("PATCH", "/v0/topics/other", None)]:
+        for method, path, body in [
+            *ACTIONS.values(),
+            ("GET", "/v0/nope", None),
+            ("PATCH", "/v0/topics/other", None),
+        ]:
             refused(api.call(method, path.format(topic="other"), body, sent), 401, "unauthorized")
-        refused(api.call("POST", "/v0/topics/other", b"x", sent | {"Content-Type": "text/plain"}), 401, "unauthorized")
+        refused(
+            api.call("POST", "/v0/topics/other", b"x", sent | {"Content-Type": "text/plain"}),
+            401,
+            "unauthorized",
+        )
         for path in ("/v0/health", "/healthz", "/v0/ready", "/readyz"):
             assert api.call("GET", path, None, sent).status == 200
 
 
 def test_a_list_shows_only_the_prefixes_of_the_key(guarded: Server) -> None:
     with Api(guarded.address, token="tenant-key") as api:
-        assert [item["topic"] for item in ok(api.listing())["topics"]] == ["shared.x", "t42:a", "t42:b"]
-        assert [item["topic"] for item in ok(api.listing(prefix="t4"))["topics"]] == ["t42:a", "t42:b"]
+        assert [item["topic"] for item in ok(api.listing())["topics"]] == [
+            "shared.x",
+            "t42:a",
+            "t42:b",
+        ]
+        assert [item["topic"] for item in ok(api.listing(prefix="t4"))["topics"]] == [
+            "t42:a",
+            "t42:b",
+        ]
         assert ok(api.listing(prefix="other"))["topics"] == []
         first = ok(api.listing(page_size=2))
         rest = ok(api.listing(page_size=2, cursor=first["next_cursor"]))
@@ -255,7 +288,11 @@ def test_checks_come_in_their_order(guarded: Server) -> None:
     with Api(guarded.address, token="read-key") as api:
         refused(api.call("PATCH", "/v0/topics/other", b"{}"), 405, "method_not_allowed")
         refused(api.call("GET", "/v0/nope"), 404, "not_found")
-        refused(api.call("POST", "/v0/topics/other", b"{", {"Content-Type": "text/plain"}), 403, "forbidden")
+        refused(
+            api.call("POST", "/v0/topics/other", b"{", {"Content-Type": "text/plain"}),
+            403,
+            "forbidden",
+        )
         refused(api.call("POST", "/v0/topics/absent", b"{"), 403, "forbidden")
 
 
@@ -277,7 +314,10 @@ def test_probes_may_ask_for_a_key(tmp_path: Path) -> None:
         host, _, port = url.rpartition("//")[2].partition(":")
         with Api((host, int(port.strip("/")))) as api:
             refused(api.call("GET", "/v0/health"), 401, "unauthorized")
-            assert api.call("GET", "/v0/health", None, {"Authorization": "Bearer probe-key"}).status == 200
+            assert (
+                api.call("GET", "/v0/health", None, {"Authorization": "Bearer probe-key"}).status
+                == 200
+            )
         server.stop()
     finally:
         server.kill()

@@ -20,7 +20,9 @@ BODY = (
 )
 
 
-def summary(frames: list[Frame]) -> list[tuple[str | None, str | None, str | None, tuple[str, ...]]]:
+def summary(
+    frames: list[Frame],
+) -> list[tuple[str | None, str | None, str | None, tuple[str, ...]]]:
     return [(frame.event, frame.id, frame.retry, frame.comments) for frame in frames]
 
 
@@ -35,7 +37,9 @@ SUMMARY = [
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_frames_are_the_same_however_the_bytes_are_cut(size: int) -> None:
     decoder = Decoder()
-    frames = [frame for at in range(0, len(BODY), size) for frame in decoder.feed(BODY[at : at + size])]
+    frames = [
+        frame for at in range(0, len(BODY), size) for frame in decoder.feed(BODY[at : at + size])
+    ]
     assert summary(frames) == SUMMARY
     assert frames[1].json()["records"] == [{"$seq": 1, "data": "é"}]
     assert frames[2].lines == (b": hb",)
@@ -45,9 +49,16 @@ def test_frames_are_the_same_however_the_bytes_are_cut(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 def test_chunks_are_taken_off(size: int) -> None:
-    framed = b"".join(b"%x;x=y\r\n%s\r\n" % (len(piece), piece) for piece in (BODY[:5], BODY[5:40], BODY[40:])) + b"0\r\n\r\n"
+    framed = (
+        b"".join(
+            b"%x;x=y\r\n%s\r\n" % (len(piece), piece) for piece in (BODY[:5], BODY[5:40], BODY[40:])
+        )
+        + b"0\r\n\r\n"
+    )
     chunks = Unchunk()
-    assert b"".join(chunks.feed(framed[at : at + size]) for at in range(0, len(framed), size)) == BODY
+    assert (
+        b"".join(chunks.feed(framed[at : at + size]) for at in range(0, len(framed), size)) == BODY
+    )
     assert chunks.ended
 
 
@@ -72,7 +83,19 @@ def test_a_cursor_survives_its_id(cursor: dict[str, int]) -> None:
     assert decoded(encoded(cursor)) == cursor
 
 
-@pytest.mark.parametrize("text", ["eyJ0IjoxfQ==", "eyJ0IjoxfQ=", "e yJ", "", "WzFd", "eyJ0IjoxLjV9", "eyJ0IjoiMSJ9", "eyJ0Ijp0cnVlfQ"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eyJ0IjoxfQ==",
+        "eyJ0IjoxfQ=",
+        "e yJ",
+        "",
+        "WzFd",
+        "eyJ0IjoxLjV9",
+        "eyJ0IjoiMSJ9",
+        "eyJ0Ijp0cnVlfQ",
+    ],
+)
 def test_what_is_no_cursor_is_noticed(text: str) -> None:
     with pytest.raises((AssertionError, ValueError)):
         decoded(text)
@@ -110,9 +133,14 @@ def canned() -> Iterator[Canned]:
 @pytest.mark.parametrize("framing", ["close", "chunked"])
 def test_a_stream_keeps_its_head_and_its_frames(canned: Canned, framing: str) -> None:
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-    with Stream(canned(HEAD + (chunked if framing == "chunked" else b"\r\n" + BODY)), "/v0/watch/w") as stream:
+    with Stream(
+        canned(HEAD + (chunked if framing == "chunked" else b"\r\n" + BODY)), "/v0/watch/w"
+    ) as stream:
         assert stream.raw_head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: ")
-        assert stream.headers[:2] == [("Content-Type", "text/event-stream; charset=utf-8"), ("X-A", "b")]
+        assert stream.headers[:2] == [
+            ("Content-Type", "text/event-stream; charset=utf-8"),
+            ("X-A", "b"),
+        ]
         assert stream.frame().retry == "2000"
         assert stream.event("record").cursor == {"t": 1}
         assert [frame.event for frame in stream.events()] == ["caught-up"]
@@ -139,7 +167,9 @@ def test_a_refusal_is_shown_whole(canned: Canned) -> None:
 
 def test_a_frame_of_the_rfc_is_a_frame() -> None:
     assert ws.frame_bytes(ws.TEXT, b"Hello") == bytes.fromhex("810548656c6c6f")
-    assert ws.frame_bytes(ws.TEXT, b"Hello", mask=bytes.fromhex("37fa213d")) == bytes.fromhex("818537fa213d7f9f4d5158")
+    assert ws.frame_bytes(ws.TEXT, b"Hello", mask=bytes.fromhex("37fa213d")) == bytes.fromhex(
+        "818537fa213d7f9f4d5158"
+    )
     assert ws.frame_bytes(ws.TEXT, b"Hel", fin=False) == bytes.fromhex("010348656c")
     assert ws.frame_bytes(ws.BINARY, bytes(256))[:4] == bytes.fromhex("827e0100")
     assert ws.frame_bytes(ws.BINARY, bytes(65536))[:10] == bytes.fromhex("827f0000000000010000")
@@ -163,12 +193,23 @@ def pair() -> Iterator[tuple[Plain, socket.socket]]:
 
 def test_messages_come_whole(pair: tuple[Plain, socket.socket]) -> None:
     client, server = pair
-    server.sendall(ws.frame_bytes(ws.TEXT, b'{"op":"rec', fin=False) + ws.frame_bytes(ws.CONTINUATION, b'ord","records":[1,2]}'))
-    server.sendall(ws.frame_bytes(ws.TEXT, b'{"op":"caught_up"}') + ws.frame_bytes(ws.TEXT, b'{"op":"record","records":[3]}'))
+    server.sendall(
+        ws.frame_bytes(ws.TEXT, b'{"op":"rec', fin=False)
+        + ws.frame_bytes(ws.CONTINUATION, b'ord","records":[1,2]}')
+    )
+    server.sendall(
+        ws.frame_bytes(ws.TEXT, b'{"op":"caught_up"}')
+        + ws.frame_bytes(ws.TEXT, b'{"op":"record","records":[3]}')
+    )
     assert client.records(3) == [1, 2, 3]
-    server.sendall(ws.frame_bytes(ws.TEXT, b'{"op":"a"}') + ws.frame_bytes(ws.TEXT, b'{"op":"pong","request_id":"x"}'))
+    server.sendall(
+        ws.frame_bytes(ws.TEXT, b'{"op":"a"}')
+        + ws.frame_bytes(ws.TEXT, b'{"op":"pong","request_id":"x"}')
+    )
     assert client.until("pong", request_id="x") == [{"op": "a"}, {"op": "pong", "request_id": "x"}]
-    server.sendall(ws.frame_bytes(ws.TEXT, b'{"op":"record"}') + ws.frame_bytes(ws.CLOSE, b"\x03\xe8bye"))
+    server.sendall(
+        ws.frame_bytes(ws.TEXT, b'{"op":"record"}') + ws.frame_bytes(ws.CLOSE, b"\x03\xe8bye")
+    )
     server.shutdown(socket.SHUT_WR)
     assert client.closed() == 1000
 
@@ -193,7 +234,9 @@ def test_what_a_client_says_is_masked(pair: tuple[Plain, socket.socket]) -> None
     ],
     ids=["masked", "rsv", "long length", "long ping", "binary", "no object"],
 )
-def test_a_server_that_breaks_the_rules_is_noticed(pair: tuple[Plain, socket.socket], content: bytes) -> None:
+def test_a_server_that_breaks_the_rules_is_noticed(
+    pair: tuple[Plain, socket.socket], content: bytes
+) -> None:
     client, server = pair
     server.sendall(content)
     with pytest.raises(AssertionError):

@@ -27,7 +27,15 @@ DEFAULTS: dict[str, Any] = {
     "dead_letter": None,
     "leases_durable": False,
 }
-U64_FIELDS = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries"]
+U64_FIELDS = [
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "idempotency_window_ms",
+    "lease_ms",
+    "claim_jitter_ms",
+    "max_deliveries",
+]
 BOOL_FIELDS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
 ENUM_FIELDS = ["type", "discard", "durability"]
 U64_MAX = 2**64 - 1
@@ -39,7 +47,9 @@ def test_put_creates_with_every_default(api: Api, topic: str) -> None:
     assert body["config"] == DEFAULTS
 
 
-def test_an_empty_body_needs_no_content_type_and_creates_with_defaults(api: Api, topic: str) -> None:
+def test_an_empty_body_needs_no_content_type_and_creates_with_defaults(
+    api: Api, topic: str
+) -> None:
     body = ok(api.call("PUT", f"/v0/topics/{topic}"), 201)
     assert body["config"] == DEFAULTS
 
@@ -57,7 +67,12 @@ def test_put_changes_only_the_fields_it_names(api: Api, topic: str) -> None:
     ok(api.put(topic, {"cap_records": 5, "discard": "reject", "auto_create": False}), 201)
     body = ok(api.put(topic, {"ttl_ms": 7}))
     assert body["created"] is False
-    assert body["config"] == DEFAULTS | {"cap_records": 5, "discard": "reject", "auto_create": False, "ttl_ms": 7}
+    assert body["config"] == DEFAULTS | {
+        "cap_records": 5,
+        "discard": "reject",
+        "auto_create": False,
+        "ttl_ms": 7,
+    }
     assert api.state(topic)["config"] == body["config"]
 
 
@@ -89,7 +104,9 @@ def test_every_field_is_stored_and_echoed(api: Api, topic: str, kind: str) -> No
 @pytest.mark.parametrize("field", EVERY_FIELD, ids=lambda field: f"1.1 {field}")
 def test_every_field_can_be_changed_and_set_back(api: Api, topic: str, field: str) -> None:
     ok(api.put(topic), 201)
-    assert ok(api.put(topic, {field: EVERY_FIELD[field]}))["config"] == DEFAULTS | {field: EVERY_FIELD[field]}
+    assert ok(api.put(topic, {field: EVERY_FIELD[field]}))["config"] == DEFAULTS | {
+        field: EVERY_FIELD[field]
+    }
     assert ok(api.put(topic, {field: DEFAULTS[field]}))["config"] == DEFAULTS
 
 
@@ -109,7 +126,9 @@ RESOLUTION = [
 
 
 @pytest.mark.parametrize(("config", "resolved"), RESOLUTION, ids=lambda value: f"0.10 {value}")
-def test_durability_is_resolved_on_create(api: Api, topic: str, config: dict[str, Any], resolved: str) -> None:
+def test_durability_is_resolved_on_create(
+    api: Api, topic: str, config: dict[str, Any], resolved: str
+) -> None:
     stored = ok(api.put(topic, config), 201)["config"]
     assert (stored["durability"], stored["durable"]) == (resolved, resolved == "fsync")
 
@@ -127,7 +146,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("before", "change", "after"), CHANGES, ids=lambda value: f"0.10 {value}")
-def test_the_latest_body_speaks_for_durability(api: Api, topic: str, before: str, change: dict[str, Any], after: str) -> None:
+def test_the_latest_body_speaks_for_durability(
+    api: Api, topic: str, before: str, change: dict[str, Any], after: str
+) -> None:
     ok(api.put(topic, {"durability": before}), 201)
     stored = ok(api.put(topic, change))["config"]
     assert (stored["durability"], stored["durable"]) == (after, after == "fsync")
@@ -157,22 +178,44 @@ CLAMPS = [
 
 
 @pytest.mark.parametrize(("field", "sent", "stored"), CLAMPS, ids=lambda value: f"0.10 {value}")
-def test_clamped_fields_are_stored_clamped(api: Api, topic: str, field: str, sent: int | None, stored: int | None) -> None:
+def test_clamped_fields_are_stored_clamped(
+    api: Api, topic: str, field: str, sent: int | None, stored: int | None
+) -> None:
     assert ok(api.put(topic, {field: sent}), 201)["config"][field] == stored
     assert api.state(topic)["config"][field] == stored
     assert ok(api.put(topic, {field: sent}))["config"][field] == stored
 
 
-@pytest.mark.parametrize("field", ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"])
+@pytest.mark.parametrize(
+    "field", ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"]
+)
 def test_u64_fields_hold_the_largest_u64(api: Api, topic: str, field: str) -> None:
     assert ok(api.put(topic, {field: U64_MAX}), 201)["config"][field] == U64_MAX
 
 
-NOT_U64 = ["true", "false", '"1"', "-1", "1.5", "1.0", "1e3", "null", "[]", "{}", str(2**64), "9" * 40]
+NOT_U64 = [
+    "true",
+    "false",
+    '"1"',
+    "-1",
+    "1.5",
+    "1.0",
+    "1e3",
+    "null",
+    "[]",
+    "{}",
+    str(2**64),
+    "9" * 40,
+]
 NOT_BOOL = ["1", "0", '"true"', "null", "[]", "1.0"]
 NOT_ENUM = ['"nope"', '""', "1", "null", "true", "[]"]
 WRONG = [
-    *((field, raw) for field in U64_FIELDS if field not in ("lease_ms", "claim_jitter_ms") for raw in NOT_U64),
+    *(
+        (field, raw)
+        for field in U64_FIELDS
+        if field not in ("lease_ms", "claim_jitter_ms")
+        for raw in NOT_U64
+    ),
     *((field, raw) for field in ("lease_ms", "claim_jitter_ms") for raw in NOT_U64[:-2]),
     *((field, raw) for field in BOOL_FIELDS for raw in NOT_BOOL),
     *((field, raw) for field in ENUM_FIELDS for raw in NOT_ENUM),
@@ -183,7 +226,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "raw"), WRONG, ids=lambda value: f"1.1 {value}")
-def test_a_wrong_value_is_a_400_and_creates_nothing(api: Api, topic: str, field: str, raw: str) -> None:
+def test_a_wrong_value_is_a_400_and_creates_nothing(
+    api: Api, topic: str, field: str, raw: str
+) -> None:
     body = f'{{"cap_records":5,"{field}":{raw}}}'.encode()
     refused(api.call("PUT", f"/v0/topics/{topic}", body), 400, "invalid_request")
     refused(api.get(topic), 404, "topic_not_found")
@@ -223,7 +268,11 @@ def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
     assert body["config"] == DEFAULTS | {"ttl_ms": 3}
 
 
-@pytest.mark.parametrize(("first", "second"), [("log", "queue"), ("queue", "log")], ids=["1.1 log to queue", "1.1 queue to log"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("log", "queue"), ("queue", "log")],
+    ids=["1.1 log to queue", "1.1 queue to log"],
+)
 def test_type_cannot_be_changed(api: Api, topic: str, first: str, second: str) -> None:
     ok(api.put(topic, {"type": first}), 201)
     refused(api.put(topic, {"type": second}), 409, "topic_exists_incompatible")
@@ -243,5 +292,10 @@ def test_put_keeps_the_records(api: Api, topic: str) -> None:
     before = api.state(topic)
     ok(api.put(topic, {"priority": 5, "durability": "fsync"}))
     after = api.state(topic)
-    assert [after[name] for name in ("head_seq", "count", "bytes", "epoch")] == [3, 3, before["bytes"], before["epoch"]]
+    assert [after[name] for name in ("head_seq", "count", "bytes", "epoch")] == [
+        3,
+        3,
+        before["bytes"],
+        before["epoch"],
+    ]
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]

@@ -23,7 +23,10 @@ def now_ms() -> int:
 def test_a_fresh_topic_is_empty(api: Api, topic: str) -> None:
     config = ok(api.put(topic), 201)["config"]
     state = api.state(topic)
-    assert {name: state[name] for name in ("topic", "head_seq", "earliest_seq", "next_seq", "count", "bytes")} == {
+    assert {
+        name: state[name]
+        for name in ("topic", "head_seq", "earliest_seq", "next_seq", "count", "bytes")
+    } == {
         "topic": topic,
         "head_seq": 0,
         "earliest_seq": 1,
@@ -44,7 +47,12 @@ def test_state_follows_the_appends(api: Api, topic: str) -> None:
     ok(api.append(topic, *["x" * 100] * 5), 201)
     after = now_ms()
     state = api.state(topic)
-    assert [state[name] for name in ("head_seq", "earliest_seq", "next_seq", "count")] == [5, 1, 6, 5]
+    assert [state[name] for name in ("head_seq", "earliest_seq", "next_seq", "count")] == [
+        5,
+        1,
+        6,
+        5,
+    ]
     assert 5 * 102 <= state["bytes"] <= 5 * 102 + 5 * 256
     assert before - CLOCK_SLACK_MS <= state["last_write_ts"] <= after + CLOCK_SLACK_MS
     assert state["last_write_ts"] == api.read(topic)[-1]["$ts"]
@@ -79,7 +87,9 @@ READS: list[tuple[str, Callable[[Api, str], Any]]] = [
 
 
 @pytest.mark.parametrize("read", [read for _, read in READS], ids=[name for name, _ in READS])
-def test_reads_bump_the_recency_clock(api: Api, topic: str, read: Callable[[Api, str], Any]) -> None:
+def test_reads_bump_the_recency_clock(
+    api: Api, topic: str, read: Callable[[Api, str], Any]
+) -> None:
     ok(api.put(topic), 201)
     ok(read(api, topic))
     assert isinstance(api.state(topic)["last_read_ts"], int)
@@ -124,7 +134,9 @@ def family(api: Api, topic: str) -> list[str]:
     return sorted(names)
 
 
-def test_a_list_is_sorted_and_limited_to_the_prefix(api: Api, topic: str, family: list[str]) -> None:
+def test_a_list_is_sorted_and_limited_to_the_prefix(
+    api: Api, topic: str, family: list[str]
+) -> None:
     page = ok(api.listing(prefix=f"{topic}."))
     assert [item["topic"] for item in page["topics"]] == family
     assert "next_cursor" not in page
@@ -135,7 +147,18 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
     ok(api.append(topic, 1, 2))
     (item,) = ok(api.listing(prefix=topic))["topics"]
     state = api.state(topic)
-    assert {name: item[name] for name in ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")} == {
+    assert {
+        name: item[name]
+        for name in (
+            "topic",
+            "head_seq",
+            "earliest_seq",
+            "count",
+            "bytes",
+            "durable",
+            "effective_priority",
+        )
+    } == {
         "topic": topic,
         "head_seq": 2,
         "earliest_seq": 1,
@@ -147,9 +170,13 @@ def test_a_list_shows_summaries(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "pages"), [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)], ids=lambda value: f"1.3 {value}"
+    ("size", "pages"),
+    [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (6, 1), (7, 1), (1000, 1)],
+    ids=lambda value: f"1.3 {value}",
 )
-def test_pages_end_without_a_cursor(api: Api, topic: str, family: list[str], size: int, pages: int) -> None:
+def test_pages_end_without_a_cursor(
+    api: Api, topic: str, family: list[str], size: int, pages: int
+) -> None:
     found: list[str] = []
     query: dict[str, object] = {"prefix": f"{topic}.", "page_size": size}
     for number in range(pages):
@@ -174,7 +201,11 @@ def test_a_cursor_stands_though_topics_come_and_go(api: Api, topic: str, family:
     ok(api.put(f"{topic}.z"), 201)
     ok(api.delete(family[2]))
     ok(api.delete(family[4]))
-    assert listed(api, prefix=f"{topic}.", page_size=2, cursor=cursor) == [family[3], family[5], f"{topic}.z"]
+    assert listed(api, prefix=f"{topic}.", page_size=2, cursor=cursor) == [
+        family[3],
+        family[5],
+        f"{topic}.z",
+    ]
 
 
 @pytest.mark.slow
@@ -205,12 +236,18 @@ def test_a_corrupt_cursor_is_a_400(api: Api, cursor: str) -> None:
     refused(api.listing(cursor=cursor), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("size", ["-1", "abc", "1.5", "true", "1e2", "9" * 40 + "x"], ids=lambda size: f"1.3 {size}")
+@pytest.mark.parametrize(
+    "size", ["-1", "abc", "1.5", "true", "1e2", "9" * 40 + "x"], ids=lambda size: f"1.3 {size}"
+)
 def test_a_page_size_is_a_whole_number(api: Api, size: str) -> None:
     refused(api.listing(page_size=size), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("prefix", ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"], ids=lambda prefix: f"1.3 {prefix[:20]!r}")
+@pytest.mark.parametrize(
+    "prefix",
+    ["no-such-prefix", "é", "-", "x" * 300, "a/b", "\n"],
+    ids=lambda prefix: f"1.3 {prefix[:20]!r}",
+)
 def test_a_prefix_without_topics_lists_nothing(api: Api, prefix: str) -> None:
     page = ok(api.listing(prefix=prefix))
     assert page["topics"] == []

@@ -61,7 +61,10 @@ def test_data_comes_back_byte_for_byte(api: Api, topic: str, value: bytes) -> No
 
 @pytest.mark.parametrize("meta", META, ids=lambda value: f"0.3 {value[:40]!r}")
 def test_meta_comes_back_byte_for_byte(api: Api, topic: str, meta: bytes) -> None:
-    ok(api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"meta":' + meta + b',"data":1}]}'), 201)
+    ok(
+        api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"meta":' + meta + b',"data":1}]}'),
+        201,
+    )
     (stored,) = raw_records(api.diff(topic))
     assert bytes(stored.meta) == meta
 
@@ -72,7 +75,14 @@ def test_a_batch_keeps_every_record_apart(api: Api, topic: str) -> None:
     assert [bytes(record.data) for record in raw_records(api.diff(topic))] == VALUES
 
 
-LONE = [b'"\\ud800"', b'"\\udc00"', b'"\\udc00\\ud800"', b'"a\\ud83dz"', b'"\\ud83d\\u0041"', b'{"\\udfff":1}']
+LONE = [
+    b'"\\ud800"',
+    b'"\\udc00"',
+    b'"\\udc00\\ud800"',
+    b'"a\\ud83dz"',
+    b'"\\ud83d\\u0041"',
+    b'{"\\udfff":1}',
+]
 
 
 @pytest.mark.parametrize("value", LONE, ids=lambda value: f"0.3 {value!r}")
@@ -102,7 +112,16 @@ def test_a_lone_surrogate_never_breaks_the_topic(api: Api, topic: str, record: b
     assert bytes(last.data) == b'"after"'
 
 
-BROKEN_UTF8 = [b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xc3", b"\xf5\x80\x80\x80", b"\xe2\x82", b"\x80", b"\xf0\x80\x80\x80"]
+BROKEN_UTF8 = [
+    b"\xff",
+    b"\xc0\xaf",
+    b"\xed\xa0\x80",
+    b"\xc3",
+    b"\xf5\x80\x80\x80",
+    b"\xe2\x82",
+    b"\x80",
+    b"\xf0\x80\x80\x80",
+]
 UTF8_PLACES = [
     b'{"records":[{"data":"%s"}]}',
     b'{"records":[{"data":{"%s":1}}]}',
@@ -117,14 +136,22 @@ UTF8_PLACES = [
 @pytest.mark.parametrize("place", UTF8_PLACES, ids=lambda value: f"0.3 {value.decode()}")
 def test_broken_utf8_is_a_400(api: Api, topic: str, place: bytes) -> None:
     for broken in BROKEN_UTF8:
-        refused(api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", broken)), 400, "invalid_request")
+        refused(
+            api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", broken)),
+            400,
+            "invalid_request",
+        )
     refused(api.get(topic), 404, "topic_not_found")
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", ""), ("POST", "/diff")], ids=["1.1 put", "3 diff"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", ""), ("POST", "/diff")], ids=["1.1 put", "3 diff"]
+)
 def test_broken_utf8_is_a_400_elsewhere_too(api: Api, topic: str, method: str, path: str) -> None:
     ok(api.put(topic), 201)
-    refused(api.call(method, f"/v0/topics/{topic}{path}", b'{"unknown":"\xff"}'), 400, "invalid_request")
+    refused(
+        api.call(method, f"/v0/topics/{topic}{path}", b'{"unknown":"\xff"}'), 400, "invalid_request"
+    )
 
 
 NOT_JSON = [
@@ -179,7 +206,11 @@ JSON_PLACES = [
 @pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: f"0.3 {value!r}")
 def test_what_is_not_strict_json_is_a_400(api: Api, topic: str, value: bytes) -> None:
     for place in JSON_PLACES:
-        refused(api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", value)), 400, "invalid_request")
+        refused(
+            api.call("POST", f"/v0/topics/{topic}", place.replace(b"%s", value)),
+            400,
+            "invalid_request",
+        )
     refused(api.get(topic), 404, "topic_not_found")
 
 
@@ -206,19 +237,34 @@ DEEP_PLACES = [
 
 
 @pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
-@pytest.mark.parametrize(("method", "path", "place"), DEEP_PLACES, ids=lambda value: f"0.3 {value!r}")
+@pytest.mark.parametrize(
+    ("method", "path", "place"), DEEP_PLACES, ids=lambda value: f"0.3 {value!r}"
+)
 def test_deep_nesting_is_a_400_and_the_server_lives(
-    server: Server, api: Api, topic: str, method: str, path: str, place: bytes, deep: Callable[[int], bytes]
+    server: Server,
+    api: Api,
+    topic: str,
+    method: str,
+    path: str,
+    place: bytes,
+    deep: Callable[[int], bytes],
 ) -> None:
     children = server.roles()
     is_append = (method, path) == ("POST", "")  # whatever else has a body may have 128 KiB of it
     body = place.replace(b"%s", deep(DEPTH if is_append else SHORT_DEPTH))
-    refused(api.call(method, f"/v0/topics/{topic}{path}", body), 400, "invalid_request", "record_too_large")
+    refused(
+        api.call(method, f"/v0/topics/{topic}{path}", body),
+        400,
+        "invalid_request",
+        "record_too_large",
+    )
     ok(api.append(topic, 1), 201)
     assert server.roles() == children
 
 
-@pytest.mark.parametrize("depth", [100, 500, 900, 1000, 1100, 2000, 5000, 20_000], ids=lambda depth: f"0.3 {depth}")
+@pytest.mark.parametrize(
+    "depth", [100, 500, 900, 1000, 1100, 2000, 5000, 20_000], ids=lambda depth: f"0.3 {depth}"
+)
 def test_nesting_is_kept_or_refused_never_garbled(api: Api, topic: str, depth: int) -> None:
     value = b"[" * depth + b"]" * depth
     answer = api.call("POST", f"/v0/topics/{topic}", b'{"records":[{"data":' + value + b"}]}")

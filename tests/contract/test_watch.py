@@ -1,4 +1,6 @@
-"""POST /v0/watch and GET /v0/watch/:wid (§7.1, §7.2) as one reader sees them: answers, headers, frames, resuming."""
+"""POST /v0/watch and GET /v0/watch/:wid (§7.1, §7.2) as one reader sees them: answers, headers,
+frames, resuming.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ import msgspec
 import pytest
 
 from tests.contract.api import GAP, SLACK_S, Api, RawDiff, Wire, create, data, ok, refused, request
-from tests.contract.sse import CAUGHT_UP, DELETED, ERROR, RECORD, TOMBSTONE, Stream, encoded, session, turned_away, watch
+from tests.contract.sse import (
+    CAUGHT_UP,
+    DELETED,
+    ERROR,
+    RECORD,
+    TOMBSTONE,
+    Stream,
+    encoded,
+    session,
+    turned_away,
+    watch,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,9 +46,15 @@ def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
 # --- POST: what a session answers
 
 
-def test_a_session_names_its_stream_and_where_every_topic_stands(api: Api, new_name: Callable[[], str]) -> None:
+def test_a_session_names_its_stream_and_where_every_topic_stands(
+    api: Api, new_name: Callable[[], str]
+) -> None:
     jobs, events, audit = new_name(), new_name(), new_name()
-    epochs = {jobs: create(api, jobs, *range(10)), events: create(api, events, *range(5), cap_records=3), audit: create(api, audit)}
+    epochs = {
+        jobs: create(api, jobs, *range(10)),
+        events: create(api, events, *range(5), cap_records=3),
+        audit: create(api, audit),
+    }
     body = session(api, {jobs: {"from_seq": 4}, events: {"tail": True}, audit: {}})
     assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", body["wid"])
     assert body["stream_url"] == f"/v0/watch/{body['wid']}"
@@ -59,16 +78,30 @@ def test_tail_ignores_from_seq(api: Api, topic: str) -> None:
 
 
 WRONG = [
-    *((field, raw) for field in ("limit", "heartbeat_ms", "max_batch_bytes") for raw in ("-1", '"5"', "1.5", "true", "[]")),
-    *((field, raw) for field in ("include_meta", "include_tags", "include_data") for raw in ("1", '"true"', "[]", "{}")),
+    *(
+        (field, raw)
+        for field in ("limit", "heartbeat_ms", "max_batch_bytes")
+        for raw in ("-1", '"5"', "1.5", "true", "[]")
+    ),
+    *(
+        (field, raw)
+        for field in ("include_meta", "include_tags", "include_data")
+        for raw in ("1", '"true"', "[]", "{}")
+    ),
     *(("node", raw) for raw in ("5", "true", "{}", "[1]", "[null]", '["a",5]', '[["a"]]')),
     *(("consistency", raw) for raw in ("5", "true", '"weak"', '"STRONG"', '""', "[]")),
     *(("topics", raw) for raw in ("{}", "null", "[]", '"TOPIC"', "5", "true", '["TOPIC"]')),
     *(("topics", f'{{"TOPIC":{raw}}}') for raw in ("5", "[]", '"x"', "true")),
-    *(("topics", f'{{"TOPIC":{{"from_seq":{raw}}}}}') for raw in ("-1", '"1"', "1.5", "1.0", "true", "null", "[]", str(2**64))),
+    *(
+        ("topics", f'{{"TOPIC":{{"from_seq":{raw}}}}}')
+        for raw in ("-1", '"1"', "1.5", "1.0", "true", "null", "[]", str(2**64))
+    ),
     *(("topics", f'{{"TOPIC":{{"tail":{raw}}}}}') for raw in ("1", '"true"', "[]")),
     *(("topics", f'{{"TOPIC":{{"epoch":{raw}}}}}') for raw in ("{}", "[]", "true", "1.5")),
-    *(("topics", f'{{"{name}":{{}}}}') for name in ("", "-x", "a b", "a/b", "é", "x" * 256, "a\\n")),
+    *(
+        ("topics", f'{{"{name}":{{}}}}')
+        for name in ("", "-x", "a b", "a/b", "é", "x" * 256, "a\\n")
+    ),
 ]
 
 
@@ -77,17 +110,27 @@ def test_a_wrong_type_is_a_400(api: Api, topic: str, field: str, raw: str) -> No
     create(api, topic)
     fields = {"topics": '{"TOPIC":{}}'} | {field: raw}
     body = "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
-    refused(api.call("POST", "/v0/watch", body.replace("TOPIC", topic).encode()), 400, "invalid_request")
+    refused(
+        api.call("POST", "/v0/watch", body.replace("TOPIC", topic).encode()), 400, "invalid_request"
+    )
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"{}", b'{"topics":NaN}', b"{}{}"], ids=lambda value: f"7.1 {value!r}")
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"null", b"{", b"{}", b'{"topics":NaN}', b"{}{}"],
+    ids=lambda value: f"7.1 {value!r}",
+)
 def test_a_body_that_names_no_topics_is_a_400(api: Api, body: bytes) -> None:
     refused(api.call("POST", "/v0/watch", body), 400, "invalid_request")
 
 
 def test_a_session_is_asked_for_in_json(api: Api, topic: str) -> None:
     create(api, topic)
-    refused(api.call("POST", "/v0/watch", b'{"topics":{}}', {"Content-Type": "text/plain"}), 415, "unsupported_media_type")
+    refused(
+        api.call("POST", "/v0/watch", b'{"topics":{}}', {"Content-Type": "text/plain"}),
+        415,
+        "unsupported_media_type",
+    )
 
 
 def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
@@ -116,9 +159,15 @@ def test_an_unknown_topic_is_a_404(api: Api, topic: str) -> None:
 
 def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
     create(api, topic, "x")
-    body = ok(api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {}, f"{topic}.absent": {}}}))
+    body = ok(
+        api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {}, f"{topic}.absent": {}}})
+    )
     assert set(body["topics"]) == {topic}
-    refused(api.call("POST", "/v0/watch?lenient=false", {"topics": {topic: {}, f"{topic}.absent": {}}}), 404, "topic_not_found")
+    refused(
+        api.call("POST", "/v0/watch?lenient=false", {"topics": {topic: {}, f"{topic}.absent": {}}}),
+        404,
+        "topic_not_found",
+    )
     with Stream(api.address, body["stream_url"]) as stream:
         told = stream.told([topic])
         assert told.data() == ["x"]
@@ -127,7 +176,11 @@ def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
 
 def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> None:
     create(api, topic)
-    refused(api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {"from_seq": -1}}}), 400, "invalid_request")
+    refused(
+        api.call("POST", "/v0/watch?lenient=true", {"topics": {topic: {"from_seq": -1}}}),
+        400,
+        "invalid_request",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +247,11 @@ def test_a_stream_has_exactly_these_headers(api: Api, topic: str) -> None:
 def test_a_stream_is_never_compressed(api: Api, topic: str) -> None:
     create(api, topic, "x" * 5000)
     url = session(api, [topic])["stream_url"]
-    with Stream(api.address, url, headers=["Accept: text/event-stream", "Accept-Encoding: gzip, deflate, br"]) as stream:
+    with Stream(
+        api.address,
+        url,
+        headers=["Accept: text/event-stream", "Accept-Encoding: gzip, deflate, br"],
+    ) as stream:
         assert stream.told([topic]).data() == ["x" * 5000]
 
 
@@ -210,19 +267,37 @@ def test_retry_is_sent_once_at_open(api: Api, topic: str) -> None:
             assert [frame.retry for frame in stream.frames[1:] if frame.retry is not None] == []
 
 
-@pytest.mark.parametrize("wid", ["wid_" + "A" * 22, "wid_", "wid", "x", "wid_BuRguGorNdVFWNQULz-rrw", "wid_%00", "A" * 4000])
+@pytest.mark.parametrize(
+    "wid",
+    ["wid_" + "A" * 22, "wid_", "wid", "x", "wid_BuRguGorNdVFWNQULz-rrw", "wid_%00", "A" * 4000],
+)
 def test_an_unknown_wid_is_a_404(api: Api, wid: str) -> None:
-    refused(turned_away(api.address, f"/v0/watch/{wid}", "Accept: text/event-stream"), 404, "not_found")
+    refused(
+        turned_away(api.address, f"/v0/watch/{wid}", "Accept: text/event-stream"), 404, "not_found"
+    )
 
 
 def test_a_wid_is_exact(api: Api, topic: str) -> None:
     create(api, topic)
     wid = session(api, [topic])["wid"]
     for other in (wid[:-1], wid + "A", wid.removeprefix("wid_"), wid.swapcase(), wid + "/"):
-        refused(turned_away(api.address, f"/v0/watch/{other}", "Accept: text/event-stream"), 404, "not_found")
+        refused(
+            turned_away(api.address, f"/v0/watch/{other}", "Accept: text/event-stream"),
+            404,
+            "not_found",
+        )
 
 
-@pytest.mark.parametrize("accept", ["application/json", "text/html", "text/event-stream;q=0", "text/event-stream;q=0, */*", "image/*"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/json",
+        "text/html",
+        "text/event-stream;q=0",
+        "text/event-stream;q=0, */*",
+        "image/*",
+    ],
+)
 def test_an_accept_header_without_event_streams_is_a_406(api: Api, topic: str, accept: str) -> None:
     create(api, topic, 1)
     url = session(api, [topic])["stream_url"]
@@ -245,7 +320,9 @@ def test_an_accept_header_without_event_streams_is_a_406(api: Api, topic: str, a
     ],
     ids=lambda value: f"7.2 {value}",
 )
-def test_an_accept_header_that_admits_event_streams_opens_one(api: Api, topic: str, headers: list[str]) -> None:
+def test_an_accept_header_that_admits_event_streams_opens_one(
+    api: Api, topic: str, headers: list[str]
+) -> None:
     create(api, topic, 1)
     with Stream(api.address, session(api, [topic])["stream_url"], headers=headers) as stream:
         assert stream.told([topic]).data() == [1]
@@ -275,7 +352,12 @@ def test_an_empty_topic_is_caught_up_at_0(api: Api, topic: str) -> None:
 
 def test_a_record_frame_has_exactly_these_fields(api: Api, topic: str) -> None:
     create(api, topic)
-    ok(api.append(topic, records=[{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}, {"data": None}]))
+    ok(
+        api.append(
+            topic,
+            records=[{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}, {"data": None}],
+        )
+    )
     ts = [record["$ts"] for record in api.read(topic)]
     with watch(api, [topic]) as stream:
         frame = stream.event(RECORD)
@@ -301,7 +383,9 @@ def test_a_live_record_has_the_same_frame(api: Api, topic: str) -> None:
         ok(api.append(topic, records=[{"data": 5, "tag": "t", "meta": {"m": 1}}]))
         frame = stream.event(RECORD)
         body = frame.json()
-        assert body.pop("records") == [{"$seq": 2, "$ts": api.read(topic)[1]["$ts"], "data": 5, "meta": {"m": 1}}]
+        assert body.pop("records") == [
+            {"$seq": 2, "$ts": api.read(topic)[1]["$ts"], "data": 5, "meta": {"m": 1}}
+        ]
         assert body == {"topic": topic, "from_seq": 1, "to_seq": 2, "head_seq": 2}
         assert frame.cursor == {topic: 2}
 
@@ -340,7 +424,9 @@ def test_a_write_of_many_records_comes_in_order(api: Api, topic: str) -> None:
     ],
     ids=lambda value: f"7.1 {value}",
 )
-def test_a_session_chooses_what_records_show(api: Api, topic: str, fields: dict[str, bool], shown: list[str]) -> None:
+def test_a_session_chooses_what_records_show(
+    api: Api, topic: str, fields: dict[str, bool], shown: list[str]
+) -> None:
     create(api, topic)
     body = {"records": [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}]}
     ok(api.call("POST", f"/v0/topics/{topic}", body))
@@ -352,8 +438,13 @@ def test_a_session_chooses_what_records_show(api: Api, topic: str, fields: dict[
         assert set(record) == {"$seq", "$ts", "$node", *shown}
 
 
-@pytest.mark.parametrize(("limit", "most"), [(1, 1), (3, 3), (0, 256), (None, 256), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)])
-def test_a_frame_holds_at_most_limit_records(api: Api, topic: str, limit: int | None, most: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [(1, 1), (3, 3), (0, 256), (None, 256), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)],
+)
+def test_a_frame_holds_at_most_limit_records(
+    api: Api, topic: str, limit: int | None, most: int
+) -> None:
     count = min(2 * most + 1, 1100)
     create(api, topic, *range(count))
     with watch(api, [topic], **({} if limit is None else {"limit": limit})) as stream:
@@ -361,10 +452,17 @@ def test_a_frame_holds_at_most_limit_records(api: Api, topic: str, limit: int | 
     assert told.data() == list(range(count))
     frames = told.of(RECORD)
     assert max(len(frame["records"]) for frame in frames) <= most
-    assert [frame["from_seq"] for frame in frames] == [0, *(frame["to_seq"] for frame in frames[:-1])]
-    assert [frame["to_seq"] for frame in frames] == [frame["records"][-1]["$seq"] for frame in frames]
+    assert [frame["from_seq"] for frame in frames] == [
+        0,
+        *(frame["to_seq"] for frame in frames[:-1]),
+    ]
+    assert [frame["to_seq"] for frame in frames] == [
+        frame["records"][-1]["$seq"] for frame in frames
+    ]
     assert {frame["head_seq"] for frame in frames} == {count}
-    assert [frame.cursor[topic] for frame in told.frames if frame.event == RECORD] == [frame["to_seq"] for frame in frames]
+    assert [frame.cursor[topic] for frame in told.frames if frame.event == RECORD] == [
+        frame["to_seq"] for frame in frames
+    ]
 
 
 BUDGETS: list[tuple[str, int, int, dict[str, int], int]] = [
@@ -372,7 +470,13 @@ BUDGETS: list[tuple[str, int, int, dict[str, int], int]] = [
     ("1 MiB for 0", 6, 300 * KIB, {"max_batch_bytes": 0}, MIB),
     ("a few records", 10, 1000, {"max_batch_bytes": 3500}, 3500),
     ("one byte still gives one record", 5, 1000, {"max_batch_bytes": 1}, 1),
-    ("a record above the budget comes alone", 3, 900 * KIB, {"max_batch_bytes": 10 * KIB}, 10 * KIB),
+    (
+        "a record above the budget comes alone",
+        3,
+        900 * KIB,
+        {"max_batch_bytes": 10 * KIB},
+        10 * KIB,
+    ),
     ("more on request", 6, 300 * KIB, {"max_batch_bytes": 4 * MIB}, 4 * MIB),
     ("at most 8 MiB", 20, 512 * KIB, {"max_batch_bytes": 64 * MIB}, 8 * MIB),
 ]
@@ -380,9 +484,16 @@ BUDGETS: list[tuple[str, int, int, dict[str, int], int]] = [
 
 @pytest.mark.parametrize(
     ("records", "size", "fields", "budget"),
-    [pytest.param(*row[1:], id=f"7.1 {row[0]}", marks=[pytest.mark.slow] if "8 MiB" in row[0] else []) for row in BUDGETS],
+    [
+        pytest.param(
+            *row[1:], id=f"7.1 {row[0]}", marks=[pytest.mark.slow] if "8 MiB" in row[0] else []
+        )
+        for row in BUDGETS
+    ],
 )
-def test_the_byte_budget_holds(api: Api, topic: str, records: int, size: int, fields: dict[str, int], budget: int) -> None:
+def test_the_byte_budget_holds(
+    api: Api, topic: str, records: int, size: int, fields: dict[str, int], budget: int
+) -> None:
     create(api, topic)
     for start in range(0, records, 5):
         ok(api.append(topic, *["x" * (size - 2)] * min(5, records - start)))
@@ -446,7 +557,9 @@ def test_every_id_holds_every_watched_topic(api: Api, new_name: Callable[[], str
     names = [new_name() for _ in range(3)]
     for number, name in enumerate(names):
         create(api, name, *range(10 * number))
-    with watch(api, {name: {"from_seq": number} for number, name in enumerate(names)}, limit=4) as stream:
+    with watch(
+        api, {name: {"from_seq": number} for number, name in enumerate(names)}, limit=4
+    ) as stream:
         told = stream.told(names)
         ok(api.append(names[1], "x"))
         told.take(stream.event(RECORD))
@@ -469,12 +582,16 @@ def test_topics_stay_apart_and_in_order(api: Api, new_name: Callable[[], str]) -
             ok(api.append(names[number % 5], number))
         while len(told.records) < 100:
             told.take(stream.event(RECORD, CAUGHT_UP))
-    assert {name: told.data(name) for name in names} == {name: list(range(at, 100, 5)) for at, name in enumerate(names)}
+    assert {name: told.data(name) for name in names} == {
+        name: list(range(at, 100, 5)) for at, name in enumerate(names)
+    }
 
 
 @pytest.mark.parametrize("count", [64, 65], ids=["7.2 map", "7.2 token"])
 @pytest.mark.slow
-def test_an_id_resumes_whatever_its_form(api: Api, many: list[str], new_name: Callable[[], str], count: int) -> None:
+def test_an_id_resumes_whatever_its_form(
+    api: Api, many: list[str], new_name: Callable[[], str], count: int
+) -> None:
     names = [new_name(), *many[: count - 1]]
     create(api, names[0])
     url = session(api, {name: {"tail": True} for name in names})["stream_url"]
@@ -522,7 +639,10 @@ def test_one_stream_carries_256_topics(api: Api, many: list[str]) -> None:
 )
 def test_a_node_is_not_told_what_it_wrote(api: Api, topic: str, node: Any, seen: list[int]) -> None:
     create(api, topic)
-    records = [{"data": at, **({"node": name} if name else {})} for at, name in enumerate(["a", "b", None, "A", "ab"])]
+    records = [
+        {"data": at, **({"node": name} if name else {})}
+        for at, name in enumerate(["a", "b", None, "A", "ab"])
+    ]
     ok(api.append(topic, records=records))
     with watch(api, [topic], node=node) as stream:
         assert stream.told([topic]).data() == seen
@@ -562,7 +682,9 @@ def test_a_topic_may_opt_out_of_the_node_filter(api: Api, topic: str) -> None:
 @pytest.mark.parametrize(
     "durability", ["ephemeral", "memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"]
 )  # a `disk` record may wait 200 ms for its sync
-def test_every_class_is_watched_with_every_consistency(api: Api, topic: str, durability: str, consistency: str) -> None:
+def test_every_class_is_watched_with_every_consistency(
+    api: Api, topic: str, durability: str, consistency: str
+) -> None:
     create(api, topic, 0, 1, durability=durability)
     with watch(api, [topic], consistency=consistency) as stream:
         records = stream.records(2)
@@ -577,8 +699,9 @@ def test_every_class_is_watched_with_every_consistency(api: Api, topic: str, dur
 # --- resuming (§7.2)
 
 
-# A server learns late that a client has gone and may send into a dead connection; so tests resume with the id that the client has
-# seen, as clients do, or let the session wait for its first stream, or take it over from a stream that still reads.
+# A server learns late that a client has gone and may send into a dead connection; so tests resume
+# with the id that the client has seen, as clients do, or let the session wait for its first stream,
+# or take it over from a stream that still reads.
 
 
 def test_a_session_goes_on_where_its_stream_ended(api: Api, topic: str) -> None:
@@ -593,7 +716,9 @@ def test_a_session_goes_on_where_its_stream_ended(api: Api, topic: str) -> None:
         ok(api.append(topic, (round_ + 1) * 10, (round_ + 1) * 10 + 1))
 
 
-def test_a_session_knows_its_cursors_when_the_id_is_lost(api: Api, new_name: Callable[[], str]) -> None:
+def test_a_session_knows_its_cursors_when_the_id_is_lost(
+    api: Api, new_name: Callable[[], str]
+) -> None:
     left, right = new_name(), new_name()
     create(api, left, 1, 2)
     create(api, right, 3)
@@ -640,17 +765,39 @@ def test_last_event_id_may_go_below_the_start_of_the_session(api: Api, topic: st
         assert stream.told([topic]).data() == [1, 2, 3, 4]
 
 
-def test_last_event_id_counts_for_each_topic_by_itself(api: Api, new_name: Callable[[], str]) -> None:
+def test_last_event_id_counts_for_each_topic_by_itself(
+    api: Api, new_name: Callable[[], str]
+) -> None:
     left, right, other = new_name(), new_name(), new_name()
     for name in (left, right, other):
         create(api, name, *range(6))
-    url = session(api, {left: {"from_seq": 3}, right: {"from_seq": 3}, other: {"from_seq": 3}})["stream_url"]
-    with Stream(api.address, url, last_event_id=encoded({left: 5, right: 1, "nobody-watches-this": 0})) as stream:
+    url = session(api, {left: {"from_seq": 3}, right: {"from_seq": 3}, other: {"from_seq": 3}})[
+        "stream_url"
+    ]
+    with Stream(
+        api.address, url, last_event_id=encoded({left: 5, right: 1, "nobody-watches-this": 0})
+    ) as stream:
         told = stream.told([left, right, other])
-    assert {name: told.data(name) for name in (left, right, other)} == {left: [3, 4, 5], right: [1, 2, 3, 4, 5], other: [3, 4, 5]}
+    assert {name: told.data(name) for name in (left, right, other)} == {
+        left: [3, 4, 5],
+        right: [1, 2, 3, 4, 5],
+        other: [3, 4, 5],
+    }
 
 
-GARBAGE = ["", "!!!", "AAAA", "eyJ", "1", "é", encoded([1]), encoded("x"), encoded({}), encoded({"elsewhere": 0}), "x" * 4000]
+GARBAGE = [
+    "",
+    "!!!",
+    "AAAA",
+    "eyJ",
+    "1",
+    "é",
+    encoded([1]),
+    encoded("x"),
+    encoded({}),
+    encoded({"elsewhere": 0}),
+    "x" * 4000,
+]
 GARBAGE_SEQS = [-1, 0.5, "0", None, True, [0], {}, 2**64]
 
 
@@ -705,7 +852,11 @@ def test_a_start_below_the_floor_is_told_at_connect(api: Api, topic: str) -> Non
     with Stream(api.address, body["stream_url"]) as stream:
         frame = stream.event(TOMBSTONE)
         assert stone(frame.json(), "from_seq_too_old") == (1, 6)
-        assert (frame.json()["topic"], frame.json()["earliest_seq"], frame.json()["head_seq"]) == (topic, 7, 10)
+        assert (frame.json()["topic"], frame.json()["earliest_seq"], frame.json()["head_seq"]) == (
+            topic,
+            7,
+            10,
+        )
         assert frame.cursor == {topic: 6}
         told = stream.told([topic])
     assert (seqs(told.records), told.tombstones) == ([7, 8, 9, 10], [])
@@ -798,7 +949,11 @@ def test_what_expires_after_it_was_seen_is_no_loss(api: Api, topic: str) -> None
 
 def test_deleted_records_are_passed_over_silently(api: Api, topic: str) -> None:
     create(api, topic)
-    ok(api.append(topic, records=[{"data": at, "tag": "odd" if at % 2 else "even"} for at in range(1, 11)]))
+    ok(
+        api.append(
+            topic, records=[{"data": at, "tag": "odd" if at % 2 else "even"} for at in range(1, 11)]
+        )
+    )
     url = session(api, [topic])["stream_url"]
     ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4}))
     ok(api.call("POST", f"/v0/topics/{topic}/delete", {"match": ["tag", "Eq", "odd"]}))
@@ -808,7 +963,9 @@ def test_deleted_records_are_passed_over_silently(api: Api, topic: str) -> None:
     assert told.frames[-1].cursor == {topic: 10}
 
 
-def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(api: Api, topic: str) -> None:
+def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
+    api: Api, topic: str
+) -> None:
     create(api, topic, 1, 2, 3)
     ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4}))
     with watch(api, [topic]) as stream:
@@ -848,7 +1005,9 @@ def test_a_deleted_topic_ends_for_itself_only(api: Api, new_name: Callable[[], s
         stream.quiet(0.05)
 
 
-def test_whoever_comes_back_is_told_again_which_topics_have_ended(api: Api, new_name: Callable[[], str]) -> None:
+def test_whoever_comes_back_is_told_again_which_topics_have_ended(
+    api: Api, new_name: Callable[[], str]
+) -> None:
     gone, stays = new_name(), new_name()
     create(api, gone, 1, 2)
     create(api, stays)
@@ -906,7 +1065,9 @@ def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str)
 
 
 def test_a_client_that_missed_the_making_of_a_topic_is_told_again(api: Api, topic: str) -> None:
-    """The tombstone and the records after it went out, and never came: its id is that of the old topic."""
+    """The tombstone and the records after it went out, and never came: its id is that of the old
+    topic.
+    """
     create(api, topic, 1, 2, 3)
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as stream:

@@ -17,12 +17,25 @@ from tests.server import Server
 
 FULL = "full-key"
 ODD = "o+d/d=%20key"
-KEYS = ",".join([FULL, "second-key", ODD, "reader:read", "writer:write", "remover:delete", "admin:admin", "tenant:read:t42:|shared."])
+KEYS = ",".join(
+    [
+        FULL,
+        "second-key",
+        ODD,
+        "reader:read",
+        "writer:write",
+        "remover:delete",
+        "admin:admin",
+        "tenant:read:t42:|shared.",
+    ]
+)
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("guarded-watch") / "data", api_keys=KEYS, shards=2) as server:
+    with Server(
+        tmp_path_factory.mktemp("guarded-watch") / "data", api_keys=KEYS, shards=2
+    ) as server:
         with Api(server.address, token=FULL) as api:
             for name in ("t42:a", "t43:a", "shared.x", "other"):
                 ok(api.append(name, name), 201)
@@ -105,7 +118,15 @@ def test_a_browser_may_give_the_key_in_the_query(guarded: Server, token: str, qu
 
 
 @pytest.mark.parametrize(
-    "query", ["token=second-key&token=full-key", "token=", "token", "token=full-key%20", "token=full+key", "Token=full-key"]
+    "query",
+    [
+        "token=second-key&token=full-key",
+        "token=",
+        "token",
+        "token=full-key%20",
+        "token=full+key",
+        "Token=full-key",
+    ],
 )
 def test_a_query_is_a_form(guarded: Server, full: Api, query: str) -> None:
     url = session(full, ["other"])["stream_url"]
@@ -194,9 +215,14 @@ def test_the_number_of_streams_of_one_key_is_capped(tmp_path: Path) -> None:
             ok(api.append("t", 1), 201)
         left = [ok(posted(server, "left", "t"))["stream_url"] for _ in range(2)]
         right = ok(posted(server, "right", "t"))["stream_url"]
-        with Stream(server.address, left[0], token="left"), Stream(server.address, right, token="right"):
+        with (
+            Stream(server.address, left[0], token="left"),
+            Stream(server.address, right, token="right"),
+        ):
             capped(unopened(server, left[1], "left"), "max_sse_connections_per_key", 1)
-            capped(upgraded(server, "Authorization: Bearer right"), "max_sse_connections_per_key", 1)
+            capped(
+                upgraded(server, "Authorization: Bearer right"), "max_sse_connections_per_key", 1
+            )
         free_again(server, left[1], "left")
 
 
@@ -272,7 +298,10 @@ def test_records_of_a_killed_server_are_watched_again(tmp_path: Path) -> None:
                 seen: list[Any] = stream.records(5)
                 server.kill()
         server.start()
-        with Api(server.address) as api, watch(api, {"t": {"from_seq": seen[-1]["$seq"]}}) as stream:
+        with (
+            Api(server.address) as api,
+            watch(api, {"t": {"from_seq": seen[-1]["$seq"]}}) as stream,
+        ):
             assert stream.told(["t"]).records == []
             ok(api.append("t", 5))
             assert stream.records(1)[0]["$seq"] == 6

@@ -28,7 +28,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heartbeat_ms", [0, 1000])
-def test_an_idle_stream_beats_once_in_each_interval(api: Api, topic: str, heartbeat_ms: int) -> None:
+def test_an_idle_stream_beats_once_in_each_interval(
+    api: Api, topic: str, heartbeat_ms: int
+) -> None:
     ok(api.put(topic), 201)
     with watch(api, [topic], heartbeat_ms=heartbeat_ms) as stream:
         stream.event(CAUGHT_UP)
@@ -80,14 +82,19 @@ VIEWS: list[dict[str, Any]] = [
 ]
 
 
-def test_readers_with_different_options_see_one_topic_each_in_their_way(api: Api, topic: str) -> None:
+def test_readers_with_different_options_see_one_topic_each_in_their_way(
+    api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     streams = [watch(api, [topic], **view) for view in VIEWS]
     try:
         for stream in streams:
             stream.told([topic])
         for number in range(0, 40, 4):
-            writes = [{"data": number + at, "node": "abcd"[at], "tag": "t", "meta": {"m": 1}} for at in range(4)]
+            writes = [
+                {"data": number + at, "node": "abcd"[at], "tag": "t", "meta": {"m": 1}}
+                for at in range(4)
+            ]
             ok(api.append(topic, records=writes))
         for view, stream in zip(VIEWS, streams, strict=True):
             hidden = {"abcd".index(node) for node in view.get("node", [])}
@@ -95,8 +102,13 @@ def test_readers_with_different_options_see_one_topic_each_in_their_way(api: Api
             records = stream.records(len(expected))
             assert [record["$seq"] for record in records] == expected, view
             shown = {name for record in records for name in record}
-            assert ("data" in shown, "$tag" in shown) == (view.get("include_data", True), view.get("include_tags", False)), view
-            assert ("meta" in shown) == (view.get("include_meta", True) and view.get("include_data", True)), view
+            assert ("data" in shown, "$tag" in shown) == (
+                view.get("include_data", True),
+                view.get("include_tags", False),
+            ), view
+            assert ("meta" in shown) == (
+                view.get("include_meta", True) and view.get("include_data", True)
+            ), view
     finally:
         for stream in streams:
             stream.close()
@@ -120,7 +132,9 @@ def test_a_hundred_readers_see_every_record(api: Api, topic: str) -> None:
 
 def test_readers_at_different_places_meet_at_the_head(api: Api, topic: str) -> None:
     ok(api.append(topic, *range(50)), 201)
-    streams = {start: watch(api, {topic: {"from_seq": start}}, limit=7) for start in (0, 1, 10, 49, 50)}
+    streams = {
+        start: watch(api, {topic: {"from_seq": start}}, limit=7) for start in (0, 1, 10, 49, 50)
+    }
     try:
         for start, stream in streams.items():
             assert stream.told([topic]).data() == list(range(start, 50))
@@ -133,7 +147,9 @@ def test_readers_at_different_places_meet_at_the_head(api: Api, topic: str) -> N
 
 
 @pytest.mark.slow
-def test_readers_that_come_while_records_flow_see_each_record_once(server: Server, api: Api, topic: str, pool: ThreadPoolExecutor) -> None:
+def test_readers_that_come_while_records_flow_see_each_record_once(
+    server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
+) -> None:
     ok(api.put(topic), 201)
     count = 400
 
@@ -221,7 +237,9 @@ def test_a_stalled_reader_is_given_larger_frames(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with watch(api, [topic]) as reference:
         reference.told([topic])
-        with Stream(api.address, session(api, [topic])["stream_url"], receive_bytes=16 * KIB) as stream:
+        with Stream(
+            api.address, session(api, [topic])["stream_url"], receive_bytes=16 * KIB
+        ) as stream:
             stream.told([topic])
             for number in range(40):
                 ok(api.append(topic, [number, BLOCK]))
@@ -232,16 +250,23 @@ def test_a_stalled_reader_is_given_larger_frames(api: Api, topic: str) -> None:
             while sum(len(frame["records"]) for frame in frames) < 2040:
                 frame = stream.event(RECORD, CAUGHT_UP)
                 frames += [frame.json()] if frame.event == RECORD else []
-    assert [record["$seq"] for frame in frames for record in frame["records"]] == list(range(1, 2041))
+    assert [record["$seq"] for frame in frames for record in frame["records"]] == list(
+        range(1, 2041)
+    )
     assert len(frames) < 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("same_view", [True, False], ids=["7.2 same options", "7.2 other options"])
-def test_a_stalled_reader_delays_nobody(server: Server, api: Api, topic: str, same_view: bool) -> None:
+def test_a_stalled_reader_delays_nobody(
+    server: Server, api: Api, topic: str, same_view: bool
+) -> None:
     ok(api.put(topic), 201)
     url = session(api, [topic])["stream_url"]
-    with Stream(server.address, url, receive_bytes=16 * KIB) as stalled, watch(api, [topic], include_tags=not same_view) as quick:
+    with (
+        Stream(server.address, url, receive_bytes=16 * KIB) as stalled,
+        watch(api, [topic], include_tags=not same_view) as quick,
+    ):
         stalled.told([topic])
         quick.told([topic])
         slowest = 0.0
@@ -286,7 +311,8 @@ def test_a_reader_that_stalls_for_30_s_is_let_go_and_may_come_back(api: Api, top
         for number in range(BLOCKS):
             ok(api.append(topic, [number, BLOCK]))
         time.sleep(36)
-        # What was on its way may still be read; the end may come in the middle of a frame, for the socket took no more.
+        # What was on its way may still be read; the end may come in the middle of a frame, for the
+        # socket took no more.
         try:
             while True:
                 frame = stream.event()

@@ -56,7 +56,12 @@ def test_pipelined_requests_of_both_kinds_are_answered_in_order(wire: Wire, topi
 
 def test_a_hundred_pipelined_appends_keep_their_order(wire: Wire, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
-    wire.send(b"".join(request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":%d}]}' % number) for number in range(100)))
+    wire.send(
+        b"".join(
+            request("POST", f"/v0/topics/{topic}", b'{"records":[{"data":%d}]}' % number)
+            for number in range(100)
+        )
+    )
     assert [ok(wire.answer())["first_seq"] for _ in range(100)] == list(range(1, 101))
     assert [record["data"] for record in api.read(topic)] == list(range(100))
 
@@ -78,10 +83,14 @@ def test_a_refused_request_leaves_the_connection_usable(wire: Wire, topic: str) 
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DIFF"], ids=["1.1 put", "2 append", "3 diff"])
-def test_a_request_may_arrive_in_any_pieces(server: Server, api: Api, topic: str, method: str) -> None:
+def test_a_request_may_arrive_in_any_pieces(
+    server: Server, api: Api, topic: str, method: str
+) -> None:
     ok(api.put(topic), 201)
     path, body = f"/v0/topics/{topic}", b'{"ttl_ms":0}' if method == "PUT" else ONE
-    whole = request("POST", f"{path}/diff", b"{}") if method == "DIFF" else request(method, path, body)
+    whole = (
+        request("POST", f"{path}/diff", b"{}") if method == "DIFF" else request(method, path, body)
+    )
     with Wire(server.address) as wire:
         wire.send(*(whole[at : at + 1] for at in range(len(whole))))
         ok(wire.answer())
@@ -151,7 +160,9 @@ def test_expect_100_continue(wire: Wire, api: Api, topic: str, route: str) -> No
     ok(wire.answer())
 
 
-@pytest.mark.parametrize("path", ["/v0/health", "/healthz", "/v0/ready", "/readyz"], ids=lambda path: f"8 {path}")
+@pytest.mark.parametrize(
+    "path", ["/v0/health", "/healthz", "/v0/ready", "/readyz"], ids=lambda path: f"8 {path}"
+)
 def test_head_of_a_probe_has_no_body(wire: Wire, path: str) -> None:
     wire.send(request("HEAD", path), request("GET", path))
     assert wire.answer("HEAD").status == 200
@@ -162,7 +173,9 @@ def test_head_of_a_probe_has_no_body(wire: Wire, path: str) -> None:
 # --- lengths that lie
 
 
-def test_a_content_length_that_is_too_small_is_not_a_hang(server: Server, api: Api, topic: str) -> None:
+def test_a_content_length_that_is_too_small_is_not_a_hang(
+    server: Server, api: Api, topic: str
+) -> None:
     for path in (f"/v0/topics/{topic}", f"/v0/topics/{topic}/diff"):
         with Wire(server.address) as wire:
             wire.send(start("POST", path, "Content-Length: 5") + ONE)
@@ -180,7 +193,10 @@ def test_a_body_that_never_ends_is_never_run(server: Server, api: Api, topic: st
             wire.half_close()
             assert b" 200 " not in wire.rest().split(b"\r\n")[0]
     with Wire(server.address) as wire:
-        wire.send(start("POST", f"/v0/topics/{topic}", "Transfer-Encoding: chunked") + b"%x\r\n%s\r\n" % (len(ONE), ONE))
+        wire.send(
+            start("POST", f"/v0/topics/{topic}", "Transfer-Encoding: chunked")
+            + b"%x\r\n%s\r\n" % (len(ONE), ONE)
+        )
         wire.half_close()
         assert b" 200 " not in wire.rest().split(b"\r\n")[0]
     assert api.state(topic)["head_seq"] == 0
@@ -222,23 +238,38 @@ def test_a_framing_that_lies_is_refused_and_the_connection_closed(
 
 
 @pytest.mark.parametrize("route", ["append", "put"])
-def test_a_length_beside_chunks_smuggles_nothing(server: Server, api: Api, topic: str, route: str) -> None:
+def test_a_length_beside_chunks_smuggles_nothing(
+    server: Server, api: Api, topic: str, route: str
+) -> None:
     method = "POST" if route == "append" else "PUT"
     smuggled = request("PUT", f"/v0/topics/{topic}.smuggled", b"{}")
     with Wire(server.address) as wire:
-        wire.send(start(method, f"/v0/topics/{topic}", "Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n" + smuggled)
+        wire.send(
+            start(method, f"/v0/topics/{topic}", "Content-Length: 5", "Transfer-Encoding: chunked")
+            + b"0\r\n\r\n"
+            + smuggled
+        )
         refused(wire.answer(), 400, "invalid_request")
         wire.assert_closed()
     refused(api.get(topic), 404, "topic_not_found")
     refused(api.get(f"{topic}.smuggled"), 404, "topic_not_found")
 
 
-BAD_CHUNKS = [b"zz\r\n", b"-1\r\n", b"5\r\nabcdefgh\r\n", b"\r\n", b"1" * 40 + b"\r\n", b"0x5\r\nabcde\r\n"]
+BAD_CHUNKS = [
+    b"zz\r\n",
+    b"-1\r\n",
+    b"5\r\nabcdefgh\r\n",
+    b"\r\n",
+    b"1" * 40 + b"\r\n",
+    b"0x5\r\nabcde\r\n",
+]
 
 
 @pytest.mark.parametrize("chunk", BAD_CHUNKS, ids=repr)
 @pytest.mark.parametrize("route", ["append", "put"])
-def test_a_broken_chunk_is_refused_and_the_connection_closed(server: Server, api: Api, topic: str, chunk: bytes, route: str) -> None:
+def test_a_broken_chunk_is_refused_and_the_connection_closed(
+    server: Server, api: Api, topic: str, chunk: bytes, route: str
+) -> None:
     method = "POST" if route == "append" else "PUT"
     with Wire(server.address) as wire:
         wire.send(start(method, f"/v0/topics/{topic}", "Transfer-Encoding: chunked") + chunk)
@@ -257,7 +288,9 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=repr)
-def test_garbage_gets_a_400_or_a_closed_connection(server: Server, api: Api, garbage: bytes) -> None:
+def test_garbage_gets_a_400_or_a_closed_connection(
+    server: Server, api: Api, garbage: bytes
+) -> None:
     with Wire(server.address) as wire:
         wire.send(garbage)
         wire.half_close()
@@ -294,7 +327,9 @@ def send_until_answered(wire: Wire, *parts: bytes) -> None:
 
 
 @pytest.mark.parametrize("route", ["append", "put", "diff"])
-def test_a_length_above_64_mib_is_a_413_before_the_body(server: Server, topic: str, route: str) -> None:
+def test_a_length_above_64_mib_is_a_413_before_the_body(
+    server: Server, topic: str, route: str
+) -> None:
     method = "PUT" if route == "put" else "POST"
     path = f"/v0/topics/{topic}" + ("/diff" if route == "diff" else "")
     with Wire(server.address) as wire:
@@ -308,7 +343,11 @@ def test_chunks_beyond_64_mib_are_a_413(server: Server, api: Api, topic: str) ->
     with Wire(server.address) as wire:
         sender = threading.Thread(
             target=send_until_answered,
-            args=(wire, start("POST", f"/v0/topics/{topic}", "Transfer-Encoding: chunked"), *[chunk] * 66),
+            args=(
+                wire,
+                start("POST", f"/v0/topics/{topic}", "Transfer-Encoding: chunked"),
+                *[chunk] * 66,
+            ),
         )
         sender.start()
         try:
@@ -325,5 +364,7 @@ def test_a_body_of_64_mib_is_taken(server: Server, topic: str) -> None:
     body += b" " * (64 * MIB - len(body))
     with Api(server.address, timeout_s=60) as api:
         assert ok(api.call("POST", f"/v0/topics/{topic}", bytes(body)), 201)["count"] == 63
-        assert len(json.dumps(ok(api.diff(topic, from_seq=62))["records"][0]["data"])) == MIB - 64 + 2
+        assert (
+            len(json.dumps(ok(api.diff(topic, from_seq=62))["records"][0]["data"])) == MIB - 64 + 2
+        )
         ok(api.delete(topic))

@@ -1,4 +1,6 @@
-"""GET /v0/ws (§7.3): the handshake, subscribing and publishing over one socket, errors that leave it open, keys."""
+"""GET /v0/ws (§7.3): the handshake, subscribing and publishing over one socket, errors that leave
+it open, keys.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,20 @@ from typing import Any
 import pytest
 
 from tests.contract.api import GAP, SLACK_S, Answer, Api, Wire, create, data, ok, refused, request
-from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Frame, Socket, accept_of, command, frame_bytes, handshake
+from tests.contract.ws import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    Frame,
+    Socket,
+    accept_of,
+    command,
+    frame_bytes,
+    handshake,
+)
 from tests.server import Server
 
 KIB = 1024
@@ -31,7 +46,9 @@ def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
     """Subscribe and read up to the first caught_up; the records that came."""
     assert socket.ask("subscribe", f"s-{topic}", topic=topic, **fields)["op"] == "subscribed"
     seen = socket.until("caught_up", topic=topic)
-    return [record for message in seen if message["op"] == "record" for record in message["records"]]
+    return [
+        record for message in seen if message["op"] == "record" for record in message["records"]
+    ]
 
 
 def alive(socket: Socket) -> None:
@@ -66,8 +83,15 @@ def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
     assert answer.status == 101
     assert answer.headers["upgrade"].lower() == "websocket"
     assert answer.headers["connection"].lower() == "upgrade"
-    assert answer.headers["sec-websocket-accept"] == accept_of(KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
-    assert not {"content-length", "transfer-encoding", "sec-websocket-extensions", "sec-websocket-protocol"} & set(answer.headers)
+    assert (
+        answer.headers["sec-websocket-accept"] == accept_of(KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    )
+    assert not {
+        "content-length",
+        "transfer-encoding",
+        "sec-websocket-extensions",
+        "sec-websocket-protocol",
+    } & set(answer.headers)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +104,9 @@ def test_a_handshake_is_answered_as_the_rfc_says(server: Server) -> None:
     ],
 )
 def test_header_names_and_tokens_have_no_case(server: Server, lines: list[str]) -> None:
-    content = request("GET", "/v0/ws", None, *lines, f"Sec-WebSocket-Key: {KEY}", "Sec-WebSocket-Version: 13")
+    content = request(
+        "GET", "/v0/ws", None, *lines, f"Sec-WebSocket-Key: {KEY}", "Sec-WebSocket-Version: 13"
+    )
     answer = shake(server, content)
     assert answer.status == 101
     assert "x-unheard-of" not in answer.headers.get("sec-websocket-extensions", "")
@@ -94,7 +120,10 @@ def test_another_version_is_refused(server: Server, version: str | None) -> None
         assert answer.headers["sec-websocket-version"] == "13"
 
 
-@pytest.mark.parametrize("key", [None, "", "short", "dGhlIHNhbXBsZSBub25jZQ", "!" * 24, "dGhlIHNhbXBsZSBub25jZSBsb25nZXI="])
+@pytest.mark.parametrize(
+    "key",
+    [None, "", "short", "dGhlIHNhbXBsZSBub25jZQ", "!" * 24, "dGhlIHNhbXBsZSBub25jZSBsb25nZXI="],
+)
 def test_a_key_that_is_no_16_bytes_is_refused(server: Server, key: str | None) -> None:
     assert shake(server, handshake(key)).status == 400
 
@@ -149,7 +178,9 @@ def test_frames_may_come_byte_by_byte_or_many_at_once(socket: Socket) -> None:
     for at in range(200):
         socket.send(pings[at : at + 1])
     socket.send(pings[200:])
-    assert [socket.message()["request_id"] for _ in range(30)] == [str(number) for number in range(30)]
+    assert [socket.message()["request_id"] for _ in range(30)] == [
+        str(number) for number in range(30)
+    ]
 
 
 def ping_bytes(number: int) -> bytes:
@@ -157,13 +188,21 @@ def ping_bytes(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [125, 126, 127, 65_535, 65_536, 65_537, 300_000])
-def test_every_length_of_frame_goes_both_ways(socket: Socket, api: Api, topic: str, size: int) -> None:
+def test_every_length_of_frame_goes_both_ways(
+    socket: Socket, api: Api, topic: str, size: int
+) -> None:
     create(api, topic)
     subscribe(socket, topic)
     text = json.dumps(command("publish", "p", topic=topic, records=[{"data": ""}]))
-    socket.text(text.replace('"data": ""', f'"data": "{"x" * (size - len(text))}"') if size > len(text) else text)
+    socket.text(
+        text.replace('"data": ""', f'"data": "{"x" * (size - len(text))}"')
+        if size > len(text)
+        else text
+    )
     seen = socket.until("ack", request_id="p")
-    records = [record for message in seen for record in message.get("records", [])] or socket.records(1)
+    records = [
+        record for message in seen for record in message.get("records", [])
+    ] or socket.records(1)
     assert len(records[0]["data"]) == max(size - len(text), 0)
 
 
@@ -188,7 +227,16 @@ def test_a_close_is_answered_with_a_close(socket: Socket, code: int | None) -> N
         b"\x80\x80abcd",
         b"\x88\x81abcd" + b"x",
     ],
-    ids=["unmasked", "opcode 3", "opcode 11", "reserved bit", "ping in pieces", "ping of 128", "nothing to continue", "close of 1 byte"],
+    ids=[
+        "unmasked",
+        "opcode 3",
+        "opcode 11",
+        "reserved bit",
+        "ping in pieces",
+        "ping of 128",
+        "nothing to continue",
+        "close of 1 byte",
+    ],
 )
 def test_a_client_that_breaks_the_protocol_is_closed(server: Server, content: bytes) -> None:
     with Socket(server.address) as socket:
@@ -203,7 +251,11 @@ def test_text_that_is_not_utf_8_is_not_taken(server: Server, api: Api, topic: st
     with Socket(server.address) as socket:
         socket.text(b'{"op":"publish","topic":"%s","records":[{"data":"\xff"}]}' % topic.encode())
         frame = socket.receive()
-        assert frame.code == 1007 if frame.opcode == CLOSE else json.loads(frame.payload)["op"] == "error"
+        assert (
+            frame.code == 1007
+            if frame.opcode == CLOSE
+            else json.loads(frame.payload)["op"] == "error"
+        )
     assert api.read(topic) == []
 
 
@@ -214,7 +266,9 @@ def test_a_client_that_vanishes_leaves_the_others(server: Server, api: Api, topi
         for _ in range(10):
             with Socket(server.address) as leaves:
                 subscribe(leaves, topic)
-                leaves.socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
+                leaves.socket.setsockopt(
+                    sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0)
+                )
         ok(api.append(topic, "x"))
         assert data(stays.records(1)) == ["x"]
 
@@ -225,7 +279,10 @@ def test_a_client_that_vanishes_leaves_the_others(server: Server, api: Api, topi
 def test_a_subscription_tells_where_the_topic_stands(socket: Socket, api: Api, topic: str) -> None:
     epoch = create(api, topic, *range(5), cap_records=3)
     body = socket.ask("subscribe", "s1", topic=topic, tail=True)
-    assert {name: body[name] for name in ("op", "request_id")} == {"op": "subscribed", "request_id": "s1"}
+    assert {name: body[name] for name in ("op", "request_id")} == {
+        "op": "subscribed",
+        "request_id": "s1",
+    }
     shown = body["topics"]
     assert set(shown) == {topic}
     assert shown[topic].pop("epoch", epoch) == epoch
@@ -235,7 +292,12 @@ def test_a_subscription_tells_where_the_topic_stands(socket: Socket, api: Api, t
 
 def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
-    ok(api.append(topic, records=[{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}, {"data": None}]))
+    ok(
+        api.append(
+            topic,
+            records=[{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}, {"data": None}],
+        )
+    )
     ts = [record["$ts"] for record in api.read(topic)]
     socket.ask("subscribe", "s", topic=topic)
     assert socket.message() == {
@@ -252,7 +314,12 @@ def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, top
     assert socket.message() == {"op": "caught_up", "topic": topic, "head_seq": 2}
     ok(api.append(topic, "live"))
     body = socket.message("record")
-    assert (body["from_seq"], body["to_seq"], body["head_seq"], data(body["records"])) == (2, 3, 3, ["live"])
+    assert (body["from_seq"], body["to_seq"], body["head_seq"], data(body["records"])) == (
+        2,
+        3,
+        3,
+        ["live"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,19 +334,29 @@ def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, top
     ],
     ids=lambda value: f"7.3 {value}",
 )
-def test_a_subscription_chooses_its_start(socket: Socket, api: Api, topic: str, fields: dict[str, Any], seen: list[int]) -> None:
+def test_a_subscription_chooses_its_start(
+    socket: Socket, api: Api, topic: str, fields: dict[str, Any], seen: list[int]
+) -> None:
     create(api, topic, 0, 1, 2)
     assert data(subscribe(socket, topic, **fields)) == seen
     ok(api.append(topic, "live"))
     assert data(socket.records(1)) == ["live"]
 
 
-def test_a_map_subscribes_to_many_topics(socket: Socket, api: Api, new_name: Callable[[], str]) -> None:
+def test_a_map_subscribes_to_many_topics(
+    socket: Socket, api: Api, new_name: Callable[[], str]
+) -> None:
     names = [new_name() for _ in range(3)]
     for name in names:
         create(api, name, *range(4))
-    body = socket.ask("subscribe", "s", topics={names[0]: {}, names[1]: {"from_seq": 3}, names[2]: {"tail": True}})
-    assert {name: body["topics"][name]["from_seq"] for name in names} == {names[0]: 0, names[1]: 3, names[2]: 4}
+    body = socket.ask(
+        "subscribe", "s", topics={names[0]: {}, names[1]: {"from_seq": 3}, names[2]: {"tail": True}}
+    )
+    assert {name: body["topics"][name]["from_seq"] for name in names} == {
+        names[0]: 0,
+        names[1]: 3,
+        names[2]: 4,
+    }
     seen: dict[str, list[Any]] = {name: [] for name in names}
     waiting = set(names)
     while waiting:
@@ -291,7 +368,9 @@ def test_a_map_subscribes_to_many_topics(socket: Socket, api: Api, new_name: Cal
     assert socket.message("record")["topic"] == names[2]
 
 
-def test_several_subscriptions_share_a_socket(socket: Socket, api: Api, new_name: Callable[[], str]) -> None:
+def test_several_subscriptions_share_a_socket(
+    socket: Socket, api: Api, new_name: Callable[[], str]
+) -> None:
     names = [new_name() for _ in range(5)]
     for name in names:
         create(api, name)
@@ -316,7 +395,9 @@ def test_several_subscriptions_share_a_socket(socket: Socket, api: Api, new_name
     ],
     ids=lambda value: f"7.3 {value}",
 )
-def test_a_subscription_chooses_what_records_show(socket: Socket, api: Api, topic: str, fields: dict[str, bool], shown: list[str]) -> None:
+def test_a_subscription_chooses_what_records_show(
+    socket: Socket, api: Api, topic: str, fields: dict[str, bool], shown: list[str]
+) -> None:
     create(api, topic)
     writes = [{"data": 1, "tag": "t", "node": "n", "meta": {"m": 1}}]
     ok(api.append(topic, records=writes))
@@ -336,27 +417,49 @@ def test_a_node_is_not_told_what_it_wrote(socket: Socket, api: Api, topic: str, 
     assert data(socket.records(1)) == [4]
 
 
-@pytest.mark.parametrize(("fields", "most"), [({}, 256), ({"limit": 0}, 256), ({"limit": 3}, 3), ({"limit": 5000}, 1000)])
-def test_a_message_holds_at_most_limit_records(socket: Socket, api: Api, topic: str, fields: dict[str, int], most: int) -> None:
+@pytest.mark.parametrize(
+    ("fields", "most"), [({}, 256), ({"limit": 0}, 256), ({"limit": 3}, 3), ({"limit": 5000}, 1000)]
+)
+def test_a_message_holds_at_most_limit_records(
+    socket: Socket, api: Api, topic: str, fields: dict[str, int], most: int
+) -> None:
     create(api, topic, *range(min(2 * most + 1, 1100)))
     socket.ask("subscribe", "s", topic=topic, **fields)
     seen = [message for message in socket.until("caught_up") if message["op"] == "record"]
-    assert [value for message in seen for value in data(message["records"])] == list(range(min(2 * most + 1, 1100)))
+    assert [value for message in seen for value in data(message["records"])] == list(
+        range(min(2 * most + 1, 1100))
+    )
     assert max(len(message["records"]) for message in seen) <= most
-    assert [message["from_seq"] for message in seen] == [0, *(message["to_seq"] for message in seen[:-1])]
+    assert [message["from_seq"] for message in seen] == [
+        0,
+        *(message["to_seq"] for message in seen[:-1]),
+    ]
 
 
-@pytest.mark.parametrize(("fields", "budget"), [({}, 262_144), ({"max_batch_bytes": 1}, 1), ({"max_batch_bytes": 0}, 1024 * KIB)])
-def test_the_byte_budget_holds(socket: Socket, api: Api, topic: str, fields: dict[str, int], budget: int) -> None:
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [({}, 262_144), ({"max_batch_bytes": 1}, 1), ({"max_batch_bytes": 0}, 1024 * KIB)],
+)
+def test_the_byte_budget_holds(
+    socket: Socket, api: Api, topic: str, fields: dict[str, int], budget: int
+) -> None:
     create(api, topic, *["x" * 200 * KIB] * 6)
     socket.ask("subscribe", "s", topic=topic, **fields)
-    counts = [len(message["records"]) for message in socket.until("caught_up") if message["op"] == "record"]
+    counts = [
+        len(message["records"])
+        for message in socket.until("caught_up")
+        if message["op"] == "record"
+    ]
     assert sum(counts) == 6
     assert (max(counts) - 1) * 200 * KIB < budget
 
 
-@pytest.mark.parametrize("durability", ["memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"])
-def test_a_strong_subscription_sees_every_class(socket: Socket, api: Api, topic: str, durability: str) -> None:
+@pytest.mark.parametrize(
+    "durability", ["memory", pytest.param("disk", marks=pytest.mark.slow), "fsync"]
+)
+def test_a_strong_subscription_sees_every_class(
+    socket: Socket, api: Api, topic: str, durability: str
+) -> None:
     create(api, topic, durability=durability)
     subscribe(socket, topic, consistency="strong")
     ok(api.append(topic, "x"))
@@ -380,7 +483,9 @@ def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic:
     assert data(socket.records(4)) == [7, 8, 9, 10]
 
 
-def test_a_start_above_the_head_means_that_the_topic_was_made_again(socket: Socket, api: Api, topic: str) -> None:
+def test_a_start_above_the_head_means_that_the_topic_was_made_again(
+    socket: Socket, api: Api, topic: str
+) -> None:
     create(api, topic, 1, 2)
     socket.ask("subscribe", "s", topic=topic, from_seq=50)
     body = socket.message("tombstone")
@@ -388,7 +493,9 @@ def test_a_start_above_the_head_means_that_the_topic_was_made_again(socket: Sock
     assert data(socket.records(2)) == [1, 2]
 
 
-def test_a_deleted_topic_is_told_and_ends_for_itself_only(socket: Socket, api: Api, new_name: Callable[[], str]) -> None:
+def test_a_deleted_topic_is_told_and_ends_for_itself_only(
+    socket: Socket, api: Api, new_name: Callable[[], str]
+) -> None:
     gone, stays = new_name(), new_name()
     for name in (gone, stays):
         create(api, name, 1)
@@ -405,7 +512,9 @@ def test_a_deleted_topic_is_told_and_ends_for_itself_only(socket: Socket, api: A
 # --- unsubscribe
 
 
-def test_unsubscribing_ends_one_subscription(socket: Socket, api: Api, new_name: Callable[[], str]) -> None:
+def test_unsubscribing_ends_one_subscription(
+    socket: Socket, api: Api, new_name: Callable[[], str]
+) -> None:
     left, right = new_name(), new_name()
     for name in (left, right):
         create(api, name)
@@ -423,7 +532,9 @@ def test_unsubscribing_ends_one_subscription(socket: Socket, api: Api, new_name:
 
 def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic, "old")
-    body = socket.ask("publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=False)
+    body = socket.ask(
+        "publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=False
+    )
     assert isinstance(body.pop("performance"), dict)
     assert {"op", "request_id", "topic", "last_seq", "head_seq"} <= set(body)
     assert (body["op"], body["request_id"], body["topic"]) == ("ack", "p1", topic)
@@ -434,23 +545,52 @@ def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) 
 
 def test_seqs_are_returned_when_asked_for(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic, "old")
-    assert socket.ask("publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=True)["seqs"] == [2, 3]
+    assert socket.ask(
+        "publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=True
+    )["seqs"] == [2, 3]
 
 
 def test_records_are_published_with_all_their_fields(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     writes = [{"data": {"a": None}, "tag": "t", "node": "mine", "meta": {"m": [1]}}, {"data": None}]
-    assert socket.ask("publish", "p", topic=topic, node="batch", records=writes, disable_backpressure=True)["op"] == "ack"
+    assert (
+        socket.ask(
+            "publish", "p", topic=topic, node="batch", records=writes, disable_backpressure=True
+        )["op"]
+        == "ack"
+    )
     first, second = api.read(topic, include_tags=True)
-    assert (first["data"], first["$tag"], first["$node"], first["meta"]) == ({"a": None}, "t", "mine", {"m": [1]})
-    assert (second["data"], second["$node"], "$tag" in second, "meta" in second) == (None, "batch", False, False)
+    assert (first["data"], first["$tag"], first["$node"], first["meta"]) == (
+        {"a": None},
+        "t",
+        "mine",
+        {"m": [1]},
+    )
+    assert (second["data"], second["$node"], "$tag" in second, "meta" in second) == (
+        None,
+        "batch",
+        False,
+        False,
+    )
 
 
-@pytest.mark.parametrize("value", [b"1.10", b"1E400", b"1234567890123456789012345678901234567890", rb'"\u00e9\/"', b'{"b" : 1,\n "a":2}'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"1.10",
+        b"1E400",
+        b"1234567890123456789012345678901234567890",
+        rb'"\u00e9\/"',
+        b'{"b" : 1,\n "a":2}',
+    ],
+)
 def test_payloads_come_back_verbatim(socket: Socket, api: Api, topic: str, value: bytes) -> None:
     create(api, topic)
     subscribe(socket, topic)
-    socket.text(b'{"op":"publish","request_id":"p","topic":"%s","records":[{"data":%s}]}' % (topic.encode(), value))
+    socket.text(
+        b'{"op":"publish","request_id":"p","topic":"%s","records":[{"data":%s}]}'
+        % (topic.encode(), value)
+    )
     shown = b""
     waiting = {"ack", "record"}
     while waiting:
@@ -466,30 +606,57 @@ def test_payloads_come_back_verbatim(socket: Socket, api: Api, topic: str, value
 def test_every_class_is_published_to(socket: Socket, api: Api, topic: str, durability: str) -> None:
     create(api, topic, durability=durability)
     for number in range(1, 4):
-        assert socket.ask("publish", f"p{number}", topic=topic, records=[{"data": number}])["last_seq"] == number
+        assert (
+            socket.ask("publish", f"p{number}", topic=topic, records=[{"data": number}])["last_seq"]
+            == number
+        )
     assert data(api.read(topic)) == [1, 2, 3]
 
 
 def test_publishing_may_make_the_topic(socket: Socket, api: Api, topic: str) -> None:
-    failed(socket.ask("publish", "p1", topic=topic, records=[{"data": 1}], create=False), "p1", "topic_not_found")
+    failed(
+        socket.ask("publish", "p1", topic=topic, records=[{"data": 1}], create=False),
+        "p1",
+        "topic_not_found",
+    )
     refused(api.get(topic), 404, "topic_not_found")
     fields = {"create": True, "config": {"cap_records": 2, "durability": "memory"}}
-    assert socket.ask("publish", "p2", topic=topic, records=[{"data": at} for at in range(5)], **fields)["last_seq"] == 5
+    assert (
+        socket.ask(
+            "publish", "p2", topic=topic, records=[{"data": at} for at in range(5)], **fields
+        )["last_seq"]
+        == 5
+    )
     state = api.state(topic)
-    assert (state["count"], state["config"]["cap_records"], state["config"]["durability"]) == (2, 2, "memory")
-    assert socket.ask("publish", "p3", topic=f"{topic}.other", records=[{"data": 1}])["last_seq"] == 1
+    assert (state["count"], state["config"]["cap_records"], state["config"]["durability"]) == (
+        2,
+        2,
+        "memory",
+    )
+    assert (
+        socket.ask("publish", "p3", topic=f"{topic}.other", records=[{"data": 1}])["last_seq"] == 1
+    )
 
 
 def test_a_config_is_ignored_when_the_topic_is_there(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
-    assert socket.ask("publish", "p", topic=topic, records=[{"data": 1}], config={"cap_records": 1})["op"] == "ack"
+    assert (
+        socket.ask("publish", "p", topic=topic, records=[{"data": 1}], config={"cap_records": 1})[
+            "op"
+        ]
+        == "ack"
+    )
     assert api.state(topic)["config"]["cap_records"] == 0
 
 
-def test_an_idempotency_key_makes_a_repeated_publish_harmless(socket: Socket, api: Api, topic: str) -> None:
+def test_an_idempotency_key_makes_a_repeated_publish_harmless(
+    socket: Socket, api: Api, topic: str
+) -> None:
     create(api, topic)
     for number in range(3):
-        body = socket.ask("publish", f"p{number}", topic=topic, records=[{"data": number}], idempotency_key="once")
+        body = socket.ask(
+            "publish", f"p{number}", topic=topic, records=[{"data": number}], idempotency_key="once"
+        )
         assert (body["op"], body["last_seq"], body["head_seq"]) == ("ack", 1, 1)
     body = ok(api.append(topic, "again", idempotency_key="once"))
     assert (body["seqs"], body["deduped"]) == ([1], True)
@@ -501,11 +668,15 @@ def test_acks_of_one_topic_come_in_order(socket: Socket, api: Api, topic: str) -
     for number in range(200):
         socket.say("publish", f"p{number}", topic=topic, records=[{"data": number}])
     acks = [socket.message("ack") for _ in range(200)]
-    assert [(ack["request_id"], ack["last_seq"]) for ack in acks] == [(f"p{number}", number + 1) for number in range(200)]
+    assert [(ack["request_id"], ack["last_seq"]) for ack in acks] == [
+        (f"p{number}", number + 1) for number in range(200)
+    ]
     assert data(api.read(topic)) == list(range(200))
 
 
-def test_every_publish_is_answered_whatever_the_topics(socket: Socket, api: Api, new_name: Callable[[], str]) -> None:
+def test_every_publish_is_answered_whatever_the_topics(
+    socket: Socket, api: Api, new_name: Callable[[], str]
+) -> None:
     names = [new_name() for _ in range(4)]
     for at, name in enumerate(names):
         create(api, name, durability=("ephemeral", "memory", "disk", "fsync")[at])
@@ -527,25 +698,42 @@ def test_what_a_socket_publishes_comes_back_to_it(socket: Socket, api: Api, topi
         waiting.discard(socket.message("ack", "record", "caught_up")["op"])
 
 
-def test_two_sockets_in_a_room_hear_each_other_and_not_themselves(server: Server, api: Api, topic: str) -> None:
+def test_two_sockets_in_a_room_hear_each_other_and_not_themselves(
+    server: Server, api: Api, topic: str
+) -> None:
     create(api, topic, durability="ephemeral")
     with Socket(server.address) as anna, Socket(server.address) as otto:
         subscribe(anna, topic, tail=True, node="anna")
         subscribe(otto, topic, tail=True, node="otto")
         heard: dict[str, list[Any]] = {"anna": [], "otto": []}
         for number in range(20):
-            anna.say("publish", f"a{number}", topic=topic, records=[{"node": "anna", "data": ["anna", number]}])
-            otto.say("publish", f"o{number}", topic=topic, records=[{"node": "otto", "data": ["otto", number]}])
+            anna.say(
+                "publish",
+                f"a{number}",
+                topic=topic,
+                records=[{"node": "anna", "data": ["anna", number]}],
+            )
+            otto.say(
+                "publish",
+                f"o{number}",
+                topic=topic,
+                records=[{"node": "otto", "data": ["otto", number]}],
+            )
         for name, socket in (("anna", anna), ("otto", otto)):
             acks = 0
             while acks < 20 or len(heard[name]) < 20:
                 message = socket.message("ack", "record", "caught_up")
                 acks += message["op"] == "ack"
                 heard[name] += data(message.get("records", []))
-    assert heard == {"anna": [["otto", at] for at in range(20)], "otto": [["anna", at] for at in range(20)]}
+    assert heard == {
+        "anna": [["otto", at] for at in range(20)],
+        "otto": [["anna", at] for at in range(20)],
+    }
 
 
-def test_a_publish_over_http_is_heard_on_a_socket_while_it_is_new(socket: Socket, api: Api, topic: str) -> None:
+def test_a_publish_over_http_is_heard_on_a_socket_while_it_is_new(
+    socket: Socket, api: Api, topic: str
+) -> None:
     create(api, topic)
     subscribe(socket, topic)
     for number in range(20):
@@ -558,7 +746,22 @@ def test_a_publish_over_http_is_heard_on_a_socket_while_it_is_new(socket: Socket
 # --- errors leave the socket open
 
 
-@pytest.mark.parametrize("text", ["", "{", "nope", "[]", "null", "5", '"ping"', '{"op":"ping",}', '{"op":NaN}', "{}{}", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "nope",
+        "[]",
+        "null",
+        "5",
+        '"ping"',
+        '{"op":"ping",}',
+        '{"op":NaN}',
+        "{}{}",
+        "[" * 100_000,
+    ],
+)
 def test_what_is_no_command_is_an_error(socket: Socket, text: str) -> None:
     socket.text(text)
     failed(socket.message(), None, "invalid_request")
@@ -601,20 +804,46 @@ COMMANDS: list[tuple[dict[str, Any], str]] = [
     ({"op": "publish", "topic": "TOPIC", "records": []}, "invalid_request"),
     ({"op": "publish", "topic": "TOPIC", "records": [{}]}, "invalid_request"),
     ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1, "tag": 5}]}, "invalid_request"),
-    ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1, "tag": "x" * 257}]}, "invalid_request"),
+    (
+        {"op": "publish", "topic": "TOPIC", "records": [{"data": 1, "tag": "x" * 257}]},
+        "invalid_request",
+    ),
     ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1}], "node": 5}, "invalid_request"),
-    ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1}], "idempotency_key": ""}, "invalid_request"),
-    ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1}], "return_seqs": "no"}, "invalid_request"),
+    (
+        {"op": "publish", "topic": "TOPIC", "records": [{"data": 1}], "idempotency_key": ""},
+        "invalid_request",
+    ),
+    (
+        {"op": "publish", "topic": "TOPIC", "records": [{"data": 1}], "return_seqs": "no"},
+        "invalid_request",
+    ),
     ({"op": "publish", "topic": "a/b", "records": [{"data": 1}]}, "invalid_request"),
-    ({"op": "publish", "topic": "TOPIC.absent", "records": [{"data": 1}], "create": False}, "topic_not_found"),
-    ({"op": "publish", "topic": "TOPIC", "records": [{"data": "x" * (1024 * KIB)}]}, "record_too_large"),
-    ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1, "meta": {"k": "x" * 17 * KIB}}]}, "record_too_large"),
+    (
+        {"op": "publish", "topic": "TOPIC.absent", "records": [{"data": 1}], "create": False},
+        "topic_not_found",
+    ),
+    (
+        {"op": "publish", "topic": "TOPIC", "records": [{"data": "x" * (1024 * KIB)}]},
+        "record_too_large",
+    ),
+    (
+        {
+            "op": "publish",
+            "topic": "TOPIC",
+            "records": [{"data": 1, "meta": {"k": "x" * 17 * KIB}}],
+        },
+        "record_too_large",
+    ),
     ({"op": "publish", "topic": "TOPIC", "records": [{"data": 1}] * 10_001}, "batch_too_large"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "code"), COMMANDS, ids=[f"7.3 {str(row[0])[:70]}" for row in COMMANDS])
-def test_a_command_that_fails_is_an_error_and_no_more(socket: Socket, api: Api, topic: str, fields: dict[str, Any], code: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "code"), COMMANDS, ids=[f"7.3 {str(row[0])[:70]}" for row in COMMANDS]
+)
+def test_a_command_that_fails_is_an_error_and_no_more(
+    socket: Socket, api: Api, topic: str, fields: dict[str, Any], code: str
+) -> None:
     create(api, topic, "kept")
     socket.text(json.dumps({"request_id": "bad", **fields}).replace("TOPIC", topic))
     failed(socket.message(), "bad", code)
@@ -632,8 +861,13 @@ def test_a_full_topic_refuses_a_publish(socket: Socket, api: Api, topic: str) ->
 def test_errors_come_in_their_place_among_acks(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     for number in range(20):
-        socket.say("publish", str(number), topic=topic, records=[{"data": number}] if number % 2 else [])
-    answers = {message["request_id"]: message["op"] for message in (socket.message("ack", "error") for _ in range(20))}
+        socket.say(
+            "publish", str(number), topic=topic, records=[{"data": number}] if number % 2 else []
+        )
+    answers = {
+        message["request_id"]: message["op"]
+        for message in (socket.message("ack", "error") for _ in range(20))
+    }
     assert answers == {str(number): "ack" if number % 2 else "error" for number in range(20)}
     assert data(api.read(topic)) == list(range(1, 20, 2))
 
@@ -657,7 +891,9 @@ def test_unknown_fields_are_ignored(socket: Socket, api: Api, topic: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_stalled_socket_delays_nobody_and_reads_everything_later(server: Server, api: Api, topic: str) -> None:
+def test_a_stalled_socket_delays_nobody_and_reads_everything_later(
+    server: Server, api: Api, topic: str
+) -> None:
     create(api, topic)
     block = "x" * 100 * KIB
     with Socket(server.address, receive_bytes=16 * KIB) as stalled, Socket(server.address) as quick:
@@ -677,7 +913,16 @@ def test_a_stalled_socket_delays_nobody_and_reads_everything_later(server: Serve
 # --- keys (§0.2)
 
 KEYS = ",".join(
-    ["full-key", "reader:read", "writer:write", "rw-key:rw", "remover:delete", "admin:rw+a", "tenant:rw:t42:|shared.", "config:w+a"]
+    [
+        "full-key",
+        "reader:read",
+        "writer:write",
+        "rw-key:rw",
+        "remover:delete",
+        "admin:rw+a",
+        "tenant:rw:t42:|shared.",
+        "config:w+a",
+    ]
 )
 
 
@@ -690,7 +935,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("headers", [[], ["Authorization: Bearer nope"], ["Authorization: Basic full-key"], ["Authorization: Bearer "]])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        ["Authorization: Bearer nope"],
+        ["Authorization: Basic full-key"],
+        ["Authorization: Bearer "],
+    ],
+)
 def test_without_a_known_key_there_is_no_upgrade(guarded: Server, headers: list[str]) -> None:
     refused(shake(guarded, handshake(KEY, *headers)), 401, "unauthorized")
 
@@ -721,11 +974,17 @@ ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize(("token", "topic", "allowed"), ALLOWED, ids=[f"0.2 {row[0]} {row[1]}" for row in ALLOWED])
-def test_every_command_is_authorized_by_itself(guarded: Server, token: str, topic: str, allowed: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("token", "topic", "allowed"), ALLOWED, ids=[f"0.2 {row[0]} {row[1]}" for row in ALLOWED]
+)
+def test_every_command_is_authorized_by_itself(
+    guarded: Server, token: str, topic: str, allowed: set[str]
+) -> None:
     commands = {
         PUBLISH: command("publish", "p", topic=topic, records=[{"data": 1}]),
-        CONFIGURE: command("publish", "c", topic=topic, records=[{"data": 1}], config={"cap_records": 10}),
+        CONFIGURE: command(
+            "publish", "c", topic=topic, records=[{"data": 1}], config={"cap_records": 10}
+        ),
         SUBSCRIBE: command("subscribe", "s", topic=topic, tail=True),
     }
     with Socket(guarded.address, token=token) as socket:
@@ -733,7 +992,10 @@ def test_every_command_is_authorized_by_itself(guarded: Server, token: str, topi
             socket.text(json.dumps(body))
             answer = socket.message()
             if name in allowed:
-                assert (answer["op"], answer["request_id"]) == ("subscribed" if name == SUBSCRIBE else "ack", body["request_id"])
+                assert (answer["op"], answer["request_id"]) == (
+                    "subscribed" if name == SUBSCRIBE else "ack",
+                    body["request_id"],
+                )
             else:
                 failed(answer, body["request_id"], "forbidden")
         if SUBSCRIBE in allowed:
@@ -744,7 +1006,11 @@ def test_every_command_is_authorized_by_itself(guarded: Server, token: str, topi
 def test_one_forbidden_topic_forbids_the_whole_subscription(guarded: Server) -> None:
     with Socket(guarded.address, token="tenant") as socket:
         failed(socket.ask("subscribe", "s", topics={"t42:a": {}, "other": {}}), "s", "forbidden")
-        failed(socket.ask("subscribe", "t", topics={"t42:a": {}, "other-that-is-absent": {}}), "t", "forbidden")
+        failed(
+            socket.ask("subscribe", "t", topics={"t42:a": {}, "other-that-is-absent": {}}),
+            "t",
+            "forbidden",
+        )
         alive(socket)
         with Api(guarded.address, token="full-key") as api:
             ok(api.append("t42:a", 1))

@@ -1,4 +1,5 @@
-"""What the tests speak WebSocket with: RFC 6455 on a raw socket, which also says what no well-behaved client would.
+"""What the tests speak WebSocket with: RFC 6455 on a raw socket, which also says what no
+well-behaved client would.
 
 byte 0      FIN 0x80, RSV 0x70, opcode 0x0f
 byte 1      MASK 0x80, length 0..125, 126 (16 bits follow) or 127 (64 bits follow)
@@ -35,7 +36,9 @@ class Frame:
         return int.from_bytes(self.payload[:2], "big") if len(self.payload) >= 2 else None
 
 
-def frame_bytes(opcode: int, payload: bytes, *, fin: bool = True, rsv: int = 0, mask: bytes | None = None) -> bytes:
+def frame_bytes(
+    opcode: int, payload: bytes, *, fin: bool = True, rsv: int = 0, mask: bytes | None = None
+) -> bytes:
     """One frame; ``mask`` None leaves it unmasked, as servers do."""
     first = (0x80 if fin else 0) | rsv | opcode
     flag = 0 if mask is None else 0x80
@@ -59,7 +62,12 @@ def accept_of(key: str) -> str:
     return base64.b64encode(hashlib.sha1(key.encode() + GUID).digest()).decode()
 
 
-def handshake(key: str | None = "dGhlIHNhbXBsZSBub25jZQ==", *headers: str, path: str = "/v0/ws", version: str | None = "13") -> bytes:
+def handshake(
+    key: str | None = "dGhlIHNhbXBsZSBub25jZQ==",
+    *headers: str,
+    path: str = "/v0/ws",
+    version: str | None = "13",
+) -> bytes:
     """The bytes of an upgrade request; None leaves a header out."""
     lines = ["Upgrade: websocket", "Connection: Upgrade", *headers]
     if key is not None:
@@ -121,7 +129,9 @@ class Socket(Wire):
         """One command and the next message, which must carry its ``request_id``."""
         self.say(op, request_id, **fields)
         answer = self.message()
-        assert answer.get("request_id") == request_id, f"the answer to {request_id} expected, got {str(answer)[:500]}"
+        assert answer.get("request_id") == request_id, (
+            f"the answer to {request_id} expected, got {str(answer)[:500]}"
+        )
         return answer
 
     # --- from the server
@@ -143,7 +153,9 @@ class Socket(Wire):
         return Frame(opcode, self._take(size), bool(first & 0x80))
 
     def message(self, *ops: str, timeout_s: float | None = None) -> Any:
-        """The next text message as JSON, put together from its frames; its ``op`` must be one of ``ops`` if any are given."""
+        """The next text message as JSON, put together from its frames; its ``op`` must be one of
+        ``ops`` if any are given.
+        """
         if timeout_s is not None:
             self.socket.settimeout(timeout_s)
         frame = self.receive()
@@ -175,7 +187,9 @@ class Socket(Wire):
         return seen
 
     def closed(self) -> int | None:
-        """Read up to the end, which must come; the code of the close frame, or None when the server just closed."""
+        """Read up to the end, which must come; the code of the close frame, or None when the server
+        just closed.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         code = None
         while time.monotonic() < deadline:

@@ -1,7 +1,9 @@
-"""A kill -9 campaign: writers go on while the front, a shard or everything is killed at random moments.
+"""A kill -9 campaign: writers go on while the front, a shard or everything is killed at random
+moments.
 
-Runs as a program: ``python -m tests.crash.campaign --kills 50 --seed 7``. The seed decides who is killed when; what the kill
-interrupts is up to the machine, so a seed repeats the schedule and not the instruction.
+Runs as a program: ``python -m tests.crash.campaign --kills 50 --seed 7``. The seed decides who is
+killed when; what the kill interrupts is up to the machine, so a seed repeats the schedule and not
+the instruction.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class Campaign:
         return self.summary
 
     def _with_writers(self) -> None:
-        writers = [Writer(number, lambda: self._server.address, TOPICS, self.summary.seed) for number in range(WRITERS)]
+        writers = [
+            Writer(number, lambda: self._server.address, TOPICS, self.summary.seed)
+            for number in range(WRITERS)
+        ]
         for writer in writers:
             writer.start()
         try:
@@ -81,7 +86,9 @@ class Campaign:
     def _verify(self, when: str) -> None:
         self._server.wait_ready(BACK_S)
         with Api(self._server.address, timeout_s=60) as api:
-            self.summary.problems += [f"{when}: {problem}" for problem in verify(api, TOPICS, self._ledgers)]
+            self.summary.problems += [
+                f"{when}: {problem}" for problem in verify(api, TOPICS, self._ledgers)
+            ]
 
 
 def main() -> int:
@@ -89,7 +96,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     arguments = parser.parse_args()
-    return verdict_of(arguments.seed, lambda data: Campaign(data, seed=arguments.seed, kills=arguments.kills).run())
+    return verdict_of(
+        arguments.seed,
+        lambda data: Campaign(data, seed=arguments.seed, kills=arguments.kills).run(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""Judges a data directory as a power loss may have left it: ``python -m tests.crash.check_state ACKNOWLEDGED DATA_DIR``.
+"""Judges a data directory as a power loss may have left it: ``python -m tests.crash.check_state
+ACKNOWLEDGED DATA_DIR``.
 
-``python -m tests.crash.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the other for those who ask there (`ASK`),
-each in a fork: that saves the second that a start takes.
+``python -m tests.crash.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the
+other for those who ask there (`ASK`), each in a fork: that saves the second that a start takes.
 
-ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable CRASH_BEFORE_NS is the moment of the loss: what was
-acknowledged before it is promised, what was sent before it may have happened, and nothing else can have. By class:
+ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable CRASH_BEFORE_NS is
+the moment of the loss: what was acknowledged before it is promised, what was sent before it may
+have happened, and nothing else can have. By class:
 
     fsync               every acknowledged record is there unless it was deleted or evicted, every acknowledged delete holds
     disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like,
                         with all that a delete took or nothing of it
     memory, ephemeral   records may be gone; those that are there are the ones that were written
     all                 making, configuring and removing a topic holds; no seq that was acknowledged is given again; what is missing
-                        and was not deleted is told by a tombstone; recovering twice is recovering once, also after an
-                        orderly stop; a key stands for the write that it was sent with; `topics verify` finds nothing, before and after
+                        and was not deleted is told by a tombstone; recovering twice is recovering
+                        once, also after an orderly stop; a key stands for the write that it was
+                        sent with; `topics verify` finds nothing, before and after
 
 Exit status 0: nothing is wrong. 1: each line says what is.
 """
@@ -56,7 +59,9 @@ class Moment:
 
 @dataclass(slots=True)
 class History:
-    """One topic's steps up to the loss. The last ``doubtful`` of ``moments`` may have happened or not."""
+    """One topic's steps up to the loss. The last ``doubtful`` of ``moments`` may have happened or
+    not.
+    """
 
     name: str
     durability: str = ""
@@ -69,7 +74,12 @@ class History:
     def add(self, note: dict[str, Any], before_ns: int) -> None:
         last = self.moments[-1]
         keys = dict(last.keys)
-        model = TopicModel(last.model.cap_records, last.model.head_seq, last.model.evict_floor, dict(last.model.live))
+        model = TopicModel(
+            last.model.cap_records,
+            last.model.head_seq,
+            last.model.evict_floor,
+            dict(last.model.live),
+        )
         acknowledged = note["acknowledged"] < before_ns
         config = {} if note["step"] == "remove" else self.config | note.get("config", {})
         if note["step"] == "remove":
@@ -92,11 +102,19 @@ class History:
     def _apply(self, model: TopicModel, note: dict[str, Any]) -> None:
         if note["step"] == "put":
             durability = note["config"].get("durability", self.durability)
-            # What was written in a weaker class keeps its promises, not those of the class of today.
-            self.durability = min(self.durability, durability, key=CLASSES.index) if self.durability else durability
+            # What was written in a weaker class keeps its promises, not those of the class of
+            # today.
+            self.durability = (
+                min(self.durability, durability, key=CLASSES.index)
+                if self.durability
+                else durability
+            )
             model.set_cap(note["config"].get("cap_records", model.cap_records))
         elif note["step"] == "append":
-            model.append((Kept(record["data"], record.get("tag")) for record in note["records"]), note["first_seq"])
+            model.append(
+                (Kept(record["data"], record.get("tag")) for record in note["records"]),
+                note["first_seq"],
+            )
         else:
             model.delete(**note["body"])
 
@@ -129,7 +147,9 @@ def judge(history: History, found: Found | None) -> str | None:
     if not any(moment.removed for moment in possible) and found.next_seq <= history.handed_out:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
-        reasons = [_differs(found, moment.model) or _keys_differ(found, moment) for moment in moments]
+        reasons = [
+            _differs(found, moment.model) or _keys_differ(found, moment) for moment in moments
+        ]
         if None in reasons:
             return None
         return f"it is none of the {len(moments)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
@@ -157,7 +177,9 @@ def _untold(found: Found, model: TopicModel) -> str | None:
     if found.count != len(found.records):
         return f"the count is {found.count}, {len(found.records)} records are there"
     if not told.issuperset(range(model.head_seq + 1, found.head_seq + 1)):
-        return f"seqs {model.head_seq + 1} to {found.head_seq} are lost and nobody tells: {found.gaps}"
+        return (
+            f"seqs {model.head_seq + 1} to {found.head_seq} are lost and nobody tells: {found.gaps}"
+        )
     if told & found.records.keys():
         return f"seqs {sorted(told & found.records.keys())[:3]} are told as lost and are there"
     return None
@@ -178,12 +200,16 @@ def _made_up(found: Found, moments: list[Moment]) -> str | None:
         return f"keys stand for what they were not sent with: {strange}"
     for seq, record in found.records.items():
         if written.get(seq) != (record["data"], record.get("$tag")):
-            return f"seq {seq} is {str(record)[:100]}, it was written as {str(written.get(seq))[:100]}"
+            return (
+                f"seq {seq} is {str(record)[:100]}, it was written as {str(written.get(seq))[:100]}"
+            )
     return None
 
 
 def _untold_at_best(history: History, found: Found) -> str | None:
-    """For classes that may lose: what is missing is told. What a step that was under way may have taken is left out."""
+    """For classes that may lose: what is missing is told. What a step that was under way may have
+    taken is left out.
+    """
     latest = history.moments[history.promised :]
     if any(moment.removed for moment in latest):
         return None
@@ -211,23 +237,42 @@ def problems(wanted: list[History], data_dir: Path) -> list[str]:
         if problem := judge(history, first):
             wrong.append(f"{history.name}: {problem}")
         if _but_for_a_jump(history, first, second) != second:
-            wrong.append(f"{history.name}: a second recovery finds something else: {first} {second}")
+            wrong.append(
+                f"{history.name}: a second recovery finds something else: {first} {second}"
+            )
         if second != third:
-            wrong.append(f"{history.name}: after an orderly stop there is something else: {second} {third}")
+            wrong.append(
+                f"{history.name}: after an orderly stop there is something else: {second} {third}"
+            )
     return wrong
 
 
 def _but_for_a_jump(history: History, first: Found | None, second: Found | None) -> Found | None:
-    """What an `ephemeral` topic lost at an orderly stop is told exactly, after a kill up to the seqs that were reserved."""
-    if history.durability != "ephemeral" or first is None or second is None or second.head_seq <= first.head_seq:
+    """What an `ephemeral` topic lost at an orderly stop is told exactly, after a kill up to the
+    seqs that were reserved.
+    """
+    if (
+        history.durability != "ephemeral"
+        or first is None
+        or second is None
+        or second.head_seq <= first.head_seq
+    ):
         return first
     earliest_seq = first.earliest_seq if first.records else second.earliest_seq
-    return replace(first, head_seq=second.head_seq, next_seq=second.next_seq, gaps=second.gaps, earliest_seq=earliest_seq)
+    return replace(
+        first,
+        head_seq=second.head_seq,
+        next_seq=second.next_seq,
+        gaps=second.gaps,
+        earliest_seq=earliest_seq,
+    )
 
 
 def findings(data_dir: Path) -> list[str]:
     """What `topics verify` finds."""
-    return [str(finding) for finding in verify_directory(data_dir, 1) if isinstance(finding, Finding)]
+    return [
+        str(finding) for finding in verify_directory(data_dir, 1) if isinstance(finding, Finding)
+    ]
 
 
 def problems_or_error(acknowledged: Path, data_dir: Path, before_ns: int) -> list[str]:
@@ -249,7 +294,9 @@ def serve(acknowledged: Path, path: str) -> None:
             if not child:
                 with channel, channel.makefile("rw") as lines:
                     before_ns, data_dir = json.loads(lines.readline())
-                    json.dump(problems_or_error(acknowledged, Path(data_dir), int(before_ns)), lines)
+                    json.dump(
+                        problems_or_error(acknowledged, Path(data_dir), int(before_ns)), lines
+                    )
                 os._exit(0)
             channel.close()
             os.waitpid(child, 0)
@@ -259,7 +306,9 @@ def main() -> int:
     if sys.argv[2] == "--serve":
         serve(Path(sys.argv[1]), sys.argv[3])
     acknowledged, data_dir = map(Path, sys.argv[1:])
-    wrong = problems_or_error(acknowledged, data_dir, int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1))))
+    wrong = problems_or_error(
+        acknowledged, data_dir, int(os.environ.get("CRASH_BEFORE_NS", str(2**63 - 1)))
+    )
     print("\n".join(wrong))
     return 1 if wrong else 0
 

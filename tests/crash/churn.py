@@ -1,7 +1,9 @@
-"""A kill -9 campaign over everything that takes records away: deletes, caps, TTL and topics made again, with small log files.
+"""A kill -9 campaign over everything that takes records away: deletes, caps, TTL and topics made
+again, with small log files.
 
-Each owner has one topic to itself and repeats whatever was not acknowledged, so that after every step it knows what its topic must
-look like, and asks: after each outage, and now and then. Runs as a program: ``python -m tests.crash.churn --kills 50 --seed 7``.
+Each owner has one topic to itself and repeats whatever was not acknowledged, so that after every
+step it knows what its topic must look like, and asks: after each outage, and now and then. Runs as
+a program: ``python -m tests.crash.churn --kills 50 --seed 7``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ RETRY_S = 0.02
 GIVE_UP_S = 40.0
 LOSSES = ("cap", "ttl", "mixed")
 TAGS = ("a", "a:1", "a:2", "b", "b:1", None)
-MATCHES = ("a", "b:1", ["tag", "Eq", "a:1"], ["tag", "Glob", "a*"], ["tag", "Glob", "b:*"], ["tag", "Glob", "*"])
+MATCHES = (
+    "a",
+    "b:1",
+    ["tag", "Eq", "a:1"],
+    ["tag", "Glob", "a*"],
+    ["tag", "Glob", "b:*"],
+    ["tag", "Glob", "*"],
+)
 KINDS = ("deletes", "caps", "bytes", "ttl", "recreated", "everything")
 CAP_BYTES = 60_000
 SHORT_TTL_MS, LONG_TTL_MS = 800, 3000
@@ -44,7 +53,9 @@ def now_ms() -> int:
 
 @dataclass(slots=True)
 class Age:
-    """What a TTL has surely taken (``$ts`` below ``gone``) and what it may have taken (below ``doubtful``)."""
+    """What a TTL has surely taken (``$ts`` below ``gone``) and what it may have taken (below
+    ``doubtful``).
+    """
 
     ttl_ms: int = 0
     gone: int = 0
@@ -81,7 +92,9 @@ class Report:
 class Owner(threading.Thread):
     """Works on one topic of one ``kind`` until told to stop or until something is wrong."""
 
-    def __init__(self, kind: str, durability: str, address: Callable[[], tuple[str, int]], seed: int) -> None:
+    def __init__(
+        self, kind: str, durability: str, address: Callable[[], tuple[str, int]], seed: int
+    ) -> None:
         super().__init__(name=f"{kind}.{durability}", daemon=True)
         self.report = Report()
         self.stop = threading.Event()
@@ -96,7 +109,9 @@ class Owner(threading.Thread):
 
     def _begin(self) -> None:
         self._model, self._age = TopicModel(), Age()
-        self._stamps: dict[int, int] = {}  # by seq: when it was sent, and once it was read its `$ts`
+        self._stamps: dict[
+            int, int
+        ] = {}  # by seq: when it was sent, and once it was read its `$ts`
         self._floor = 1
         self._cap_bytes = 0
 
@@ -113,7 +128,9 @@ class Owner(threading.Thread):
                     self.check()
             self.check()
         except Wrong as wrong:
-            self.report.problem = f"{self._topic}, step {self.report.steps}, life {self._lives}: {wrong}"
+            self.report.problem = (
+                f"{self._topic}, step {self.report.steps}, life {self._lives}: {wrong}"
+            )
         finally:
             self._hang_up()
 
@@ -146,8 +163,14 @@ class Owner(threading.Thread):
         new = self._call("GET", "?touch=false").json()
         if new["epoch"] == old["epoch"] or new["head_seq"] != 0:
             raise Wrong(f"made again it is {new}, before it was {old}")
-        stone = self._call("POST", "/diff", {"from_seq": old["head_seq"], "epoch": old["epoch"]}).json()["tombstone"]
-        if stone is None or stone["reason"] != "recreated" or (stone["gap_from"], stone["gap_to"]) != (1, 0):
+        stone = self._call(
+            "POST", "/diff", {"from_seq": old["head_seq"], "epoch": old["epoch"]}
+        ).json()["tombstone"]
+        if (
+            stone is None
+            or stone["reason"] != "recreated"
+            or (stone["gap_from"], stone["gap_to"]) != (1, 0)
+        ):
             raise Wrong(f"an old cursor is told {stone}")
 
     def _append(self) -> None:
@@ -155,10 +178,14 @@ class Owner(threading.Thread):
         records = []
         for number in range(self._random.choice((1, 1, 2, 5, 30))):
             padding = "x" * self._random.choice((0, 50, 800, 4000))
-            records.append(Kept([self._lives, self._written, number, padding], self._random.choice(TAGS)))
+            records.append(
+                Kept([self._lives, self._written, number, padding], self._random.choice(TAGS))
+            )
         sent = [{"data": kept.data} | ({"tag": kept.tag} if kept.tag else {}) for kept in records]
         sent_ms = now_ms()
-        body = self._call("POST", "", {"records": sent, "idempotency_key": f"{self._written}", "create": False}).json()
+        body = self._call(
+            "POST", "", {"records": sent, "idempotency_key": f"{self._written}", "create": False}
+        ).json()
         first, model = body["first_seq"], self._model
         if body["seqs"] != list(range(first, first + len(records))):
             raise Wrong(f"the seqs of one write are {body['seqs']}")
@@ -170,7 +197,9 @@ class Owner(threading.Thread):
 
     @property
     def _may_skip(self) -> bool:
-        """§0.10: seqs of an ``ephemeral`` topic are not reused after a restart; they may leave a hole."""
+        """§0.10: seqs of an ``ephemeral`` topic are not reused after a restart; they may leave a
+        hole.
+        """
         return self._durability == "ephemeral"
 
     def _take_away(self) -> None:
@@ -178,7 +207,9 @@ class Owner(threading.Thread):
         if self._random.random() < 0.7:
             body["match"] = self._random.choice(MATCHES)
         if not body or self._random.random() < 0.5:
-            body["before_seq"] = self._random.randint(max(0, self._model.head_seq - 200), self._model.head_seq + 5)
+            body["before_seq"] = self._random.randint(
+                max(0, self._model.head_seq - 200), self._model.head_seq + 5
+            )
         outages = self.report.outages
         answer = self._call("POST", "/delete", body).json()
         count = self._model.delete(**body)
@@ -266,7 +297,9 @@ class Owner(threading.Thread):
         records: dict[int, Any] = {}
         gaps = []
         while True:
-            page = self._call("POST", "/diff", {"from_seq": cursor, "limit": 1000, "include_tags": True}).json()
+            page = self._call(
+                "POST", "/diff", {"from_seq": cursor, "limit": 1000, "include_tags": True}
+            ).json()
             if (stone := page["tombstone"]) is not None:
                 if stone["reason"] not in LOSSES or stone["gap_from"] != cursor + 1:
                     raise Wrong(f"from {cursor}: {stone}")
@@ -292,11 +325,17 @@ class Owner(threading.Thread):
         for seq, record in records.items():
             kept = self._model.live.get(seq)
             if kept is None:
-                raise Wrong(f"seq {seq} is there, though it was deleted, evicted or never acknowledged")
+                raise Wrong(
+                    f"seq {seq} is there, though it was deleted, evicted or never acknowledged"
+                )
             if (record["data"], record.get("$tag")) != (kept.data, kept.tag):
-                raise Wrong(f"seq {seq} is {str(record)[:200]}, it was written as {str(kept)[:200]}")
+                raise Wrong(
+                    f"seq {seq} is {str(record)[:200]}, it was written as {str(kept)[:200]}"
+                )
             if record["$ts"] < gone:
-                raise Wrong(f"seq {seq} of {record['$ts']} is there, though everything before {gone} has expired")
+                raise Wrong(
+                    f"seq {seq} of {record['$ts']} is there, though everything before {gone} has expired"
+                )
             self._stamps[seq] = record["$ts"]
         missing = [seq for seq in self._model.after(cursor) if seq not in records]
         if self._kind == "ttl":
@@ -304,14 +343,20 @@ class Owner(threading.Thread):
         elif self._kind == "bytes":
             self._forget_evicted(missing, records)
         elif missing:
-            raise Wrong(f"{len(missing)} acknowledged records are gone, the first is seq {missing[0]}, the last {missing[-1]}")
+            raise Wrong(
+                f"{len(missing)} acknowledged records are gone, the first is seq {missing[0]}, the last {missing[-1]}"
+            )
 
-    def _forget_expired(self, missing: list[int], records: dict[int, Any], bounds: tuple[int, int]) -> None:
+    def _forget_expired(
+        self, missing: list[int], records: dict[int, Any], bounds: tuple[int, int]
+    ) -> None:
         """What has expired is a front, and old enough."""
         _gone, doubtful = bounds
         for seq in missing:
             if self._stamps[seq] >= doubtful or seq > min(records, default=seq):
-                raise Wrong(f"seq {seq} of {self._stamps[seq]} is gone, but only what is before {doubtful} may have expired")
+                raise Wrong(
+                    f"seq {seq} of {self._stamps[seq]} is gone, but only what is before {doubtful} may have expired"
+                )
         for seq in missing:
             self._model.live.pop(seq, None)
             self._stamps.pop(seq, None)
@@ -322,35 +367,55 @@ class Owner(threading.Thread):
         held = self._call("GET", "?touch=false").json()["bytes"]
         if held > self._cap_bytes:
             raise Wrong(f"{held} bytes are live under a cap of {self._cap_bytes}")
-        if missing and held + 6000 * 2 < self._cap_bytes:  # more than the largest record and its framing
-            raise Wrong(f"{held} bytes are live, a cap of {self._cap_bytes} had no need to take seq {missing[-1]}")
+        if (
+            missing and held + 6000 * 2 < self._cap_bytes
+        ):  # more than the largest record and its framing
+            raise Wrong(
+                f"{held} bytes are live, a cap of {self._cap_bytes} had no need to take seq {missing[-1]}"
+            )
         for seq in missing:
             self._model.live.pop(seq, None)
 
     def _check_state(self) -> None:
         state = self._call("GET", "?touch=false").json()
         model = self._model
-        expected = {"head_seq": model.head_seq, "earliest_seq": model.earliest_seq, "count": len(model.live)}
-        if {name: state[name] for name in expected} != expected or (state["bytes"] == 0) != (not model.live):
+        expected = {
+            "head_seq": model.head_seq,
+            "earliest_seq": model.earliest_seq,
+            "count": len(model.live),
+        }
+        if {name: state[name] for name in expected} != expected or (state["bytes"] == 0) != (
+            not model.live
+        ):
             raise Wrong(f"the state is {state}, {expected} belongs there")
 
-    def _check_covered(self, cursor: int, records: dict[int, Any], gaps: list[tuple[int, int]], page: Any) -> None:
+    def _check_covered(
+        self, cursor: int, records: dict[int, Any], gaps: list[tuple[int, int]], page: Any
+    ) -> None:
         """Where nothing was deleted, each seq is read or told as lost."""
         if self._kind in ("bytes", "ttl", "recreated"):
             told = {*records, *(seq for first, last in gaps for seq in range(first, last + 1))}
             if told != {*range(cursor + 1, page["head_seq"] + 1)}:
                 silent = sorted({*range(cursor + 1, page["head_seq"] + 1)} - told)
-                raise Wrong(f"seqs {silent[:5]}, {len(silent)} in all, are neither read nor told as lost")
+                raise Wrong(
+                    f"seqs {silent[:5]}, {len(silent)} in all, are neither read nor told as lost"
+                )
 
-    def _check_ephemeral(self, cursor: int, records: dict[int, Any], gaps: list[tuple[int, int]], page: Any) -> None:
-        """Promises nothing but this: what is read was written and not deleted, seqs go up, and loss is told."""
+    def _check_ephemeral(
+        self, cursor: int, records: dict[int, Any], gaps: list[tuple[int, int]], page: Any
+    ) -> None:
+        """Promises nothing but this: what is read was written and not deleted, seqs go up, and loss
+        is told.
+        """
         model = self._model
         if page["head_seq"] < model.head_seq:
             raise Wrong(f"the head went back from {model.head_seq} to {page['head_seq']}")
         for seq, record in records.items():
             kept = model.live.get(seq)
             if kept is None or (record["data"], record.get("$tag")) != (kept.data, kept.tag):
-                raise Wrong(f"seq {seq} is {str(record)[:200]}, it was written as {str(kept)[:200]}")
+                raise Wrong(
+                    f"seq {seq} is {str(record)[:200]}, it was written as {str(kept)[:200]}"
+                )
         told = {seq for first, last in gaps for seq in range(first, last + 1)}
         lost = [seq for seq in model.after(cursor) if seq not in records]
         if not told.issuperset(lost):
@@ -375,19 +440,33 @@ class Summary:
 
     def __str__(self) -> str:
         steps, records, deleted, checks = (
-            sum(getattr(report, name) for report in self.reports) for name in ("steps", "records", "deleted", "checks")
+            sum(getattr(report, name) for report in self.reports)
+            for name in ("steps", "records", "deleted", "checks")
         )
         work = f"{steps} steps, {records} records, {deleted} of them deleted, {checks} checks; {self.log_files} log files at the end"
-        return "\n".join([f"seed {self.seed}: {self.killed}", work, f"{len(self.problems)} problems", *self.problems])
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.killed}",
+                work,
+                f"{len(self.problems)} problems",
+                *self.problems,
+            ]
+        )
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int, kinds: tuple[str, ...] = KINDS) -> Summary:
-    """Owners of every kind work while processes are killed; at the end everything is checked after a clean restart as well."""
+    """Owners of every kind work while processes are killed; at the end everything is checked after
+    a clean restart as well.
+    """
     summary = Summary(seed)
     dice = random.Random(seed)
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
         killer = Killer(server, SHARDS, dice)
-        owners = [Owner(kind, durability, lambda: server.address, seed) for kind in kinds for durability in ("fsync", "disk")]
+        owners = [
+            Owner(kind, durability, lambda: server.address, seed)
+            for kind in kinds
+            for durability in ("fsync", "disk")
+        ]
         if "deletes" in kinds:
             owners.append(Owner("deletes", "ephemeral", lambda: server.address, seed))
         for owner in owners:
@@ -420,7 +499,13 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     arguments = parser.parse_args()
     return verdict_of(
-        arguments.seed, lambda data: campaign(data, seed=arguments.seed, kills=arguments.kills, kinds=tuple(arguments.kinds.split(",")))
+        arguments.seed,
+        lambda data: campaign(
+            data,
+            seed=arguments.seed,
+            kills=arguments.kills,
+            kinds=tuple(arguments.kinds.split(",")),
+        ),
     )
 
 

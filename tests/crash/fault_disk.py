@@ -21,7 +21,9 @@ import pytest
 from topics.storage import disk as disk_module
 from topics.storage.segments import store as segments
 
-Op = tuple[int, bytes | None, int]  # offset, bytes or zeros, length; an offset of -1: the new length
+Op = tuple[
+    int, bytes | None, int
+]  # offset, bytes or zeros, length; an offset of -1: the new length
 SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
 
 
@@ -35,7 +37,9 @@ class FaultDisk:
         graveyard.mkdir()
         self.calls: list[str] = []  # what was called, in order; the first is number 1
         self.fail_at = 0
-        self.goes_on = False  # all later calls of the kind fail, too: a full disk, or one that cannot sync
+        self.goes_on = (
+            False  # all later calls of the kind fail, too: a full disk, or one that cannot sync
+        )
         self.failed: str | None = None
         self.dead = False  # the process was killed: nothing reaches the disk any more
         self._lock = threading.RLock()
@@ -78,7 +82,9 @@ class FaultDisk:
         if self.failed is None:
             hit = len(self.calls) == self.fail_at
         else:
-            hit = self.goes_on and sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
+            hit = (
+                self.goes_on and sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
+            )
         if hit:
             self.failed = self.failed or self.calls[-1]
             code = errno.EIO if sync else errno.ENOSPC
@@ -136,7 +142,11 @@ class FaultDisk:
 
     def _write(self, fd: int, data: Any) -> int:
         taken = bytes(data)
-        return int(self._change("write", fd, (0, taken, len(taken)), lambda: self._real["write"](fd, taken)))
+        return int(
+            self._change(
+                "write", fd, (0, taken, len(taken)), lambda: self._real["write"](fd, taken)
+            )
+        )
 
     def _allocate(self, fd: int, offset: int, length: int) -> None:
         self._change(
@@ -147,11 +157,15 @@ class FaultDisk:
         )
 
     def _truncate(self, fd: int, length: int) -> None:
-        self._change("ftruncate", fd, (-1, None, length), lambda: self._real["ftruncate"](fd, length))
+        self._change(
+            "ftruncate", fd, (-1, None, length), lambda: self._real["ftruncate"](fd, length)
+        )
 
     def _zero_range(self, fd: int, _: int, offset: int, length: int) -> int:
         zeros = bytes(length)
-        self._change("zero", fd, (offset, zeros, length), lambda: self._real["pwrite"](fd, zeros, offset))
+        self._change(
+            "zero", fd, (offset, zeros, length), lambda: self._real["pwrite"](fd, zeros, offset)
+        )
         return 0
 
     def _punch(self, fd: int, offset: int, length: int) -> None:
@@ -178,7 +192,9 @@ class FaultDisk:
                     self._dirty.pop(ino, None)
                 raise
             if path.is_dir():
-                self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
+                self._names[path.resolve()] = {
+                    child.name: child.stat().st_ino for child in path.iterdir()
+                }
             else:
                 held = self._durable.setdefault(ino, bytearray())
                 for op in self._dirty.pop(ino, []):
@@ -204,7 +220,9 @@ class FaultDisk:
     def _replace(self, source: Any, target: Any) -> None:
         with self._lock:
             if self._ours(source):
-                self._pass("rename", f"{Path(source).name} -> {Path(target).name}", takes_room=False)
+                self._pass(
+                    "rename", f"{Path(source).name} -> {Path(target).name}", takes_room=False
+                )
                 if Path(target).exists():
                     self._bury(target)
             self._real["replace"](source, target)

@@ -53,7 +53,9 @@ ANSWER_S = 20.0
 class Journal:
     """What the shard has answered."""
 
-    records: dict[str, dict[int, str]] = field(default_factory=dict)  # by topic, acknowledged and not deleted
+    records: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # by topic, acknowledged and not deleted
     classes: dict[str, str] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)  # seq that was handed out
     refused: set[str] = field(default_factory=set)
@@ -74,7 +76,9 @@ class Walker:
     async def run(self, *, stop: bool) -> None:
         """The whole workload, then an orderly stop or a kill."""
         DataDirectory(self.path, shards=1).close()
-        shard = recover(self.path, 0, 1, clock(), wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000, boot="b")
+        shard = recover(
+            self.path, 0, 1, clock(), wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000, boot="b"
+        )
         try:
             async with trio.open_nursery() as nursery:
                 self.desk = Desk(self.path, nursery, shard=shard)
@@ -158,12 +162,16 @@ class Walker:
 
     async def _append(self, topic: str, count: int, size: int) -> None:
         records = self._records(count, size)
-        asked = self.desk.append_raw(topic, msgspec.json.encode({"records": records, "create": False}))
+        asked = self.desk.append_raw(
+            topic, msgspec.json.encode({"records": records, "create": False})
+        )
         self._note(topic, records, await self._answer(asked))
 
     async def _burst(self, topic: str, count: int) -> None:
         parts = [self._records(1, 300) for _ in range(count)]
-        number = self.desk.append_many(topic, *({"records": part, "create": False} for part in parts))
+        number = self.desk.append_many(
+            topic, *({"records": part, "create": False} for part in parts)
+        )
         self.desk.actor.send_off()
         with trio.fail_after(ANSWER_S):
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
@@ -176,7 +184,9 @@ class Walker:
         for part, answer in zip(parts, answers, strict=True):
             self._note(topic, part, None if "code" in answer else answer)
 
-    def _note(self, topic: str, records: list[dict[str, Any]], answer: dict[str, Any] | None) -> None:
+    def _note(
+        self, topic: str, records: list[dict[str, Any]], answer: dict[str, Any] | None
+    ) -> None:
         if answer is None:
             self.journal.refused |= {record["data"].split()[0] for record in records}
             return
@@ -259,10 +269,16 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
         yield from _go_on(client, journal, what)
     finally:
         client.kill()
-    yield from (f"{what}: verify: {found}" for found in verify_directory(path, 1) if isinstance(found, Finding))
+    yield from (
+        f"{what}: verify: {found}"
+        for found in verify_directory(path, 1)
+        if isinstance(found, Finding)
+    )
 
 
-def _judge_topic(client: Client, topic: str, records: dict[int, str], journal: Journal, what: str, *, power: bool) -> Iterator[str]:
+def _judge_topic(
+    client: Client, topic: str, records: dict[int, str], journal: Journal, what: str, *, power: bool
+) -> Iterator[str]:
     shown = _shown(client, topic)
     strangers = {seq: data for seq, data in shown.items() if data in journal.refused}
     if strangers:
@@ -312,7 +328,9 @@ class Case:
     stop: bool = False
 
     def __str__(self) -> str:
-        flags = "".join(f" --{name}" for name in ("goes-on", "stop") if getattr(self, name.replace("-", "_")))
+        flags = "".join(
+            f" --{name}" for name in ("goes-on", "stop") if getattr(self, name.replace("-", "_"))
+        )
         return f"--from {self.index} --to {self.index}{flags}"
 
 
@@ -344,7 +362,9 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
         wrong += judge(path, journal, f"{said}, started again", power=False, boot="b")
         left = disk.power_loss(folder / "later")
         # The start has written again and synced what the classes alone do not promise.
-        wrong += judge(left, journal, f"{said}, started again, power lost", power=False, boot="other")
+        wrong += judge(
+            left, journal, f"{said}, started again, power lost", power=False, boot="other"
+        )
     return wrong, calls
 
 
@@ -354,7 +374,9 @@ def _copy(journal: Journal) -> Journal:
 
 def in_folder(case: Case) -> tuple[list[str], list[str]]:
     """`run_case` in memory, and nothing left of it."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as folder:
         return run_case(case, Path(folder))
 
 
@@ -371,9 +393,13 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.fault_walk")
     parser.add_argument("--from", dest="first", type=int, default=1)
-    parser.add_argument("--to", dest="last", type=int, default=0, help="the last call; without it, all")
+    parser.add_argument(
+        "--to", dest="last", type=int, default=0, help="the last call; without it, all"
+    )
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--goes-on", action="store_true", help="only the runs in which the disk stays broken")
+    parser.add_argument(
+        "--goes-on", action="store_true", help="only the runs in which the disk stays broken"
+    )
     parser.add_argument("--stop", action="store_true", help="only the runs that end in order")
     asked = parser.parse_args()
     quiet()

@@ -1,7 +1,8 @@
 """Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
 
-Runs as a program: ``python -m tests.crash.fuzz --minutes 10 --seed 1``. The seed decides what each worker sends and in
-which order. Between the fuzzed connections each worker makes requests of its own that must be answered as ever.
+Runs as a program: ``python -m tests.crash.fuzz --minutes 10 --seed 1``. The seed decides what each
+worker sends and in which order. Between the fuzzed connections each worker makes requests of its
+own that must be answered as ever.
 
 What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
 
@@ -46,7 +47,9 @@ Stored = dict[str, int]
 
 @dataclass(slots=True)
 class Findings:
-    """What happened. ``stored``: records by topic as acknowledged; ``unsaid``: publishes whose answer never came."""
+    """What happened. ``stored``: records by topic as acknowledged; ``unsaid``: publishes whose
+    answer never came.
+    """
 
     sent: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -69,7 +72,9 @@ class Findings:
 class Worker(threading.Thread):
     """Sends cases of one lane, at a bounded rate, until its time is over."""
 
-    def __init__(self, address: tuple[str, int], seed: int, number: int, seconds: float, rate: float) -> None:
+    def __init__(
+        self, address: tuple[str, int], seed: int, number: int, seconds: float, rate: float
+    ) -> None:
         super().__init__(daemon=True)
         self.findings = Findings()
         self._address, self._number = address, number
@@ -135,7 +140,9 @@ class Worker(threading.Thread):
         """An append says how many records it has stored, a PUT that the topic is there."""
         if "created" in document:
             count = document["count"] if "last_seq" in document and not document["deduped"] else 0
-            self.findings.stored[document["topic"]] = self.findings.stored.get(document["topic"], 0) + count
+            self.findings.stored[document["topic"]] = (
+                self.findings.stored.get(document["topic"], 0) + count
+            )
 
     def _be_steady(self) -> None:
         try:
@@ -147,7 +154,9 @@ class Worker(threading.Thread):
 
     def _report(self, sent: Case, what: str) -> None:
         shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
-        self.findings.problems.append(f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}): {what}\n  {shown}")
+        self.findings.problems.append(
+            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}): {what}\n  {shown}"
+        )
 
 
 def spoken(address: tuple[str, int], sent: Case, source: random.Random) -> bytes:
@@ -179,8 +188,15 @@ def answers_of(heard: bytes) -> list[tuple[int, dict[str, str], bytes]]:
         first, *lines = head.decode("latin-1").split("\r\n")
         version, status = first.split(" ", 2)[:2]
         assert version == "HTTP/1.1", first
-        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        length = len(heard) if status == "101" else int(fields.get("content-length", 0 if status == "100" else len(heard)))
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
+        length = (
+            len(heard)
+            if status == "101"
+            else int(fields.get("content-length", 0 if status == "100" else len(heard)))
+        )
         assert length <= len(heard), f"an answer that is cut short: {heard[:300]!r}"
         found.append((int(status), fields, heard[:length]))
         heard = heard[length:]
@@ -189,10 +205,14 @@ def answers_of(heard: bytes) -> list[tuple[int, dict[str, str], bytes]]:
 
 def check_envelope(status: int, fields: dict[str, str], body: bytes) -> None:
     """§0.5, for whatever is not a success."""
-    assert fields.get("content-type") == "application/json", f"{status} without JSON: {fields} {body[:300]!r}"
+    assert fields.get("content-type") == "application/json", (
+        f"{status} without JSON: {fields} {body[:300]!r}"
+    )
     document = json.loads(body)
     assert document.keys() - {"performance"} == {"error"}, document
-    assert {"code", "message"} <= document["error"].keys() <= {"code", "message", "detail"}, document
+    assert {"code", "message"} <= document["error"].keys() <= {"code", "message", "detail"}, (
+        document
+    )
 
 
 class _Heard(Socket):
@@ -235,7 +255,8 @@ class SteadyAppends:
             (
                 request("POST", path, body),
                 request("POST", path, gzip.compress(body), "Content-Encoding: gzip"),
-                request("POST", path, None, *JSON_CHUNKED) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+                request("POST", path, None, *JSON_CHUNKED)
+                + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
             )
         )
         at = source.randrange(1, len(whole))
@@ -329,7 +350,11 @@ def check_stored(server: Server, findings: Findings) -> None:
     with Api(server.address) as api:
         found = {topic: int(api.state(topic)["head_seq"]) for topic in listed(api)}
         for topic, records in findings.steady.items():
-            seen = [record["data"] for record in api.read(topic)] if found.pop(topic, None) is not None else None
+            seen = (
+                [record["data"] for record in api.read(topic)]
+                if found.pop(topic, None) is not None
+                else None
+            )
             if seen != records:
                 findings.problems.append(f"{topic} does not hold what was stored there")
     for topic in found.keys() | findings.stored.keys():
@@ -342,7 +367,9 @@ def check_stored(server: Server, findings: Findings) -> None:
                 findings.problems.append(f"{topic}: {told} records acknowledged, {held} held")
 
 
-def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Bystander, Memory]:
+def fuzz(
+    server: Server, *, seed: int, seconds: float, rate: float
+) -> tuple[Findings, Bystander, Memory]:
     """Fuzz a server that runs; the answers to the probe and the memory that it took beside it."""
     roles = server.roles()
     spawn = multiprocessing.get_context("spawn")

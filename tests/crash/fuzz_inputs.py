@@ -1,4 +1,5 @@
-"""What `tests.crash.fuzz` throws at a server: bytes and what may come of them. Pure: the source of randomness decides.
+"""What `tests.crash.fuzz` throws at a server: bytes and what may come of them. Pure: the source of
+randomness decides.
 
 kind      topic      what may come of it
 broken    never.*    no success, and the topic is never made: malformed beyond doubt
@@ -38,7 +39,11 @@ class Case:
 
     def pieces(self) -> list[bytes]:
         ends = [*self.cuts, len(self.wire)]
-        return [self.wire[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+        return [
+            self.wire[start:end]
+            for start, end in zip([0, *ends], ends, strict=False)
+            if end > start
+        ]
 
 
 def case(source: random.Random, lane: str, worker: int) -> Case:
@@ -47,9 +52,19 @@ def case(source: random.Random, lane: str, worker: int) -> Case:
         kind, name, wire, publishes = _socket_case(source, worker)
     else:
         kind = source.choice((BROKEN, MUTATED))
-        name, wire = _broken(source, lane, worker) if kind == BROKEN else _mutated_request(source, lane, worker)
+        name, wire = (
+            _broken(source, lane, worker)
+            if kind == BROKEN
+            else _mutated_request(source, lane, worker)
+        )
         publishes = 0
-    cuts = sorted(source.sample(range(1, len(wire)), min(len(wire) - 1, source.choice((0, 0, 1, 3, 40))))) if len(wire) > 1 else []
+    cuts = (
+        sorted(
+            source.sample(range(1, len(wire)), min(len(wire) - 1, source.choice((0, 0, 1, 3, 40))))
+        )
+        if len(wire) > 1
+        else []
+    )
     return Case(kind, name, wire, tuple(cuts), publishes)
 
 
@@ -58,7 +73,9 @@ def case(source: random.Random, lane: str, worker: int) -> Case:
 
 def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
     method, path, body = (
-        ("POST", f"/v0/topics/never.{worker}", RECORDS) if lane == "fast" else ("PUT", f"/v0/topics/never.{worker}", CONFIG)
+        ("POST", f"/v0/topics/never.{worker}", RECORDS)
+        if lane == "fast"
+        else ("PUT", f"/v0/topics/never.{worker}", CONFIG)
     )
     whole = request(method, path, body)
     packed = gzip.compress(body, mtime=0)
@@ -77,33 +94,54 @@ def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
         "hostile": lambda: malformed(source),
         "cut": lambda: whole[: source.randint(1, len(whole) - 1)],
         "too short a length": lambda: length(str(source.randint(1, len(body) - 1))),
-        "too long a length": lambda: length(str(len(body) + source.choice((1, 2, 1000, 10**6, 10**9, 10**17)))),
-        "no length": lambda: length(source.choice(("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "9" * 40, "nan"))),
+        "too long a length": lambda: length(
+            str(len(body) + source.choice((1, 2, 1000, 10**6, 10**9, 10**17)))
+        ),
+        "no length": lambda: length(
+            source.choice(("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "9" * 40, "nan"))
+        ),
         "two lengths": lambda: with_field(b"Content-Length: %d" % len(body)),
         "both framings": lambda: with_field(b"Transfer-Encoding: chunked"),
-        "another coding": lambda: framed(b"Transfer-Encoding: " + source.choice((b"gzip", b"chunked, chunked", b"x", b"chunked;q=1"))),
+        "another coding": lambda: framed(
+            b"Transfer-Encoding: "
+            + source.choice((b"gzip", b"chunked, chunked", b"x", b"chunked;q=1"))
+        ),
         "two hosts": lambda: with_field(b"Host: localhost"),
         "no host": lambda: whole.replace(b"Host: localhost\r\n", b""),
         "a foreign host": lambda: whole.replace(
             b"Host: localhost",
             source.choice((b"Host: evil.example", b"Host: a..b", b"Host: @", b"Host:")),
         ),
-        "a bad octet in a field": lambda: with_field(b"X-A: a" + source.choice((b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")) + b"b"),
-        "a bad field name": lambda: with_field(source.choice((b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y"))),
+        "a bad octet in a field": lambda: with_field(
+            b"X-A: a" + source.choice((b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")) + b"b"
+        ),
+        "a bad field name": lambda: with_field(
+            source.choice((b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y"))
+        ),
         "a bad line": lambda: re.sub(rb"^(\S+) (\S+) (\S+)", source.choice(LINES), whole, count=1),
         "another version": lambda: whole.replace(
             b"HTTP/1.1",
             source.choice((b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")),
         ),
-        "the preface": lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randint(0, 200)),
+        "the preface": lambda: (
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randint(0, 200))
+        ),
         "a long head": lambda: with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
         "bad UTF-8": lambda: request(method, path, body.replace(b"x", source.choice(BAD_UTF8), 1)),
-        "a control character": lambda: request(method, path, body.replace(b"x", bytes([source.randrange(32)]), 1)),
+        "a control character": lambda: request(
+            method, path, body.replace(b"x", bytes([source.randrange(32)]), 1)
+        ),
         "bad JSON": lambda: request(method, path, body[:-1] + source.choice(BAD_ENDS)),
-        "deep JSON": lambda: request(method, path, body[:-1] + b',"a":' + b"[" * source.randint(1, 30_000)),
-        "bad chunks": lambda: request(method, path, None, *JSON_CHUNKED) + _bad_chunks(source, body),
+        "deep JSON": lambda: request(
+            method, path, body[:-1] + b',"a":' + b"[" * source.randint(1, 30_000)
+        ),
+        "bad chunks": lambda: (
+            request(method, path, None, *JSON_CHUNKED) + _bad_chunks(source, body)
+        ),
         "bad gzip": lambda: request(method, path, _hurt(source, packed), "Content-Encoding: gzip"),
-        "cut gzip": lambda: request(method, path, packed[: source.randint(1, len(packed) - 1)], "Content-Encoding: gzip"),
+        "cut gzip": lambda: request(
+            method, path, packed[: source.randint(1, len(packed) - 1)], "Content-Encoding: gzip"
+        ),
     }
     name = source.choice(sorted(kinds))
     return name, kinds[name]()
@@ -175,12 +213,15 @@ def _cold_requests(worker: int) -> list[bytes]:
     path = f"/v0/topics/maybe.cold.{worker}"
     return [
         request("PUT", path, CONFIG),
-        request("PUT", path, None, *JSON_CHUNKED) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONFIG), CONFIG),
+        request("PUT", path, None, *JSON_CHUNKED)
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONFIG), CONFIG),
         request("PUT", path, gzip.compress(CONFIG, mtime=0), "Content-Encoding: gzip"),
         request("GET", f"{path}?touch=false"),
         request("GET", "/v0/topics?prefix=maybe&page_size=3&touch=false"),
         request("GET", "http://localhost/v0/ready", None, "Upgrade: h2c", "HTTP2-Settings: AAMA"),
-        request("POST", "/v0/watch", b'{"topics":{"maybe.cold.0":{"from_seq":0}},"heartbeat_ms":5000}'),
+        request(
+            "POST", "/v0/watch", b'{"topics":{"maybe.cold.0":{"from_seq":0}},"heartbeat_ms":5000}'
+        ),
         request("GET", "/v0/watch/0123456789abcdef"),
         request("DELETE", f"/v0/topics/absent-from-here.{worker}?if_empty=true"),
         request("GET", "/v0/health") + request("GET", path),
@@ -196,7 +237,11 @@ def mutated(source: random.Random, wire: bytes) -> bytes:
         if what == 0:
             data[at] ^= 1 << source.randrange(8)
         elif what == 1:
-            data[at] = source.choice(b'\0\r\n :;,{}[]"\\%/0\x7f\xff') if source.random() < 0.7 else source.randrange(256)
+            data[at] = (
+                source.choice(b'\0\r\n :;,{}[]"\\%/0\x7f\xff')
+                if source.random() < 0.7
+                else source.randrange(256)
+            )
         elif what == 2:
             del data[at : at + source.choice((1, 1, 2, 8))]
         elif what == 3:
@@ -226,7 +271,9 @@ def _socket_case(source: random.Random, worker: int) -> tuple[str, str, bytes, i
 
 
 def _mask(source: random.Random) -> bytes:
-    return bytes(4) if source.random() < 0.5 else source.randbytes(4)  # a mask of zeros lets mutations hit the JSON as they are
+    return (
+        bytes(4) if source.random() < 0.5 else source.randbytes(4)
+    )  # a mask of zeros lets mutations hit the JSON as they are
 
 
 def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
@@ -254,29 +301,47 @@ def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
     if source.random() < 0.5:
         return frame_bytes(TEXT, text, mask=_mask(source)), publishes
     at = source.randrange(len(text) + 1)
-    between = frame_bytes(source.choice((PING, PONG)), source.randbytes(source.randint(0, 125)), mask=_mask(source))
+    between = frame_bytes(
+        source.choice((PING, PONG)), source.randbytes(source.randint(0, 125)), mask=_mask(source)
+    )
     first = frame_bytes(TEXT, text[:at], fin=False, mask=_mask(source))
     return first + between + frame_bytes(CONTINUATION, text[at:], mask=_mask(source)), publishes
 
 
 def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
-    text = json.dumps({"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}], "request_id": "n"}).encode()
+    text = json.dumps(
+        {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}], "request_id": "n"}
+    ).encode()
     mask = _mask(source)
     good = frame_bytes(TEXT, text, mask=mask)
     start = frame_bytes(TEXT, text[:9], fin=False, mask=mask)
     kinds: dict[str, Callable[[], bytes]] = {
         "no mask": lambda: frame_bytes(TEXT, text),
-        "reserved bits": lambda: frame_bytes(TEXT, text, rsv=source.choice((0x10, 0x20, 0x40, 0x70)), mask=mask) + good,
-        "a reserved opcode": lambda: frame_bytes(source.choice((3, 4, 7, 11, 12, 15)), text[:125], mask=mask) + good,
-        "a cut control frame": lambda: frame_bytes(source.choice((PING, PONG, CLOSE)), b"", fin=False, mask=mask) + good,
-        "a long control frame": lambda: frame_bytes(source.choice((PING, PONG, CLOSE)), b"x" * 126, mask=mask) + good,
+        "reserved bits": lambda: (
+            frame_bytes(TEXT, text, rsv=source.choice((0x10, 0x20, 0x40, 0x70)), mask=mask) + good
+        ),
+        "a reserved opcode": lambda: (
+            frame_bytes(source.choice((3, 4, 7, 11, 12, 15)), text[:125], mask=mask) + good
+        ),
+        "a cut control frame": lambda: (
+            frame_bytes(source.choice((PING, PONG, CLOSE)), b"", fin=False, mask=mask) + good
+        ),
+        "a long control frame": lambda: (
+            frame_bytes(source.choice((PING, PONG, CLOSE)), b"x" * 126, mask=mask) + good
+        ),
         "a length that is not the shortest": lambda: b"\x81\xfe\0\x05" + mask + b"hello" + good,
         "an absurd length": lambda: (
-            b"\x81\xff" + source.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\1\0\0\0\0")) + mask + text + good
+            b"\x81\xff"
+            + source.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\1\0\0\0\0"))
+            + mask
+            + text
+            + good
         ),
         "bad UTF-8": lambda: frame_bytes(TEXT, text.replace(b'"x"', b'"\xff"'), mask=mask) + good,
         "bad UTF-8 in two frames": lambda: (
-            frame_bytes(TEXT, b'{"\xc3', fin=False, mask=mask) + frame_bytes(CONTINUATION, text, mask=mask) + good
+            frame_bytes(TEXT, b'{"\xc3', fin=False, mask=mask)
+            + frame_bytes(CONTINUATION, text, mask=mask)
+            + good
         ),
         "nothing to continue": lambda: frame_bytes(CONTINUATION, text, mask=mask) + good,
         "a message within a message": lambda: start + good,
@@ -294,11 +359,15 @@ def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
         "binary": lambda: frame_bytes(BINARY, text, mask=mask),
         "bad JSON": lambda: frame_bytes(
             TEXT,
-            source.choice((text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)),
+            source.choice(
+                (text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)
+            ),
             mask=mask,
         ),
         "no such op": lambda: frame_bytes(TEXT, text.replace(b"publish", b"publisH"), mask=mask),
-        "many pings, then noise": lambda: frame_bytes(PING, b"", mask=mask) * 300 + b"\xff" * 50 + good,
+        "many pings, then noise": lambda: (
+            frame_bytes(PING, b"", mask=mask) * 300 + b"\xff" * 50 + good
+        ),
     }
     name = source.choice(sorted(kinds))
     return name, kinds[name]()

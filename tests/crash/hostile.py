@@ -1,4 +1,6 @@
-"""What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python -m tests.crash.hostile``."""
+"""What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python
+-m tests.crash.hostile``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Memory:
     rise: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return ", ".join(f"{role} +{rise / MIB:.1f} MiB" for role, rise in sorted(self.rise.items()))
+        return ", ".join(
+            f"{role} +{rise / MIB:.1f} MiB" for role, rise in sorted(self.rise.items())
+        )
 
 
 @contextlib.contextmanager
@@ -114,8 +118,12 @@ def large_body() -> bytes:
 
 
 def send_large_bodies(server: Server, count: int) -> None:
-    """From a process of its own, so that the bystander's times are the server's and not the sender's."""
-    sender = multiprocessing.get_context("spawn").Process(target=_send_large_bodies, args=(server.address, count))
+    """From a process of its own, so that the bystander's times are the server's and not the
+    sender's.
+    """
+    sender = multiprocessing.get_context("spawn").Process(
+        target=_send_large_bodies, args=(server.address, count)
+    )
     sender.start()
     sender.join(120)
     code = sender.exitcode
@@ -138,10 +146,19 @@ def malformed(source: random.Random) -> bytes:
         lambda: source.randbytes(source.randint(1, 400)),
         lambda: request("POST", path, source.randbytes(source.randint(0, 300))),
         lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
-        lambda: request("POST", path, b'{"records":[{"data":"\xff' + source.randbytes(20) + b'"}]}'),
+        lambda: request(
+            "POST", path, b'{"records":[{"data":"\xff' + source.randbytes(20) + b'"}]}'
+        ),
         lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
-        lambda: request("POST", f"{path}/diff", b'{"limit":"' + b"x" * source.randint(0, 2000) + b'"}'),
-        lambda: request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked") + b"xyz\r\n",
+        lambda: request(
+            "POST", f"{path}/diff", b'{"limit":"' + b"x" * source.randint(0, 2000) + b'"}'
+        ),
+        lambda: (
+            request(
+                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
+            )
+            + b"xyz\r\n"
+        ),
         lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
         lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
         lambda: request("GET", f"{path}%{source.randint(0, 255):02x}\x7f".replace("\x7f", "%0A")),
@@ -164,7 +181,9 @@ def send_malformed(server: Server, source: random.Random, count: int) -> None:
 
 
 def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
-    """Ask for large answers, read none of them and stay; how many requests went out before the server stopped taking them."""
+    """Ask for large answers, read none of them and stay; how many requests went out before the
+    server stopped taking them.
+    """
     with Api(server.address) as api:
         ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
     with Wire(server.address, timeout_s=2) as wire:
@@ -179,7 +198,10 @@ def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory, Server(Path(directory) / "data", shards=1) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory,
+        Server(Path(directory) / "data", shards=1) as server,
+    ):
         with beside(server) as bystander:
             time.sleep(2)
         print(f"nobody else: {bystander}")

@@ -18,7 +18,9 @@ BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in 
 
 
 class Killer:
-    """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one that was not waited for says nothing."""
+    """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one
+    that was not waited for says nothing.
+    """
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
         self._server, self._shards, self._random = server, shards, dice
@@ -26,7 +28,9 @@ class Killer:
         self.kills: Counter[str] = Counter()
 
     def kill(self) -> None:
-        """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes before that."""
+        """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes
+        before that.
+        """
         roles = self._server.wait_roles(self._shards + 1, BACK_S)
         role = self._random.choice([*sorted(roles), EVERYTHING])
         self.kills[role] += 1
@@ -44,13 +48,17 @@ class Killer:
 
     def __str__(self) -> str:
         killed = ", ".join(f"{role} {count}x" for role, count in sorted(self.kills.items()))
-        longest = ", ".join(f"{role} {max(outages):.2f} s" for role, outages in sorted(self.outages_s.items()))
+        longest = ", ".join(
+            f"{role} {max(outages):.2f} s" for role, outages in sorted(self.outages_s.items())
+        )
         return f"killed {killed}; longest outages: {longest}"
 
     def _wait_replaced(self, role: str, old: int) -> None:
         deadline = time.monotonic() + BACK_S
         while self._server.roles().get(role, old) == old:
-            assert time.monotonic() < deadline, f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
+            assert time.monotonic() < deadline, (
+                f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
+            )
             time.sleep(0.005)
         self._server.wait_ready(BACK_S)
 
@@ -63,7 +71,9 @@ class Summary(Protocol):
 
 
 def verdict_of(seed: int, campaign: Callable[[Path], Summary]) -> int:
-    """Run a campaign in a data directory of its own and print what it came to: the exit status of its program."""
+    """Run a campaign in a data directory of its own and print what it came to: the exit status of
+    its program.
+    """
     with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
         try:
             summary = campaign(Path(directory) / "data")

@@ -1,7 +1,8 @@
 """File systems that fail on purpose, for tests that run as root.
 
-`Lossy` is the program that the environment variable CRASHSTATES names: a FUSE file system that records every operation, injects
-faults, and builds what a power loss may leave. Tests that need it are skipped without it.
+`Lossy` is the program that the environment variable CRASHSTATES names: a FUSE file system that
+records every operation, injects faults, and builds what a power loss may leave. Tests that need it
+are skipped without it.
 """
 
 from __future__ import annotations
@@ -46,15 +47,30 @@ class Lossy:
         self.path = path
         self._socket = path.with_name(f"{path.name}.ctl")
         path.mkdir()
-        command = [sys.executable, CRASHSTATES, "mount", "--dir", str(path), "--ctl", str(self._socket)]
+        command = [
+            sys.executable,
+            CRASHSTATES,
+            "mount",
+            "--dir",
+            str(path),
+            "--ctl",
+            str(self._socket),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith(b"mounted"), "the file system was not mounted"
+        assert self._process.stdout.readline().startswith(b"mounted"), (
+            "the file system was not mounted"
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.ctl("stop")
             self._process.wait(START_S)
@@ -86,7 +102,9 @@ class Lossy:
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
     """A file system of so many bytes."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True
+    )
     try:
         yield path
     finally:
@@ -100,13 +118,17 @@ def remount(path: Path, options: str) -> None:
 
 @contextlib.contextmanager
 def freezable_disk(path: Path) -> Iterator[Callable[[bool], None]]:
-    """A file system of its own at ``path``; call with True to let every write to it hang, with False to let it go on."""
+    """A file system of its own at ``path``; call with True to let every write to it hang, with
+    False to let it go on.
+    """
     image = path.with_name(f"{path.name}.image")
     with image.open("wb") as file:
         file.truncate(64 << 20)
     path.mkdir()
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=False, capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-o", "loop", str(image), str(path)], check=False, capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"no loop device: {mounted.stderr.strip()}")
     frozen = False

@@ -1,4 +1,6 @@
-"""A shard's data opened without a server: recovery, then reads. A hundred times faster than a start, and it sees the same bytes."""
+"""A shard's data opened without a server: recovery, then reads. A hundred times faster than a
+start, and it sees the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,14 @@ class Found:
     gaps: list[tuple[int, int]]  # told as lost
     damaged: list[tuple[int, int]]  # told as damaged, which no crash explains
     next_seq: int
-    keys: dict[str, int] = field(default_factory=dict)  # idempotency keys, with the first seq that each stands for
+    keys: dict[str, int] = field(
+        default_factory=dict
+    )  # idempotency keys, with the first seq that each stands for
 
 
 class Opened:
-    """Shard 0 of a data directory of one shard. ``boot`` names the run of the machine: another one means that the power was lost.
+    """Shard 0 of a data directory of one shard. ``boot`` names the run of the machine: another one
+    means that the power was lost.
 
     Raises `Damaged` or `DataDirectoryDamaged` as a start does.
     """
@@ -59,7 +64,12 @@ class Opened:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self._stopped:
             self.client.kill()
         self._directory.close()
@@ -78,13 +88,17 @@ class Opened:
         damaged: list[tuple[int, int]] = []
         cursor = from_seq
         while True:
-            page = read(topic, Diff(from_seq=cursor, limit=1000, include_tags=True), self.client.commits)
+            page = read(
+                topic, Diff(from_seq=cursor, limit=1000, include_tags=True), self.client.commits
+            )
             if page.tombstone is not None:
                 told = damaged if page.tombstone.reason == "damaged" else gaps
                 told.append((page.tombstone.gap_from, page.tombstone.gap_to))
             for record in json.loads(b"[%b]" % b",".join(map(bytes, page.pieces))):
                 records[record["$seq"]] = record
-            assert page.next_from_seq > cursor or page.caught_up, f"{name}: the cursor stands still at {cursor}"
+            assert page.next_from_seq > cursor or page.caught_up, (
+                f"{name}: the cursor stands still at {cursor}"
+            )
             cursor = page.next_from_seq
             if page.caught_up:
                 keys = {key: write.first_seq for key, write in topic.dedupe.items()}

@@ -1,7 +1,9 @@
-"""The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes, evictions and recreation.
+"""The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
+evictions and recreation.
 
-Runs as a program inside the recorded file system: ``python -m tests.crash.power_load DATA_DIR ACKNOWLEDGED --seed N``. Each line of
-ACKNOWLEDGED is one step as JSON: what was asked, when it was sent and when it was acknowledged (CLOCK_MONOTONIC, nanoseconds).
+Runs as a program inside the recorded file system: ``python -m tests.crash.power_load DATA_DIR
+ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
+sent and when it was acknowledged (CLOCK_MONOTONIC, nanoseconds).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from tests.server import Server
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 WAL_FILE_BYTES = 64 << 10
-WINDOW_MS = 24 * 3600 * 1000  # states are judged long after they were made: no key may have grown too old by then
+WINDOW_MS = (
+    24 * 3600 * 1000
+)  # states are judged long after they were made: no key may have grown too old by then
 LONG_BYTES = (4 << 20) + 1  # a body of so many bytes is written beside the log (decision 0007)
 LONG_SHARE = 0.015
 TAGS = ("a", "a:1", "b", None)
@@ -27,7 +31,8 @@ MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
 
 
 class Mix(NamedTuple):
-    """Of what kind the steps are: the class of each is one of these, and such a share of them deletes records.
+    """Of what kind the steps are: the class of each is one of these, and such a share of them
+    deletes records.
 
     ``sync_ms``: how long what nobody waits for is in the kernel's hands alone.
     """
@@ -39,13 +44,24 @@ class Mix(NamedTuple):
     @property
     def options(self) -> list[str]:
         """For a command line."""
-        return ["--classes", ",".join(self.classes), "--delete-share", str(self.delete_share), "--sync-ms", str(self.sync_ms)]
+        return [
+            "--classes",
+            ",".join(self.classes),
+            "--delete-share",
+            str(self.delete_share),
+            "--sync-ms",
+            str(self.sync_ms),
+        ]
 
 
 def add_mix(parser: argparse.ArgumentParser) -> None:
     """The options of `Mix`."""
     default = Mix()
-    parser.add_argument("--classes", default=",".join(default.classes), help="one that stands there twice comes twice as often")
+    parser.add_argument(
+        "--classes",
+        default=",".join(default.classes),
+        help="one that stands there twice comes twice as often",
+    )
     parser.add_argument("--delete-share", type=float, default=default.delete_share)
     parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
 
@@ -71,12 +87,22 @@ class Load:
         self._number += 1
         records = []
         for position in range(self._dice.choice((1, 1, 3))):
-            record: dict[str, Any] = {"data": [self._number, position, "x" * self._dice.choice((10, 300, 2500, 8000))]}
+            record: dict[str, Any] = {
+                "data": [self._number, position, "x" * self._dice.choice((10, 300, 2500, 8000))]
+            }
             tag = self._dice.choice(TAGS)
             records.append(record | ({} if tag is None else {"tag": tag}))
         key = f"k{self._number}"
         raw = json.dumps({"records": records, "idempotency_key": key}).encode()
-        body = self._do("append", topic, "POST", "", raw.ljust(LONG_BYTES) if long else raw, records=records, key=key)
+        body = self._do(
+            "append",
+            topic,
+            "POST",
+            "",
+            raw.ljust(LONG_BYTES) if long else raw,
+            records=records,
+            key=key,
+        )
         self._heads[topic] = body["head_seq"]
 
     def delete(self, topic: str) -> None:
@@ -115,7 +141,9 @@ class Load:
 
 
 def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> None:
-    """Three lives of a server, the first ended in order, the others by a kill: what each leaves is where the next begins."""
+    """Three lives of a server, the first ended in order, the others by a kill: what each leaves is
+    where the next begins.
+    """
     dice = random.Random(seed)
     server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=mix.sync_ms)
     load: Load | None = None
@@ -140,7 +168,12 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
 def _make(load: Load) -> None:
     for durability in CLASSES:
         load.put(f"{durability}.log", durability=durability, idempotency_window_ms=WINDOW_MS)
-        load.put(f"{durability}.capped", durability=durability, idempotency_window_ms=WINDOW_MS, cap_records=25)
+        load.put(
+            f"{durability}.capped",
+            durability=durability,
+            idempotency_window_ms=WINDOW_MS,
+            cap_records=25,
+        )
         load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
     load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
 
@@ -148,7 +181,11 @@ def _make(load: Load) -> None:
 def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
     for _ in range(steps):
         durability = dice.choice(mix.classes)
-        topic = f"{durability}.{dice.choice(('log', 'capped', 'again'))}" if dice.random() < 0.9 else "changing"
+        topic = (
+            f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
+            if dice.random() < 0.9
+            else "changing"
+        )
         step = dice.random()
         if step < 0.95 - mix.delete_share:
             load.append(topic, long=dice.random() < LONG_SHARE)
@@ -171,7 +208,13 @@ def main() -> int:
     add_mix(parser)
     arguments = parser.parse_args()
     with arguments.acknowledged.open("w") as notes:
-        run(arguments.data_dir, notes, seed=arguments.seed, steps=arguments.steps, mix=mix_of(arguments))
+        run(
+            arguments.data_dir,
+            notes,
+            seed=arguments.seed,
+            steps=arguments.steps,
+            mix=mix_of(arguments),
+        )
     return 0
 
 

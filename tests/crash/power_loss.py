@@ -1,8 +1,10 @@
-"""Power losses: record what a server does to its disk, then judge what a loss at many moments may have left of it.
+"""Power losses: record what a server does to its disk, then judge what a loss at many moments may
+have left of it.
 
-Runs as a program: ``CRASHSTATES=... python -m tests.crash.power_loss --seed 3 --points 60``. It needs root and /dev/fuse. Each point is
-built in every way of ``--policies``: nothing but what was synced, a first part of the rest, sectors at random, a torn last write,
-zeros where data belongs. ``--keep DIR`` leaves the recording there, ``--again DIR`` judges one once more.
+Runs as a program: ``CRASHSTATES=... python -m tests.crash.power_loss --seed 3 --points 60``. It
+needs root and /dev/fuse. Each point is built in every way of ``--policies``: nothing but what was
+synced, a first part of the rest, sectors at random, a torn last write, zeros where data belongs.
+``--keep DIR`` leaves the recording there, ``--again DIR`` judges one once more.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many directories were judged and how many of them break a promise; ``said`` shows the first."""
+    """How many directories were judged and how many of them break a promise; ``said`` shows the
+    first.
+    """
 
     states: int
     violations: int
@@ -49,19 +53,44 @@ class Verdict:
 
 
 def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Counter[str]:
-    """Run the load on a recorded disk, into ``folder``. Gives how often each of `WANTED`, and what else of the kind, came to pass."""
-    load = [sys.executable, "-m", "tests.crash.power_load", str(folder / "disk"), str(folder / "acknowledged")]
+    """Run the load on a recorded disk, into ``folder``. Gives how often each of `WANTED`, and what
+    else of the kind, came to pass.
+    """
+    load = [
+        sys.executable,
+        "-m",
+        "tests.crash.power_load",
+        str(folder / "disk"),
+        str(folder / "acknowledged"),
+    ]
     load += ["--seed", str(seed), "--steps", str(steps), *mix.options]
     (folder / "disk").mkdir()
-    command = [sys.executable, CRASHSTATES, "record", "--dir", str(folder / "disk"), "--log", str(folder / "log"), "--", *load]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        CRASHSTATES,
+        "record",
+        "--dir",
+        str(folder / "disk"),
+        "--log",
+        str(folder / "log"),
+        "--",
+        *load,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"the load ended with {done.returncode}:\n{done.stderr[-3000:]}"
     return what_happened(folder)
 
 
 def what_happened(folder: Path) -> Counter[str]:
     """What the recorded operations did to files of each kind."""
-    told = subprocess.run([sys.executable, CRASHSTATES, "points", "-v", str(folder / "log")], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, CRASHSTATES, "points", "-v", str(folder / "log")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found: Counter[str] = Counter()
     inodes: dict[tuple[str, str], str] = {}  # by folder's inode and name
     segments: set[str] = set()  # inodes of those that are whole
@@ -95,7 +124,15 @@ def _kind(name: str) -> str:
     return kinds.get(name.rpartition(".")[2], "other file")
 
 
-def judge(folder: Path, *, points: int, seeds: int = 1, policies: str = POLICIES, models: str = "ext4", stop: int = 0) -> Verdict:
+def judge(
+    folder: Path,
+    *,
+    points: int,
+    seeds: int = 1,
+    policies: str = POLICIES,
+    models: str = "ext4",
+    stop: int = 0,
+) -> Verdict:
     """Build the states, each model's beside the other's, and judge each."""
     with _scratch(folder) as scratch, _judge_at(folder / "acknowledged", scratch) as ask:
         checks = [
@@ -121,7 +158,9 @@ def judge(folder: Path, *, points: int, seeds: int = 1, policies: str = POLICIES
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """Where states are built: in memory, where there is room for it."""
-    with tempfile.TemporaryDirectory(prefix="topics-power-loss-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else folder) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="topics-power-loss-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else folder
+    ) as directory:
         yield Path(directory)
 
 
@@ -129,7 +168,14 @@ def _scratch(folder: Path) -> Iterator[Path]:
 def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     """The command that has a directory judged, by a process that has been started before."""
     path = scratch / "judge"
-    serve = [sys.executable, "-m", "tests.crash.check_state", str(acknowledged), "--serve", str(path)]
+    serve = [
+        sys.executable,
+        "-m",
+        "tests.crash.check_state",
+        str(acknowledged),
+        "--serve",
+        str(path),
+    ]
     judge = subprocess.Popen(serve, cwd=ROOT, env=_environment())
     try:
         deadline = time.monotonic() + START_S
@@ -152,7 +198,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--points", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=1, help="random choices for each point and policy")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="random choices for each point and policy"
+    )
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--models", default="ext4,strict")
     add_mix(parser)
@@ -168,9 +216,15 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         if arguments.again is None:
             happened = record(folder, seed=arguments.seed, steps=arguments.steps, mix=mix)
-            print(f"seed {arguments.seed}:", ", ".join(f"{count} {what}" for what, count in sorted(happened.items())), flush=True)
+            print(
+                f"seed {arguments.seed}:",
+                ", ".join(f"{count} {what}" for what, count in sorted(happened.items())),
+                flush=True,
+            )
             missing = [what for what in WANTED if not happened[what]]
-            assert not missing or mix != DEFAULT_MIX, f"this load proves little: {missing} never happened"
+            assert not missing or mix != DEFAULT_MIX, (
+                f"this load proves little: {missing} never happened"
+            )
         verdict = judge(
             folder, points=arguments.points, seeds=arguments.seeds, policies=arguments.policies, models=arguments.models
         )  # fmt: skip

@@ -1,10 +1,12 @@
-"""A storm: thousands of clients lose their connections and come back all at once, beside a writer that must not notice much.
+"""A storm: thousands of clients lose their connections and come back all at once, beside a writer
+that must not notice much.
 
     python -m tests.crash.storm [--clients 5000] [--storms 3] [--kinds watch,ask,killed]
 
-``watch``: event streams are cut and opened again; ``ask``: keep-alive clients ask for state; ``killed``: the same, and the front
-dies, so that they wait in the listen queue until the next one accepts. Measured is the time from a client's connect to the first
-byte of its answer. Exit status 1 when a client is refused or not answered, except that a front that dies may reset some.
+``watch``: event streams are cut and opened again; ``ask``: keep-alive clients ask for state;
+``killed``: the same, and the front dies, so that they wait in the listen queue until the next one
+accepts. Measured is the time from a client's connect to the first byte of its answer. Exit status 1
+when a client is refused or not answered, except that a front that dies may reset some.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Took:
         ordered = sorted(self.values)
         if not ordered:
             return "none"
-        p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
+        p50, p99 = (
+            ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99)
+        )
         return f"p50 {p50:.1f} p99 {p99:.1f} max {ordered[-1]:.1f} ms"
 
 
@@ -61,7 +65,9 @@ class Gust:
     lost: int = 0  # no answer: reset, or too late
 
 
-def writer(address: Address, stop: Event, taken: multiprocessing.Queue[list[tuple[float, float]]]) -> None:
+def writer(
+    address: Address, stop: Event, taken: multiprocessing.Queue[list[tuple[float, float]]]
+) -> None:
     """One small append after the other; when each was sent, and the milliseconds that it took."""
     took = []
     with Api(address) as api:
@@ -126,7 +132,13 @@ class Crowd:
         gust.lost += len(began)
         return gust
 
-    def _look(self, poll: select.epoll, began: dict[int, tuple[socket.socket, int, float]], gust: Gust, wait_s: float) -> None:
+    def _look(
+        self,
+        poll: select.epoll,
+        began: dict[int, tuple[socket.socket, int, float]],
+        gust: Gust,
+        wait_s: float,
+    ) -> None:
         for fd, events in poll.poll(wait_s):
             sock, number, at = began[fd]
             try:
@@ -166,7 +178,10 @@ def campaign(kind: str, clients: int, storms: int) -> bool:
             ask = request("GET", "/v0/topics/storm.1", None)
             requests = watch_requests(api, clients) if kind == "watch" else [ask] * clients
         crowd, gusts, during = Crowd(server.address, requests), [], []
-        with contextlib.closing(crowd), writing(server.address) as appends:  # forked first: its select() takes 1,024 descriptors
+        with (
+            contextlib.closing(crowd),
+            writing(server.address) as appends,
+        ):  # forked first: its select() takes 1,024 descriptors
             for number in range(storms + 1):  # at first they only come
                 time.sleep(CALM_S)
                 start = time.monotonic()
@@ -184,13 +199,21 @@ def campaign(kind: str, clients: int, storms: int) -> bool:
                 f"over after {end - start:.2f} s; appends beside it {beside}",
                 flush=True,
             )
-        calm = Took([took for sent, took in appends if not any(start <= sent <= end for start, end in during)])
+        calm = Took(
+            [
+                took
+                for sent, took in appends
+                if not any(start <= sent <= end for start, end in during)
+            ]
+        )
         print(f"  appends between the storms: {calm}", flush=True)
         return not any(gust.refused or (gust.lost and kind != "killed") for gust in gusts)
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--clients", type=int, default=5000)
     options.add_argument("--storms", type=int, default=3)
     options.add_argument("--kinds", default="watch,ask,killed")

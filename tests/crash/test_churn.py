@@ -1,4 +1,6 @@
-"""Deletes, caps, TTL and recreation under kill -9 with small log files: what was acknowledged holds."""
+"""Deletes, caps, TTL and recreation under kill -9 with small log files: what was acknowledged
+holds.
+"""
 
 from __future__ import annotations
 

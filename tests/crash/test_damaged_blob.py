@@ -1,4 +1,6 @@
-"""A server whose long write was hurt on the disk: it refuses the start, names file and offset, and does not try again."""
+"""A server whose long write was hurt on the disk: it refuses the start, names file and offset, and
+does not try again.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_a_damaged_blob_refuses_the_start_with_file_and_offset(tmp_path: Path, h
     assert "Traceback" not in server.logged
 
 
-def test_a_blob_that_is_hurt_while_it_is_stopped_costs_its_readers_a_tombstone_and_nobody_else(tmp_path: Path) -> None:
+def test_a_blob_that_is_hurt_while_it_is_stopped_costs_its_readers_a_tombstone_and_nobody_else(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path / "data", shards=1)
     with server:
         with Api(server.address) as api:
@@ -62,8 +66,14 @@ def test_a_blob_that_is_hurt_while_it_is_stopped_costs_its_readers_a_tombstone_a
         with Api(server.address) as api:
             for _ in range(3):
                 tombstone = ok(api.diff("t", from_seq=0, limit=5))["tombstone"]
-                assert (tombstone["reason"], tombstone["gap_from"], tombstone["gap_to"]) == ("damaged", 1, 6)
-            assert [record["data"] for record in ok(api.diff("t", from_seq=6))["records"]] == ["behind"]
+                assert (tombstone["reason"], tombstone["gap_from"], tombstone["gap_to"]) == (
+                    "damaged",
+                    1,
+                    6,
+                )
+            assert [record["data"] for record in ok(api.diff("t", from_seq=6))["records"]] == [
+                "behind"
+            ]
             ok(api.append("t", "more"))
             ok(api.append("other", 1), 201)
         assert str(blob) in server.logged

@@ -75,7 +75,9 @@ def test_what_was_acknowledged_before_a_failed_sync_is_written_again_by_the_next
     lossy: Lossy,
 ) -> None:
     """Records of class `disk` are in the pages that the failed sync has marked clean."""
-    with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB, wal_sync_ms=60_000) as server:
+    with Server(
+        lossy.path / "data", shards=1, wal_file_bytes=1 * MIB, wal_sync_ms=60_000
+    ) as server:
         with Api(server.address) as api:
             ok(api.put("d", {"durability": "disk"}), 201)
             for number in range(20):

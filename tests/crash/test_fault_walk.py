@@ -37,8 +37,14 @@ def test_whatever_write_or_sync_fails_nothing_acknowledged_is_lost_and_nothing_r
 
 
 @pytest.mark.parametrize("forgotten", ["blank", "write_again"])
-def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_not_cut_or_not_written_again_is_found_out(
+    forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, calls = in_folder(Case())
-    syncs = [index for index, call in enumerate(calls, 1) if call.startswith("fdatasync") and call.endswith(".wal")]
+    syncs = [
+        index
+        for index, call in enumerate(calls, 1)
+        if call.startswith("fdatasync") and call.endswith(".wal")
+    ]
     monkeypatch.setattr(WalFile, forgotten, lambda *_: None)
     assert any(in_folder(Case(index))[0] for index in syncs[len(syncs) // 2 :])

@@ -1,4 +1,6 @@
-"""Disks that are full, fail, or may only be read; files of the future, flipped and torn ones; a shard that stands still."""
+"""Disks that are full, fail, or may only be read; files of the future, flipped and torn ones; a
+shard that stands still.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ def test_a_full_disk_refuses_writes_and_loses_none(tmp_path: Path) -> None:
 @needs_root
 def test_a_directory_that_may_only_be_read_refuses_the_start(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64 * MIB) as disk:
-        with Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server, Api(server.address) as api:
+        with (
+            Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+            Api(server.address) as api,
+        ):
             ok(api.append("t", 1), 201)
         remount(disk, "ro")
         server = Server(disk / "data", shards=1, wal_file_bytes=1 * MIB)
@@ -88,7 +93,10 @@ def test_a_directory_that_may_only_be_read_refuses_the_start(tmp_path: Path) -> 
         assert str(disk / "data") in server.logged
         assert "Traceback" not in server.logged
         remount(disk, "rw")
-        with Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server, Api(server.address) as api:
+        with (
+            Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+            Api(server.address) as api,
+        ):
             assert data_of(api, "t") == [1]
 
 
@@ -102,8 +110,12 @@ def lossy(tmp_path: Path) -> Iterator[Lossy]:
 
 
 @needs_lossy
-@pytest.mark.parametrize(("operation", "durability"), [("fsync", "fsync"), ("fsync", "disk"), ("write", "disk")])
-def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(lossy: Lossy, operation: str, durability: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "durability"), [("fsync", "fsync"), ("fsync", "disk"), ("write", "disk")]
+)
+def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
+    lossy: Lossy, operation: str, durability: str
+) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": durability}), 201)
@@ -118,7 +130,9 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(lossy: Lossy,
                 assert time.monotonic() < deadline, "writes go on onto a disk that fails"
                 answer = api.append("t", f"in doubt {len(acknowledged)}")
                 if answer.status == 200:
-                    assert (operation, durability) == ("fsync", "disk"), "acknowledged without the disk"
+                    assert (operation, durability) == ("fsync", "disk"), (
+                        "acknowledged without the disk"
+                    )
                     acknowledged.append(f"in doubt {len(acknowledged)}")
                 else:
                     refusal = answer
@@ -126,7 +140,9 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(lossy: Lossy,
             assert data_of(api, "t") == acknowledged, "reads go on, without the write that failed"
             lossy.ctl("faults", clear=True)
             if operation == "fsync":
-                refused(api.append("t", "after"), 503, "not_ready")  # never trusted again until a restart
+                refused(
+                    api.append("t", "after"), 503, "not_ready"
+                )  # never trusted again until a restart
             assert data_of(api, "t")[: len(acknowledged)] == acknowledged
         server.kill()
         server.start()
@@ -159,7 +175,9 @@ def test_a_disk_that_fills_up_between_writes_is_told_and_got_over(lossy: Lossy) 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a killed server leaves that has sealed, deleted, evicted and stored a long write: every kind of file that there is."""
+    """What a killed server leaves that has sealed, deleted, evicted and stored a long write: every
+    kind of file that there is.
+    """
     server = Server(tmp_path_factory.mktemp("kinds") / "data", shards=1, wal_file_bytes=64 << 10)
     with server:
         with Api(server.address) as api:
@@ -177,16 +195,28 @@ def _busy(api: Api, part: int) -> None:
         answer = api.put(name, {"durability": "fsync", **config})
         ok(answer, answer.status)
         for number in range(40):
-            ok(api.append(name, records=[{"data": [part, number, "x" * 3000], "tag": f"t{number % 5}"}]))
+            ok(
+                api.append(
+                    name, records=[{"data": [part, number, "x" * 3000], "tag": f"t{number % 5}"}]
+                )
+            )
     ok(api.call("POST", "/v0/topics/plain/delete", {"match": "t3"}))
-    long = api.append("long", *["y" * (MIB - 100) for _ in range(5)], config={"durability": "fsync"})
-    ok(long, 200 if part else 201)  # the last of all: its blob has filled the log file, and the next frame would have it sealed
+    long = api.append(
+        "long", *["y" * (MIB - 100) for _ in range(5)], config={"durability": "fsync"}
+    )
+    ok(
+        long, 200 if part else 201
+    )  # the last of all: its blob has filled the log file, and the next frame would have it sealed
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
     """Files with something in them, which a spare log file may not have, by kind."""
     kinds: dict[str, list[Path]] = {}
-    for file in sorted(file for file in path.rglob("*") if file.is_file() and file.read_bytes().strip(b"\0") and file.name != "LOCK"):
+    for file in sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and file.read_bytes().strip(b"\0") and file.name != "LOCK"
+    ):
         kinds.setdefault(file.suffix or file.name, []).append(file)
     return kinds
 
@@ -226,7 +256,9 @@ def blank(data: bytearray, dice: random.Random) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("spoil", [flip, tear, blank])
-def test_a_spoiled_file_of_any_kind_is_refused_or_costs_nothing_that_is_not_told(killed: Path, tmp_path: Path, spoil: Spoil) -> None:
+def test_a_spoiled_file_of_any_kind_is_refused_or_costs_nothing_that_is_not_told(
+    killed: Path, tmp_path: Path, spoil: Spoil
+) -> None:
     dice = random.Random(SEED)
     right = whole(Path(shutil.copytree(killed, tmp_path / "right")))
     refusals: list[tuple[str, str]] = []
@@ -249,20 +281,34 @@ def test_a_spoiled_file_of_any_kind_is_refused_or_costs_nothing_that_is_not_told
     assert not unnamed, "a refusal names the place"
 
 
-def _compare(right: dict[str, dict[int, Any]], found: dict[str, dict[int, Any]], what: str, kind: str, *, last: bool) -> None:
-    """Nothing is read that was not written. What is missing is the tail of the last log file, which looks like a torn write."""
+def _compare(
+    right: dict[str, dict[int, Any]],
+    found: dict[str, dict[int, Any]],
+    what: str,
+    kind: str,
+    *,
+    last: bool,
+) -> None:
+    """Nothing is read that was not written. What is missing is the tail of the last log file, which
+    looks like a torn write.
+    """
     for name, records in right.items():
         there = found.get(name, {})
-        flags = 1 if kind == ".seg" else 0  # delete flags stand under no checksum: a flipped one is a delete, or takes one back
+        flags = (
+            1 if kind == ".seg" else 0
+        )  # delete flags stand under no checksum: a flipped one is a delete, or takes one back
         strangers = {seq for seq, data in there.items() if records.get(seq) != data}
         if kind == ".seg":
             strangers = {seq for seq in strangers if there[seq] is not TOLD}
         cut = kind == ".wal" and last
         if not cut:
             assert len(strangers) <= flags, f"{what}: {name} shows {sorted(strangers)[:5]}"
-            assert len({*records} - {*there}) <= flags, f"{what}: {name} has lost {sorted({*records} - {*there})[:5]}"
+            assert len({*records} - {*there}) <= flags, (
+                f"{what}: {name} has lost {sorted({*records} - {*there})[:5]}"
+            )
         elif there and name != "capped":
-            # A delete or an eviction that stood in the tail is gone with it, so more may be there; never something else.
+            # A delete or an eviction that stood in the tail is gone with it, so more may be there;
+            # never something else.
             assert min(records) >= min(there), f"{what}: {name} has lost its beginning"
 
 
@@ -270,7 +316,11 @@ def _compare(right: dict[str, dict[int, Any]], found: dict[str, dict[int, Any]],
 def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, kind: str) -> None:
     files = kinds_of(killed).get(kind, [])
     if kind == ".seg":  # one that no checkpoint names would only be removed
-        named = {number for found in checkpoints.whole(killed / "checkpoint" / "00") for number in found.segments}
+        named = {
+            number
+            for found in checkpoints.whole(killed / "checkpoint" / "00")
+            for number in found.segments
+        }
         files = [file for file in files if int(file.stem, 16) in named]
     if not files:
         pytest.skip(f"there is no {kind} file yet")
@@ -279,7 +329,9 @@ def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, ki
     data = bytearray(newest.read_bytes())
     struct.pack_into("<I", data, 8, 99)  # every format: magic of 8 bytes, then the version
     newest.write_bytes(encode_meta(1, version=99) if kind == "meta" else data)
-    if kind == ".blob":  # segments may hold its records by now: then nobody needs the file, and only `verify` looks at it
+    if (
+        kind == ".blob"
+    ):  # segments may hold its records by now: then nobody needs the file, and only `verify` looks at it
         (finding,) = verify_blob(newest)
         assert "version" in finding.reason
         return
@@ -287,10 +339,14 @@ def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, ki
         whole(copy)
     if kind != ".wal":
         assert "version" in str(refusal.value)
-    assert newest.read_bytes()[8:12] == struct.pack("<I", 99), "what is not understood stays as it is"
+    assert newest.read_bytes()[8:12] == struct.pack("<I", 99), (
+        "what is not understood stays as it is"
+    )
 
 
-def test_a_server_says_in_one_line_that_a_directory_is_too_new(killed: Path, tmp_path: Path) -> None:
+def test_a_server_says_in_one_line_that_a_directory_is_too_new(
+    killed: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(killed, tmp_path / "copy"))
     (copy / "meta").write_bytes(encode_meta(1, version=99))
     server = Server(copy)
@@ -307,12 +363,19 @@ def test_a_server_says_in_one_line_that_a_directory_is_too_new(killed: Path, tmp
 # --- damage under a running server
 
 
-def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_cost_nobody_else(tmp_path: Path) -> None:
-    with Server(tmp_path / "data", shards=1, wal_file_bytes=256 << 10) as server, Api(server.address) as api:
+def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_cost_nobody_else(
+    tmp_path: Path,
+) -> None:
+    with (
+        Server(tmp_path / "data", shards=1, wal_file_bytes=256 << 10) as server,
+        Api(server.address) as api,
+    ):
         ok(api.put("hurt", {"ttl_ms": 3_600_000, "cap_records": 2_000}), 201)
         for number in range(400):
             for topic in ("hurt", "sound"):
-                answer = api.append(topic, records=[{"data": [number, "x" * 1000], "tag": "t", "node": "n"}])
+                answer = api.append(
+                    topic, records=[{"data": [number, "x" * 1000], "tag": "t", "node": "n"}]
+                )
                 ok(answer, answer.status)
         deadline = time.monotonic() + 20
         while len(list((tmp_path / "data" / "checkpoint" / "00").glob("*.ckpt"))) < 2:
@@ -322,23 +385,37 @@ def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_co
         with segment.open("r+b") as file:
             file.seek(4096 + CHUNK_BYTES + 100)  # in the second chunk of the first extent
             file.write(b"\0\0\0\0")
-        hurt, sound = sorted(("hurt", "sound"), key=lambda topic: len(data_of(api, topic)))  # either may come first
+        hurt, sound = sorted(
+            ("hurt", "sound"), key=lambda topic: len(data_of(api, topic))
+        )  # either may come first
         page = ok(api.diff(hurt, from_seq=0))
         first = page["next_from_seq"] + 1
         assert [record["$seq"] for record in page["records"]] == [*range(1, first)]
         assert (first > 30, page["tombstone"]) == (True, None)
         page = ok(api.diff(hurt, from_seq=first - 1, wait_ms=500, limit=1000))
         gap = page["tombstone"]
-        assert (gap["gap_from"], gap["reason"], gap["earliest_seq"], gap["head_seq"]) == (first, "damaged", 1, 400)
+        assert (gap["gap_from"], gap["reason"], gap["earliest_seq"], gap["head_seq"]) == (
+            first,
+            "damaged",
+            1,
+            400,
+        )
         assert gap["missed_estimate"] == gap["gap_to"] - first + 1 < 70
         assert [record["$seq"] for record in page["records"]] == [*range(gap["gap_to"] + 1, 401)]
         assert str(tmp_path) not in str(page), "paths are for the log"
-        assert ok(api.diff(hurt, from_seq=0, node="n"))["tombstone"] is None, "its filter drops all of it"
+        assert ok(api.diff(hurt, from_seq=0, node="n"))["tombstone"] is None, (
+            "its filter drops all of it"
+        )
         assert len(data_of(api, sound)) == 400
         with watch(api, [hurt]) as stream:
             told = stream.told([hurt])
-        assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in told.tombstones] == [(first, gap["gap_to"], "damaged")]
-        assert [record["$seq"] for record in told.records] == [*range(1, first), *range(gap["gap_to"] + 1, 401)]
+        assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in told.tombstones] == [
+            (first, gap["gap_to"], "damaged")
+        ]
+        assert [record["$seq"] for record in told.records] == [
+            *range(1, first),
+            *range(gap["gap_to"] + 1, 401),
+        ]
         for number in range(20):
             ok(api.append(hurt, number))
             ok(api.append(sound, number))
@@ -393,8 +470,12 @@ def _impatient(server: Server, topic: str) -> int | None:
 
 @needs_root
 @pytest.mark.parametrize(("durability", "reason"), [("fsync", "disk_stalled"), ("disk", "stalled")])
-def test_a_disk_that_hangs_ends_the_writes_and_is_told(tmp_path: Path, durability: str, reason: str) -> None:
-    """A short write of class ``disk`` is made by the loop, which hangs with it and shows no sign of life."""
+def test_a_disk_that_hangs_ends_the_writes_and_is_told(
+    tmp_path: Path, durability: str, reason: str
+) -> None:
+    """A short write of class ``disk`` is made by the loop, which hangs with it and shows no sign of
+    life.
+    """
     with (
         freezable_disk(tmp_path / "disk") as freeze,
         Server(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,

@@ -81,7 +81,11 @@ def test_on_a_full_disk_deletes_and_drops_work_and_make_room(disk: Path) -> None
         for topic in ("kept", "dropped"):
             ok(api.put(topic, {"durability": "fsync"}), 201)
         for number in range(200):
-            ok(api.append("kept", records=[{"data": [number, "y" * 1_000], "tag": f"t{number % 2}"}]))
+            ok(
+                api.append(
+                    "kept", records=[{"data": [number, "y" * 1_000], "tag": f"t{number % 2}"}]
+                )
+            )
         taken = fill_up(api, "dropped", disk)
         with not_a_byte_left(disk):
             refused(api.put("new"), 503, "not_ready")

@@ -38,11 +38,15 @@ def fill_with_deletes(api: Api) -> None:
 
 
 @needs_lossy
-def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
     """A read moves the floor of the topic meanwhile, and the frame that tells of it finds no room."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
-        Server(lossy.path / "data", shards=1, wal_file_bytes=64 << 10, wal_sync_ms=60_000) as server,
+        Server(
+            lossy.path / "data", shards=1, wal_file_bytes=64 << 10, wal_sync_ms=60_000
+        ) as server,
     ):
         answers: list[Any] = []
 
@@ -53,16 +57,25 @@ def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothi
         with Api(server.address) as api:
             ok(api.put("t", {"ttl_ms": 4000}), 201)
             ok(api.append("t", "old"))
-            fill = [{"data": seq, "tag": f"t{seq // 2 % 16}"} if seq % 2 else {"data": seq} for seq in range(10_000)]
+            fill = [
+                {"data": seq, "tag": f"t{seq // 2 % 16}"} if seq % 2 else {"data": seq}
+                for seq in range(10_000)
+            ]
             ok(api.append("other", records=fill, config={"durability": "memory"}), 201)
             lossy.ctl("fsyncms", ms=60)
             writer = threading.Thread(target=append_long)
             writer.start()
             blobs = lossy.path / "data" / "blob" / "00"
-            until(lambda: any(path.stat().st_size > 40 * MIB for path in blobs.glob("*.new")), "the long append has its room")
+            until(
+                lambda: any(path.stat().st_size > 40 * MIB for path in blobs.glob("*.new")),
+                "the long append has its room",
+            )
             lossy.ctl("limit", bytes=lossy.ctl("stat")["used"])
             for size in (4000, 200, 0):
-                until(lambda size=size: api.append("other", "x" * size).status == 503, "the disk is full")
+                until(
+                    lambda size=size: api.append("other", "x" * size).status == 503,
+                    "the disk is full",
+                )
             fill_with_deletes(api)
             until(lambda: api.state("t")["count"] == 0, "the old record is too old")
             assert not answers, "the long append is under way"

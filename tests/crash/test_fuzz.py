@@ -1,4 +1,6 @@
-"""Malformed and mutated bytes, for a few seconds; the program ``tests.crash.fuzz`` goes on for longer and measures."""
+"""Malformed and mutated bytes, for a few seconds; the program ``tests.crash.fuzz`` goes on for
+longer and measures.
+"""
 
 from __future__ import annotations
 
@@ -33,4 +35,6 @@ def test_malformed_bytes_store_nothing_and_hold_up_nobody(tmp_path: Path) -> Non
 def test_a_seed_repeats_what_a_worker_sends() -> None:
     for worker, lane in enumerate(LANES):
         first, second = random.Random(3), random.Random(3)
-        assert [case(first, lane, worker) for _ in range(50)] == [case(second, lane, worker) for _ in range(50)]
+        assert [case(first, lane, worker) for _ in range(50)] == [
+            case(second, lane, worker) for _ in range(50)
+        ]

@@ -35,7 +35,9 @@ def _unlink_the_log(data: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [shutil.rmtree, _move, _replace, _unlink_the_log])
-def test_a_shard_whose_files_are_gone_refuses_writes_of_every_class_and_reads_on(tmp_path: Path, take: Callable[[Path], None]) -> None:
+def test_a_shard_whose_files_are_gone_refuses_writes_of_every_class_and_reads_on(
+    tmp_path: Path, take: Callable[[Path], None]
+) -> None:
     data = tmp_path / "data"
     with Server(data, shards=1, wal_file_bytes=1 << 20) as server, Api(server.address) as api:
         classes = ("fsync", "disk", "memory", "ephemeral")

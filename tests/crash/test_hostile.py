@@ -11,7 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.api import Api, Wire, ok, refused, request
-from tests.crash.hostile import MIB, beside, pile_up_answers, send_large_bodies, send_malformed, watched
+from tests.crash.hostile import (
+    MIB,
+    beside,
+    pile_up_answers,
+    send_large_bodies,
+    send_malformed,
+    watched,
+)
 from tests.server import Server, open_files
 
 pytestmark = pytest.mark.slow
@@ -31,7 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def wait_forgotten(server: Server, most: int) -> None:
-    """Until the front holds no more than ``most`` files; it learns of a closed connection in its own time."""
+    """Until the front holds no more than ``most`` files; it learns of a closed connection in its
+    own time.
+    """
     front = server.roles()["front 0"]
     deadline = time.monotonic() + 20
     while (count := open_files(front)) > most:
@@ -49,7 +58,9 @@ def test_slow_bodies_hold_up_nobody(server: Server) -> None:
             for wire in wires:
                 wire.send(whole[at : at + 1])
             time.sleep(0.02)  # this is what makes them slow
-        assert sorted(ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]) == list(range(1, 51))
+        assert sorted(
+            ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]
+        ) == list(range(1, 51))
     assert bystander.trouble == []
     assert bystander.percentile(50) < LOOSE_MS
 
@@ -59,7 +70,9 @@ PATIENCE_S = 15.0
 
 
 def send_until_cut_off(wire: Wire) -> None:
-    """Go on sending after the refusal: the server may read on for a moment, so that it is read, but not for ever."""
+    """Go on sending after the refusal: the server may read on for a moment, so that it is read, but
+    not for ever.
+    """
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while True:
@@ -70,7 +83,11 @@ def send_until_cut_off(wire: Wire) -> None:
 @pytest.mark.parametrize("path", ["/v0/topics/endless", "/v0/topics/endless/diff"])
 def test_an_endless_body_is_refused_and_cut_off(server: Server, path: str) -> None:
     with watched(server) as memory, beside(server) as bystander, Wire(server.address) as wire:
-        wire.send(request("POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"))
+        wire.send(
+            request(
+                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
+            )
+        )
         for _ in range(66):
             if select.select([wire.socket], [], [], 0)[0]:
                 break
@@ -84,7 +101,12 @@ def test_an_endless_body_is_refused_and_cut_off(server: Server, path: str) -> No
 def test_half_closed_sockets_are_answered_or_closed(server: Server) -> None:
     front = server.roles()["front 0"]
     before = open_files(front)
-    for part in (request("POST", "/v0/topics/half", ONE), request("POST", "/v0/topics/half", ONE)[:-5], b"POST /v0/top", b""):
+    for part in (
+        request("POST", "/v0/topics/half", ONE),
+        request("POST", "/v0/topics/half", ONE)[:-5],
+        b"POST /v0/top",
+        b"",
+    ):
         for _ in range(10):
             with Wire(server.address) as wire:
                 wire.send(part)
@@ -119,7 +141,10 @@ def test_random_bytes_come_to_an_end(server: Server) -> None:
                 wire.send(garbage)
                 wire.half_close()
             rest = wire.rest()
-            assert rest == b"" or rest.split(b" ")[1] in (b"400", b"505", b"431", b"501"), (garbage, rest)
+            assert rest == b"" or rest.split(b" ")[1] in (b"400", b"505", b"431", b"501"), (
+                garbage,
+                rest,
+            )
     with Api(server.address) as api:
         ok(api.listing())
 

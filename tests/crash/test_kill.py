@@ -1,4 +1,6 @@
-"""Real processes and SIGKILL: nothing acknowledged is lost or doubled, the rest goes on, a stop is clean."""
+"""Real processes and SIGKILL: nothing acknowledged is lost or doubled, the rest goes on, a stop is
+clean.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,10 @@ def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
         state = api.state(topic)
         records = api.diff(topic, include_tags=True).body
         seen[topic] = (
-            [state[name] for name in ("head_seq", "count", "bytes", "config", "epoch", "last_write_ts")],
+            [
+                state[name]
+                for name in ("head_seq", "count", "bytes", "config", "epoch", "last_write_ts")
+            ],
             records.partition(b'"performance"')[0],
         )
     return seen
@@ -209,7 +214,15 @@ def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) ->
             for durability in CLASSES:
                 for size, data in SIZES.items():
                     topic = f"{durability}.{size.replace(' ', '-')}"
-                    ok(api.append(topic, *data, config={"durability": durability, "priority": 3}, idempotency_key="first"), 201)
+                    ok(
+                        api.append(
+                            topic,
+                            *data,
+                            config={"durability": durability, "priority": 3},
+                            idempotency_key="first",
+                        ),
+                        201,
+                    )
                     made[topic] = data
             ok(api.append("memory.one", 2))
             made["memory.one"] = [1, 2]
@@ -224,7 +237,9 @@ def test_topics_made_by_their_first_write_come_back(tmp_path: Path, end: str) ->
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(tmp_path: Path, end: str) -> None:
+def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(
+    tmp_path: Path, end: str
+) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         with Api(server.address) as api:
             config = ok(api.put("e", {"durability": "ephemeral", "priority": 3}), 201)["config"]
@@ -237,7 +252,9 @@ def test_an_ephemeral_topic_keeps_its_config_and_never_reuses_a_seq(tmp_path: Pa
             assert (state["config"], state["count"]) == (config, 0)
             assert state["earliest_seq"] == state["head_seq"] + 1
             assert ok(api.append("e", "new"))["first_seq"] > 50
-            assert [record["data"] for record in ok(api.diff("e", epoch=state["epoch"]))["records"]] == ["new"]
+            assert [
+                record["data"] for record in ok(api.diff("e", epoch=state["epoch"]))["records"]
+            ] == ["new"]
 
 
 def test_a_recreated_topic_stays_apart_from_its_former_self_after_a_kill(tmp_path: Path) -> None:

@@ -21,17 +21,25 @@ def test_a_power_loss_takes_nothing_that_was_promised(tmp_path: Path) -> None:
     happened = record(tmp_path, seed=SEED, steps=120)
     assert happened["segment made"] > 2, happened
     assert happened["checkpoint made"] > 2, happened
-    verdict = judge(tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict")
-    assert not verdict.violations, f"repeat with: python -m tests.crash.power_loss --steps 120 --seed {SEED}\n{verdict}"
+    verdict = judge(
+        tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict"
+    )
+    assert not verdict.violations, (
+        f"repeat with: python -m tests.crash.power_loss --steps 120 --seed {SEED}\n{verdict}"
+    )
     assert verdict.states >= POINTS
 
 
 def test_a_delete_that_is_lost_has_deleted_nothing(tmp_path: Path) -> None:
-    """What is deleted is seldom synced here, and a segment's pages may go to the disk before the log's."""
+    """What is deleted is seldom synced here, and a segment's pages may go to the disk before the
+    log's.
+    """
     mix = Mix(("disk",), delete_share=0.3, sync_ms=2000)
     happened = record(tmp_path, seed=SEED, steps=240, mix=mix)
     assert happened["segment marked"], happened
-    verdict = judge(tmp_path, points=4 * POINTS, policies="drop,prefix,subset", models="ext4,strict")
+    verdict = judge(
+        tmp_path, points=4 * POINTS, policies="drop,prefix,subset", models="ext4,strict"
+    )
     again = f"python -m tests.crash.power_loss --steps 240 --seed {SEED} {' '.join(mix.options)}"
     assert not verdict.violations, f"repeat with: {again}\n{verdict}"
     assert verdict.states >= POINTS

@@ -1,4 +1,6 @@
-"""Damage to the write-ahead log: a torn tail is cut, anything else stops the server with a place and a reason."""
+"""Damage to the write-ahead log: a torn tail is cut, anything else stops the server with a place
+and a reason.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def marker(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of a server that was killed after ``WRITES`` acknowledged fsync writes of ``BATCH`` records."""
+    """The data directory of a server that was killed after ``WRITES`` acknowledged fsync writes of
+    ``BATCH`` records.
+    """
     server = Server(tmp_path_factory.mktemp("wal") / "data", shards=1)
     with server:
         with Api(server.address) as api:
@@ -39,7 +43,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wal_file(data_dir: Path) -> Path:
     """The last file of the log that holds the last write."""
-    files = sorted(path for path in data_dir.rglob("*") if path.is_file() and "wal" in str(path.relative_to(data_dir)).lower())
+    files = sorted(
+        path
+        for path in data_dir.rglob("*")
+        if path.is_file() and "wal" in str(path.relative_to(data_dir)).lower()
+    )
     holding = [path for path in files if marker(WRITES - 1) in path.read_bytes()]
     assert holding, f"no log file holds the last write; there are {files}"
     return holding[-1]
@@ -55,7 +63,9 @@ def span(log: bytes) -> tuple[int, int]:
 
 
 def whole_writes(log: bytes, cut: int) -> int:
-    """How many writes lie wholly before ``cut``, at least: those before the last one that has begun."""
+    """How many writes lie wholly before ``cut``, at least: those before the last one that has
+    begun.
+    """
     return max(0, sum(0 <= log.find(marker(number)) < cut for number in range(WRITES)) - 1)
 
 
@@ -108,7 +118,9 @@ def test_zeros_instead_of_a_tail_leave_a_prefix(killed: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("write", [0, WRITES // 2, WRITES - 5])
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF], ids=hex)
-def test_a_damaged_frame_below_acknowledged_ones_stops_the_server(killed: Path, tmp_path: Path, write: int, flip: int) -> None:
+def test_a_damaged_frame_below_acknowledged_ones_stops_the_server(
+    killed: Path, tmp_path: Path, write: int, flip: int
+) -> None:
     data_dir = copy_of(killed, tmp_path)
     path = wal_file(data_dir)
     log = bytearray(path.read_bytes())

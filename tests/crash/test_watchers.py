@@ -21,7 +21,9 @@ def test_watchers_see_every_record_once_or_are_told_of_the_gap(tmp_path: Path) -
     try:
         summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS, watchers=WATCHERS)
     except BaseException:
-        print(f"repeat with: python -m tests.crash.watchers --seconds {SECONDS} --watchers {WATCHERS} --seed {SEED}")
+        print(
+            f"repeat with: python -m tests.crash.watchers --seconds {SECONDS} --watchers {WATCHERS} --seed {SEED}"
+        )
         raise
     assert not summary.problems, str(summary)
     assert summary.counts["records"] > 1000, str(summary)

@@ -1,8 +1,10 @@
-"""Watchers while the front, a shard or everything is killed and networks are cut: each sees every record once, or is told of the gap.
+"""Watchers while the front, a shard or everything is killed and networks are cut: each sees every
+record once, or is told of the gap.
 
-A watcher follows a few topics over SSE. Its place in each is the end of the last frame that came whole, and every frame must begin
-there: so nothing is missing, nothing comes twice and nothing out of order, but what lies behind the cursor that a resume went back
-to. At the end every watcher must stand at the head. Runs as a program: ``python -m tests.crash.watchers --seconds 300 --seed 1``.
+A watcher follows a few topics over SSE. Its place in each is the end of the last frame that came
+whole, and every frame must begin there: so nothing is missing, nothing comes twice and nothing out
+of order, but what lies behind the cursor that a resume went back to. At the end every watcher must
+stand at the head. Runs as a program: ``python -m tests.crash.watchers --seconds 300 --seed 1``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ SHARDS = 2
 WRITERS = 4
 WAL_FILE_BYTES = 1 << 20  # some of what a resume reads stands in segments
 CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60, "fsync-capped": 40}
-WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]  # the capped ones more often: a reader falls behind sooner
+WRITTEN = [
+    *CAPS,
+    "disk-capped",
+    "disk-capped",
+    "fsync-capped",
+]  # the capped ones more often: a reader falls behind sooner
 PADDINGS = (0, 200, 2000, 16_000)
 KILL_SHARE = 0.25  # of what happens; the rest are cuts
 HEARTBEAT_MS = 1000
@@ -57,7 +64,10 @@ class PacedWriter(Writer):
     def _data(self, number: int) -> list[list[Any]]:
         self.stop.wait(self._random.uniform(0.0, 0.04))
         padding = "x" * self._random.choice(PADDINGS)
-        return [[self.ledger.writer, number, position, padding] for position in range(self._random.randint(1, 4))]
+        return [
+            [self.ledger.writer, number, position, padding]
+            for position in range(self._random.randint(1, 4))
+        ]
 
 
 @dataclass(slots=True)
@@ -69,9 +79,13 @@ class Report:
 
 
 class Watcher(threading.Thread):
-    """Follows some topics until told where their heads are and it stands there, or until something is wrong."""
+    """Follows some topics until told where their heads are and it stands there, or until something
+    is wrong.
+    """
 
-    def __init__(self, number: int, address: Callable[[], tuple[str, int]], seed: int, seen: Seen) -> None:
+    def __init__(
+        self, number: int, address: Callable[[], tuple[str, int]], seed: int, seen: Seen
+    ) -> None:
         super().__init__(name=f"watcher-{number}", daemon=True)
         self.report = Report()
         self._address, self._seen = address, seen
@@ -82,14 +96,20 @@ class Watcher(threading.Thread):
             "limit": self._random.choice((10, 256, 256, 1000)),
             "consistency": self._random.choice(("eventual", "eventual", "strong")),
         }
-        self._at = dict.fromkeys(sorted(self._random.sample(list(CAPS), self._random.randint(1, 4))), 0)
+        self._at = dict.fromkeys(
+            sorted(self._random.sample(list(CAPS), self._random.randint(1, 4))), 0
+        )
         self._highest = dict(self._at)
         self._epochs: dict[str, int] = {}
-        self._gap_ends: dict[str, int] = {}  # by topic: the end of the tombstone that was the last thing that came
+        self._gap_ends: dict[
+            str, int
+        ] = {}  # by topic: the end of the tombstone that was the last thing that came
         self._wid: str | None = None
         self._ids: deque[str] = deque(maxlen=IDS_KEPT)
         self._cut: str | None = None
-        self._left: Wire | None = None  # a connection that has vanished: nobody reads it, nobody has closed it
+        self._left: Wire | None = (
+            None  # a connection that has vanished: nobody reads it, nobody has closed it
+        )
         self._heads: dict[str, int] | None = None
         self._ending = threading.Event()
 
@@ -106,7 +126,11 @@ class Watcher(threading.Thread):
     def missing(self) -> dict[str, tuple[int, int]]:
         """Where it stands and where it must come, by topic."""
         heads = self._heads or {}
-        return {topic: (at, heads[topic]) for topic, at in self._at.items() if topic in heads and at != heads[topic]}
+        return {
+            topic: (at, heads[topic])
+            for topic, at in self._at.items()
+            if topic in heads and at != heads[topic]
+        }
 
     @property
     def _arrived(self) -> bool:
@@ -140,15 +164,21 @@ class Watcher(threading.Thread):
     # Connecting
 
     def _watch(self) -> None:
-        """One stream, from its opening until it breaks. What breaks it is raised, but for a refusal."""
+        """One stream, from its opening until it breaks. What breaks it is raised, but for a
+        refusal.
+        """
         if self._wid is None or not self._ids:
             self._ids.clear()
             self._wid = self._post()
             if self._wid is None:
                 return
-        with Wire(self._address(), BACK_S, receive_bytes=None if self._kind == "brisk" else 8192) as wire:
+        with Wire(
+            self._address(), BACK_S, receive_bytes=None if self._kind == "brisk" else 8192
+        ) as wire:
             last = [f"Last-Event-ID: {self._go_back()}"] if self._ids else []
-            wire.send(request("GET", f"/v0/watch/{self._wid}", None, "Accept: text/event-stream", *last))
+            wire.send(
+                request("GET", f"/v0/watch/{self._wid}", None, "Accept: text/event-stream", *last)
+            )
             status, headers = wire.head()
             if status == 404:
                 self._count["sessions gone"] += 1
@@ -166,7 +196,8 @@ class Watcher(threading.Thread):
         """A new session from where the watcher stands; None when the server cannot now."""
         with Api(self._address(), timeout_s=BACK_S) as api:
             topics = {
-                topic: {"from_seq": seq} | ({"epoch": self._epochs[topic]} if topic in self._epochs else {})
+                topic: {"from_seq": seq}
+                | ({"epoch": self._epochs[topic]} if topic in self._epochs else {})
                 for topic, seq in self._at.items()
             }
             answer = api.call("POST", "/v0/watch", {**self._options, "topics": topics})
@@ -184,7 +215,9 @@ class Watcher(threading.Thread):
         return str(body["wid"])
 
     def _go_back(self) -> str:
-        """The id to resume from: mostly the last one, sometimes one before it. The watcher stands there now."""
+        """The id to resume from: mostly the last one, sometimes one before it. The watcher stands
+        there now.
+        """
         if self._random.random() < 0.3:
             for _ in range(self._random.randrange(len(self._ids))):
                 self._ids.pop()
@@ -210,7 +243,9 @@ class Watcher(threading.Thread):
                 self._break(wire, self._cut)
             self._dawdle()
             try:
-                piece = sock.recv(1 << 16 if self._kind == "brisk" or self._ending.is_set() else 4096)
+                piece = sock.recv(
+                    1 << 16 if self._kind == "brisk" or self._ending.is_set() else 4096
+                )
             except TimeoutError:
                 piece = b""
                 if time.monotonic() - heard_at > SILENCE_S:
@@ -257,23 +292,36 @@ class Watcher(threading.Thread):
         elif frame.event == CAUGHT_UP:
             self._count["caught up"] += 1
             if body["head_seq"] != self._at[topic]:
-                raise Wrong(f"{topic} is caught up at {body['head_seq']}, the watcher stands at {self._at[topic]}")
+                raise Wrong(
+                    f"{topic} is caught up at {body['head_seq']}, the watcher stands at {self._at[topic]}"
+                )
         else:
             raise Wrong(f"an unexpected frame: {str(frame)[:500]}")
         if frame.id is None or frame.cursor != self._at:
-            raise Wrong(f"the id says {frame.id and frame.cursor} after {frame.event} of {topic}, the watcher stands at {self._at}")
+            raise Wrong(
+                f"the id says {frame.id and frame.cursor} after {frame.event} of {topic}, the watcher stands at {self._at}"
+            )
         self._ids.append(frame.id)
 
     def _take_records(self, topic: str, body: dict[str, Any]) -> None:
         at, to_seq = self._at[topic], body["to_seq"]
         seqs = [record["$seq"] for record in body["records"]]
-        if body["from_seq"] != at or not seqs or seqs != list(range(at + 1, to_seq + 1)) or body["head_seq"] < to_seq:
+        if (
+            body["from_seq"] != at
+            or not seqs
+            or seqs != list(range(at + 1, to_seq + 1))
+            or body["head_seq"] < to_seq
+        ):
             told = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
-            raise Wrong(f"{topic}: after {at} came {told} with {_runs(seqs)}; up to {self._highest[topic]} was seen before")
+            raise Wrong(
+                f"{topic}: after {at} came {told} with {_runs(seqs)}; up to {self._highest[topic]} was seen before"
+            )
         for record in body["records"]:
             what = tuple(record["data"][:3])
             if self._seen.setdefault((topic, record["$seq"]), what) != what:
-                raise Wrong(f"{topic}, seq {record['$seq']}: {what}, another watcher got {self._seen[topic, record['$seq']]}")
+                raise Wrong(
+                    f"{topic}, seq {record['$seq']}: {what}, another watcher got {self._seen[topic, record['$seq']]}"
+                )
         self._count["records"] += len(seqs)
         self._count["again"] += sum(seq <= self._highest[topic] for seq in seqs)
         self._gap_ends.pop(topic, None)
@@ -287,8 +335,12 @@ class Watcher(threading.Thread):
         if gap_from != at + 1 or gap_to < gap_from:
             raise Wrong(f"{topic}: the gap behind {at} is told as {body}")
         if topic in self._gap_ends:
-            raise Wrong(f"{topic}: a gap is told in two parts, the first ended at {self._gap_ends[topic]}, the second is {body}")
-        shown_all = self._options["consistency"] == "eventual"  # the others are not told of the head that has evicted
+            raise Wrong(
+                f"{topic}: a gap is told in two parts, the first ended at {self._gap_ends[topic]}, the second is {body}"
+            )
+        shown_all = (
+            self._options["consistency"] == "eventual"
+        )  # the others are not told of the head that has evicted
         if (shown_all and gap_to > head_seq - cap) or gap_to != body["earliest_seq"] - 1:
             raise Wrong(f"{topic}: with a cap of {cap} this is not what is lost: {body}")
         self._count["gaps"] += 1
@@ -309,7 +361,10 @@ def _runs(seqs: list[int]) -> str:
             runs[-1][1] = seq
         else:
             runs.append([seq, seq])
-    return " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs) or "no records"
+    return (
+        " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
+        or "no records"
+    )
 
 
 @dataclass(slots=True)
@@ -325,19 +380,32 @@ class Summary:
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
         work = f"{self.acknowledged:,} records acknowledged; watchers: {counts}"
-        return "\n".join([f"seed {self.seed}: {self.killed}", work, f"{len(self.problems)} problems", *self.problems])
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.killed}",
+                work,
+                f"{len(self.problems)} problems",
+                *self.problems,
+            ]
+        )
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Summary:
-    """Writers write and watchers watch while processes are killed and networks cut; then everything must arrive."""
+    """Writers write and watchers watch while processes are killed and networks cut; then everything
+    must arrive.
+    """
     summary, dice, seen = Summary(seed), random.Random(seed), Seen()
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
         with Api(server.address) as api:
             for topic, cap in CAPS.items():
                 ok(api.put(topic, {"durability": topic.partition("-")[0], "cap_records": cap}), 201)
         killer = Killer(server, SHARDS, dice)
-        writers = [PacedWriter(number, lambda: server.address, WRITTEN, seed) for number in range(WRITERS)]
-        readers = [Watcher(number, lambda: server.address, seed, seen) for number in range(watchers)]
+        writers = [
+            PacedWriter(number, lambda: server.address, WRITTEN, seed) for number in range(WRITERS)
+        ]
+        readers = [
+            Watcher(number, lambda: server.address, seed, seen) for number in range(watchers)
+        ]
         for thread in (*writers, *readers):
             thread.start()
         try:
@@ -374,19 +442,26 @@ def _harm(dice: random.Random, killer: Killer, readers: list[Watcher], seconds: 
 
 
 def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, int]:
-    """The heads, as the acknowledged records tell; and whether what was seen is what was acknowledged."""
+    """The heads, as the acknowledged records tell; and whether what was seen is what was
+    acknowledged.
+    """
     summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
     stored: Seen = {}
     for ledger in ledgers:
         for number, write in ledger.acked.items():
-            stored |= {(write.topic, seq): (ledger.writer, number, position) for position, seq in enumerate(write.seqs)}
+            stored |= {
+                (write.topic, seq): (ledger.writer, number, position)
+                for position, seq in enumerate(write.seqs)
+            }
     summary.acknowledged = len(stored)
     heads = dict.fromkeys(CAPS, 0)
     counts = Counter(topic for topic, _ in stored)
     for topic, seq in stored:
         heads[topic] = max(heads[topic], seq)
     summary.problems += [
-        f"{topic}: {counts[topic]} records are acknowledged up to seq {head}" for topic, head in heads.items() if counts[topic] != head
+        f"{topic}: {counts[topic]} records are acknowledged up to seq {head}"
+        for topic, head in heads.items()
+        if counts[topic] != head
     ]
     summary.problems += [
         f"{topic}, seq {seq}: seen as {what}, acknowledged as {stored.get((topic, seq))}"
@@ -403,7 +478,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     arguments = parser.parse_args()
     return verdict_of(
-        arguments.seed, lambda data: campaign(data, seed=arguments.seed, seconds=arguments.seconds, watchers=arguments.watchers)
+        arguments.seed,
+        lambda data: campaign(
+            data, seed=arguments.seed, seconds=arguments.seconds, watchers=arguments.watchers
+        ),
     )
 
 

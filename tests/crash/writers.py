@@ -1,7 +1,9 @@
-"""Writers that lose nothing of their own: every write has a key and is repeated until it is acknowledged.
+"""Writers that lose nothing of their own: every write has a key and is repeated until it is
+acknowledged.
 
-A record's data is ``[writer, number, position, padding]``: which writer, its how-manieth write, which record of that write. Topics
-are named after their durability class and made by the first write that reaches them.
+A record's data is ``[writer, number, position, padding]``: which writer, its how-manieth write,
+which record of that write. Topics are named after their durability class and made by the first
+write that reaches them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Ledger:
 class Writer(threading.Thread):
     """Appends one batch after the other to random topics; the same key again after every failure.
 
-    ``stop`` ends it between two writes; ``abandon`` also in the middle of one, which is then in doubt.
+    ``stop`` ends it between two writes; ``abandon`` also in the middle of one, which is then in
+    doubt.
     """
 
     def __init__(self, number: int, address: Address, topics: Sequence[str], seed: int) -> None:
@@ -92,10 +95,14 @@ class Writer(threading.Thread):
             if answer is not None and answer.status in (200, 201):
                 return answer
             if answer is not None and answer.status not in (429, 503):
-                self.ledger.problems.append(f"writer {self.ledger.writer}, write {number}: {answer}")
+                self.ledger.problems.append(
+                    f"writer {self.ledger.writer}, write {number}: {answer}"
+                )
                 return None
             if time.monotonic() > deadline:
-                self.ledger.problems.append(f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s (last: {answer})")
+                self.ledger.problems.append(
+                    f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s (last: {answer})"
+                )
                 return None
             self.ledger.retries += 1
             self.abandon.wait(RETRY_S)
@@ -107,7 +114,9 @@ class Writer(threading.Thread):
             if self._api is None:
                 self._api = Api(self._address(), timeout_s=GIVE_UP_S)
             config = {"durability": topic.partition("-")[0]}
-            return self._api.append(topic, *data, idempotency_key=f"w{self.ledger.writer}-{number}", config=config)
+            return self._api.append(
+                topic, *data, idempotency_key=f"w{self.ledger.writer}-{number}", config=config
+            )
         except (OSError, http.client.HTTPException):
             self._hang_up()
             return None
@@ -131,7 +140,9 @@ def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
 
 
 def verify(api: Api, topics: Sequence[str], ledgers: Sequence[Ledger]) -> list[str]:
-    """What is wrong with the topics, in words: acknowledged records lost, moved, doubled or out of order, holes in the seqs."""
+    """What is wrong with the topics, in words: acknowledged records lost, moved, doubled or out of
+    order, holes in the seqs.
+    """
     problems = [problem for ledger in ledgers for problem in ledger.problems]
     found: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     for topic in topics:
@@ -170,9 +181,13 @@ def _compare(ledger: Ledger, found: dict[tuple[int, int], list[tuple[str, int, i
     for number, write in ledger.acked.items():
         expected = [(write.topic, seq, position) for position, seq in enumerate(write.seqs)]
         if (there := found.get((ledger.writer, number), [])) != expected:
-            problems.append(f"writer {ledger.writer}, write {number}: acknowledged as {expected}, found {there}")
+            problems.append(
+                f"writer {ledger.writer}, write {number}: acknowledged as {expected}, found {there}"
+            )
     known = {*ledger.acked, ledger.in_doubt}
-    strangers = [number for writer, number in found if writer == ledger.writer and number not in known]
+    strangers = [
+        number for writer, number in found if writer == ledger.writer and number not in known
+    ]
     if strangers:
         problems.append(f"writer {ledger.writer}: writes {strangers} were never sent")
     return problems

@@ -10,15 +10,33 @@ from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine, keeps_key
 from topics.engine.store import RESIDENT, Runs
 from topics.engine.topic import Topic
-from topics.formats.api.requests import AppendBody, Buffer, Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.api.requests import (
+    AppendBody,
+    Buffer,
+    Diff,
+    Limits,
+    decode_append,
+    decode_config,
+    decode_delete,
+    json_bytes,
+)
 from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
 from topics.formats.disk.wal import FrameKind
 
-LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 
 
 def view_of(encoded: EncodedRecords) -> RecordsView:
-    return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts)))
+    return RecordsView(
+        encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
+    )
 
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
@@ -29,7 +47,9 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
     blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))
     parts = (rendering.ext, ends.tobytes(), *rendering.tables, blob)
     if topic.config.durability == "ephemeral":
-        change.resident = EncodedRecords(rendering.flags, change.count, rendering.ext, parts, len(blob))
+        change.resident = EncodedRecords(
+            rendering.flags, change.count, rendering.ext, parts, len(blob)
+        )
     else:
         (frame,) = change.frames
         change.frames = [frame._replace(flags=rendering.flags, parts=parts)]
@@ -61,9 +81,13 @@ class Desk:
     def release(self, places: Sequence[int]) -> None:
         self.engine.marks.forget(places)
 
-    def append(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> Append | Follow | Remembered:
+    def append(
+        self, name: str, *datas: Any, key: str | None = None, **body: Any
+    ) -> Append | Follow | Remembered:
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
-        outcome = self.engine.append(name, decode_append(json_bytes(request), None, LIMITS), self.now)
+        outcome = self.engine.append(
+            name, decode_append(json_bytes(request), None, LIMITS), self.now
+        )
         if isinstance(outcome, Append):
             self.pending.append(outcome)
             reservation = self.engine.reserve(outcome.topic)
@@ -73,7 +97,9 @@ class Desk:
 
     def decide_long(self, name: str, *datas: Any, key: str | None = None) -> Append:
         """Not pending yet: its records are being written."""
-        body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), key, LIMITS)
+        body = decode_append(
+            json_bytes({"records": [{"data": data} for data in datas]}), key, LIMITS
+        )
         return decide_long(self.engine, self.engine.topic(name), body, self.now)
 
     def put(self, name: str, **config: Any) -> Change:
@@ -116,7 +142,9 @@ class Desk:
             view, bit = view_of(change.resident), RESIDENT
         else:
             (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
-            view = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts)))
+            view = RecordsView(
+                frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts))
+            )
         self._views.append(view)
         return bit | len(self._views) - 1
 

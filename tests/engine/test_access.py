@@ -94,7 +94,9 @@ def test_a_prefix_may_name_a_router() -> None:
 
 def test_entries_are_separated_by_commas_and_white_space_around_them_means_nothing() -> None:
     access = Access.parse(" one , two:r ,,\tthree\n,")
-    assert [bool(access.authenticate(secret)) for secret in (b"one", b"two", b"three", b" one ", b"")] == [True] * 3 + [False] * 2
+    assert [
+        bool(access.authenticate(secret)) for secret in (b"one", b"two", b"three", b" one ", b"")
+    ] == [True] * 3 + [False] * 2
 
 
 # Fail closed
@@ -119,13 +121,27 @@ def test_a_malformed_scope_token_is_refused(text: str) -> None:
         Access.parse(text)
 
 
-@pytest.mark.parametrize("text", ["key:r:|", "key:r:a|", "key:r:|a", "key:r:a||b", "key:r:.a", "key:r:a b", "key:r:a*", "key:r:é"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "key:r:|",
+        "key:r:a|",
+        "key:r:|a",
+        "key:r:a||b",
+        "key:r:.a",
+        "key:r:a b",
+        "key:r:a*",
+        "key:r:é",
+    ],
+)
 def test_a_prefix_that_is_empty_or_can_match_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="entry 1: a name prefix"):
         Access.parse(text)
 
 
-@pytest.mark.parametrize("text", [":read", "::", ":", "ok,:r:x", "two words", "tab\tinside", "schlüssel", "nul\0"])
+@pytest.mark.parametrize(
+    "text", [":read", "::", ":", "ok,:r:x", "two words", "tab\tinside", "schlüssel", "nul\0"]
+)
 def test_a_key_that_no_header_could_carry_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"entry [12]: the key must be"):
         Access.parse(text)
@@ -169,10 +185,14 @@ def test_the_text_is_overwritten_whether_it_was_right_or_wrong() -> None:
 
 def test_an_unknown_token_is_nobody() -> None:
     access = Access.parse("key,other")
-    assert [access.authenticate(token) for token in (b"", b"ke", b"key ", b"Key", b"key:read", b"\xff")] == [None] * 6
+    assert [
+        access.authenticate(token) for token in (b"", b"ke", b"key ", b"Key", b"key:read", b"\xff")
+    ] == [None] * 6
 
 
-def test_the_token_is_compared_with_every_key_wherever_it_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_compared_with_every_key_wherever_it_matches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     access = Access.parse("first,second,third")
     compared: list[bytes] = []
 

@@ -8,16 +8,25 @@ from hypothesis import strategies as st
 from topics.engine.dedupe import DedupeWindow, Remembered
 
 WINDOW_MS = 10
-STEPS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6), st.sampled_from([WINDOW_MS, WINDOW_MS, 5, 0])), max_size=40)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from("abcd"), st.integers(0, 6), st.sampled_from([WINDOW_MS, WINDOW_MS, 5, 0])
+    ),
+    max_size=40,
+)
 
 
 @given(STEPS)
-def test_a_key_stands_for_its_last_write_as_long_as_the_window_and_is_then_let_go(steps: list[tuple[str, int, int]]) -> None:
+def test_a_key_stands_for_its_last_write_as_long_as_the_window_and_is_then_let_go(
+    steps: list[tuple[str, int, int]],
+) -> None:
     window, model, now_ms = DedupeWindow(), dict[str, Remembered](), 0
     for seq, (key, later_ms, window_ms) in enumerate(steps, 1):
         now_ms += later_ms
         alive = {known: write for known, write in model.items() if now_ms - write.at_ms < window_ms}
-        assert {known: window.find(known, now_ms, window_ms) for known in "abcd"} == {known: alive.get(known) for known in "abcd"}
+        assert {known: window.find(known, now_ms, window_ms) for known in "abcd"} == {
+            known: alive.get(known) for known in "abcd"
+        }
         write = Remembered(seq, 1, now_ms)
         window.remember(key, write, window_ms)
         model = alive | ({key: write} if window_ms else {})

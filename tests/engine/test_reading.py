@@ -16,7 +16,9 @@ from topics.formats.api.requests import Diff
 
 
 def records_of(page: Page) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+    records: list[dict[str, Any]] = msgspec.json.decode(
+        b"[%b]" % b",".join(map(bytes, page.pieces))
+    )
     assert len(records) == page.count
     return records
 
@@ -53,7 +55,12 @@ def test_records_that_are_not_committed_are_not_seen() -> None:
 
 def test_the_cursor_is_an_exclusive_lower_bound() -> None:
     desk = filled(3, 3)
-    assert [seqs_of(desk.read("a", cursor)) for cursor in (0, 2, 3, 5)] == [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6], [4, 5, 6], [6]]
+    assert [seqs_of(desk.read("a", cursor)) for cursor in (0, 2, 3, 5)] == [
+        [1, 2, 3, 4, 5, 6],
+        [3, 4, 5, 6],
+        [4, 5, 6],
+        [6],
+    ]
     at_head = desk.read("a", 6)
     assert (at_head.count, at_head.next_from_seq, at_head.caught_up) == (0, 6, True)
 
@@ -77,7 +84,11 @@ def test_at_least_one_record_is_given_whatever_its_size() -> None:
     desk.append("a", "x" * 1000, "y" * 1000)
     desk.append("a", "z" * 1000)
     desk.commit()
-    assert [seqs_of(desk.read("a", cursor, max_batch_bytes=1)) for cursor in range(3)] == [[1], [2], [3]]
+    assert [seqs_of(desk.read("a", cursor, max_batch_bytes=1)) for cursor in range(3)] == [
+        [1],
+        [2],
+        [3],
+    ]
 
 
 def test_the_byte_budget_counts_what_is_sent() -> None:
@@ -88,7 +99,10 @@ def test_the_byte_budget_counts_what_is_sent() -> None:
         sent = sum(len(piece) for piece in page.pieces)
         assert page.count == 1 or sent <= budget
         if page.count < 100:
-            assert sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).pieces[0])) + 1 > budget
+            assert (
+                sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).pieces[0])) + 1
+                > budget
+            )
     assert desk.read("a", max_batch_bytes=whole + 1).caught_up
 
 
@@ -151,7 +165,9 @@ def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> No
     ("from_seq", "epoch", "recreated"),
     [(0, None, False), (2, None, False), (3, None, True), (0, "right", False), (3, "right", False), (0, "wrong", True), (2, "wrong", True)],
 )  # fmt: skip
-def test_a_cursor_of_an_earlier_topic_is_told_so(from_seq: int, epoch: str | None, recreated: bool) -> None:
+def test_a_cursor_of_an_earlier_topic_is_told_so(
+    from_seq: int, epoch: str | None, recreated: bool
+) -> None:
     desk = filled(2)
     topic = desk.engine.topic("a")
     given_epoch = None if epoch is None else topic.epoch - (epoch == "wrong")
@@ -162,7 +178,13 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(from_seq: int, epoch: str | Non
         return
     lost = page.tombstone
     assert lost is not None
-    assert (lost.gap_from, lost.gap_to, lost.reason, lost.earliest_seq, lost.head_seq) == (1, 2, "recreated", 1, 2)
+    assert (lost.gap_from, lost.gap_to, lost.reason, lost.earliest_seq, lost.head_seq) == (
+        1,
+        2,
+        "recreated",
+        1,
+        2,
+    )
     assert seqs_of(page) == [1, 2]
     assert page.worth_answering
 
@@ -174,14 +196,24 @@ LOST = ((3, 6), (11, 13))
 
 
 def torn() -> Desk:
-    """Topic ``a``: live are 1, 2, 9, 14 and, from the node "me", 8; 7 and 10 are deleted; the others were lost."""
+    """Topic ``a``: live are 1, 2, 9, 14 and, from the node "me", 8; 7 and 10 are deleted; the
+    others were lost.
+    """
     desk = Desk()
     desk.append("a", 1, 2)
     desk.commit()
     topic = desk.engine.topic("a")
     lose(topic, LOST[0])
     topic.next_seq = 7
-    desk.append("a", records=[{"data": 7, "tag": "no"}, {"data": 8, "node": "me"}, {"data": 9}, {"data": 10, "tag": "no"}])
+    desk.append(
+        "a",
+        records=[
+            {"data": 7, "tag": "no"},
+            {"data": 8, "node": "me"},
+            {"data": 9},
+            {"data": 10, "tag": "no"},
+        ],
+    )
     desk.commit()
     desk.delete_records("a", match="no")
     desk.commit()
@@ -195,23 +227,31 @@ def torn() -> Desk:
 @pytest.mark.parametrize("from_seq", range(15))
 @pytest.mark.parametrize("nodes", [frozenset(), frozenset({"me"})])
 @pytest.mark.parametrize("limit", [1, 1000])
-def test_each_loss_is_told_once_and_whole_wherever_pages_end(from_seq: int, nodes: frozenset[str], limit: int) -> None:
+def test_each_loss_is_told_once_and_whole_wherever_pages_end(
+    from_seq: int, nodes: frozenset[str], limit: int
+) -> None:
     desk = torn()
     lost = [seq for first, last in LOST for seq in range(first, last + 1) if seq > from_seq]
     live = [seq for seq in (1, 2, 8, 9, 14) if seq > from_seq and (seq != 8 or not nodes)]
     for until_seq in range(from_seq + 1, 15):
         cursor, ends, told, found = from_seq, [], set(), []
         while cursor < 14:
-            page = desk.read("a", cursor, limit, nodes=nodes, until_seq=until_seq if cursor < until_seq else None)
+            page = desk.read(
+                "a", cursor, limit, nodes=nodes, until_seq=until_seq if cursor < until_seq else None
+            )
             assert cursor < page.next_from_seq
             assert page.caught_up == (page.next_from_seq == 14)
             if page.tombstone is not None:
                 ends.append(page.tombstone.gap_to)
                 told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
-                assert cursor < page.tombstone.gap_from <= page.tombstone.gap_to <= page.next_from_seq
+                assert (
+                    cursor < page.tombstone.gap_from <= page.tombstone.gap_to <= page.next_from_seq
+                )
             found += seqs_of(page)
             cursor = page.next_from_seq
-        assert (ends, found) == ([last for _, last in LOST if last > from_seq], live), f"first read until {until_seq}"
+        assert (ends, found) == ([last for _, last in LOST if last > from_seq], live), (
+            f"first read until {until_seq}"
+        )
         assert told - {7, 10} == {*lost}  # a gap goes across deleted records
 
 
@@ -219,7 +259,12 @@ def test_no_loss_is_told_past_the_head_that_the_reader_may_see() -> None:
     desk = torn()
     page = read(desk.engine.topic("a"), Diff(from_seq=2, until_seq=3), desk, head_seq=5)
     assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.next_from_seq, page.caught_up) == (3, 5, 5, True)
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.next_from_seq, page.caught_up) == (
+        3,
+        5,
+        5,
+        True,
+    )
 
 
 # Against the obvious model
@@ -292,5 +337,7 @@ def test_pages_put_together_are_what_the_reader_asked_for(
         scanned += page.scanned
         if page.caught_up:
             break
-    assert [list(record.items()) for record in found] == [list(record.items()) for record in expected]
+    assert [list(record.items()) for record in found] == [
+        list(record.items()) for record in expected
+    ]
     assert scanned == seq

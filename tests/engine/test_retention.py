@@ -1,4 +1,6 @@
-"""Caps, age, floors and deletes, one sentence each; the long runs are in test_topic_machine.py and topic_walk.py."""
+"""Caps, age, floors and deletes, one sentence each; the long runs are in test_topic_machine.py and
+topic_walk.py.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def fill(desk: Desk, *writes: int, **config: Any) -> None:
 
 
 def told(page: Page) -> tuple[int, int, str] | None:
-    return page.tombstone and (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason)
+    return page.tombstone and (
+        page.tombstone.gap_from,
+        page.tombstone.gap_to,
+        page.tombstone.reason,
+    )
 
 
 def expire(desk: Desk) -> object:
@@ -91,7 +97,12 @@ def test_a_tightened_cap_counts_when_it_is_committed(desk: Desk) -> None:
 
 def test_deleted_records_take_no_room_under_a_cap(desk: Desk) -> None:
     desk.put("a", cap_records=3)
-    desk.append("a", records=[{"data": number, "tag": "even" if number % 2 == 0 else "odd"} for number in range(3)])
+    desk.append(
+        "a",
+        records=[
+            {"data": number, "tag": "even" if number % 2 == 0 else "odd"} for number in range(3)
+        ],
+    )
     desk.commit()
     desk.delete_records("a", match="odd")
     desk.append("a", 3)
@@ -103,8 +114,13 @@ def test_deleted_records_take_no_room_under_a_cap(desk: Desk) -> None:
 # Reject
 
 
-@pytest.mark.parametrize(("before", "count", "fits"), [(0, 3, True), (0, 4, False), (2, 1, True), (2, 2, False), (3, 1, False)])
-def test_a_topic_that_rejects_takes_a_write_whole_or_not_at_all(desk: Desk, before: int, count: int, fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "count", "fits"),
+    [(0, 3, True), (0, 4, False), (2, 1, True), (2, 2, False), (3, 1, False)],
+)
+def test_a_topic_that_rejects_takes_a_write_whole_or_not_at_all(
+    desk: Desk, before: int, count: int, fits: bool
+) -> None:
     desk.put("a", cap_records=3, discard="reject")
     if before:
         desk.append("a", *range(before))  # on its way counts too
@@ -245,7 +261,9 @@ def test_a_record_is_deleted_once(desk: Desk) -> None:
 )
 def test_eq_is_the_tag_and_glob_its_beginning(desk: Desk, match: Any, left: list[int]) -> None:
     tags = ["x", "x*", "xyz", 'é"\\', "", None]
-    desk.append("a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags])
+    desk.append(
+        "a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
+    )
     desk.commit()
     desk.delete_records("a", match=match)
     desk.commit()
@@ -262,8 +280,15 @@ def test_the_head_of_a_topic_without_records_is_reached_at_once(desk: Desk) -> N
     assert (seqs_of(page), page.next_from_seq, page.scanned, page.caught_up) == ([6], 11, 1, True)
 
 
-def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_are_told_of(desk: Desk) -> None:
-    for durability, frames, sync in (("fsync", 1, True), ("disk", 1, False), ("memory", 1, False), ("ephemeral", 0, False)):
+def test_only_a_class_that_is_synced_syncs_its_deletes_and_only_logged_records_are_told_of(
+    desk: Desk,
+) -> None:
+    for durability, frames, sync in (
+        ("fsync", 1, True),
+        ("disk", 1, False),
+        ("memory", 1, False),
+        ("ephemeral", 0, False),
+    ):
         desk.put(durability, durability=durability)
         desk.append(durability, 1)
         desk.commit()
@@ -300,7 +325,12 @@ def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_lef
         index.add(1 + 2 * number, 2, number, 50, number)
     for dropped in range(1, 1000):
         index.drop(1)
-        assert (len(index), index.find(2 * dropped + 1), index.find(1), index.entry(0)[0]) == (1000 - dropped, 0, 0, 2 * dropped + 1)
+        assert (len(index), index.find(2 * dropped + 1), index.find(1), index.entry(0)[0]) == (
+            1000 - dropped,
+            0,
+            0,
+            2 * dropped + 1,
+        )
         assert index.find_ts(dropped + 1) == min(1, 1000 - dropped)
     index.drop(1)
     assert (len(index), index.bytes_used()) == (0, 0)

@@ -1,4 +1,6 @@
-"""A shard against a dict: appends, keys, puts, deletes, commits in any order the log allows, a log that fails, clocks that step."""
+"""A shard against a dict: appends, keys, puts, deletes, commits in any order the log allows, a log
+that fails, clocks that step.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Model:
 
 
 class Shard(RuleBasedStateMachine):
-    """``models`` holds what is committed, by topic id; ``names``, ``windows`` and ``next_seqs`` what is decided."""
+    """``models`` holds what is committed, by topic id; ``names``, ``windows`` and ``next_seqs``
+    what is decided.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -58,7 +62,12 @@ class Shard(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(name=NAMES, count=st.sampled_from([1, 2, 3, 2100]), key=st.none() | KEYS, create=st.none() | st.booleans())
+    @rule(
+        name=NAMES,
+        count=st.sampled_from([1, 2, 3, 2100]),
+        key=st.none() | KEYS,
+        create=st.none() | st.booleans(),
+    )
     def append(self, name: str, count: int, key: str | None, create: bool | None) -> None:
         if self._is_taken(name):
             return
@@ -87,7 +96,10 @@ class Shard(RuleBasedStateMachine):
         topic_id = self.names.get(name)
         if topic_id is None:
             return
-        while any(change.topic.id == topic_id and not isinstance(change, Reservation) for change in self.desk.pending):
+        while any(
+            change.topic.id == topic_id and not isinstance(change, Reservation)
+            for change in self.desk.pending
+        ):
             self._commit(self.desk.pending[0])
         if self._known_key(name, key) is not None:
             return
@@ -150,7 +162,11 @@ class Shard(RuleBasedStateMachine):
         self.windows[topic_id] = DEFAULT_WINDOW_MS
         self.next_seqs[topic_id] = 1
 
-    @rule(name=NAMES, durability=st.none() | st.sampled_from(CLASSES), window_ms=st.none() | st.sampled_from([0, 50, 1000]))
+    @rule(
+        name=NAMES,
+        durability=st.none() | st.sampled_from(CLASSES),
+        window_ms=st.none() | st.sampled_from([0, 50, 1000]),
+    )
     def put(self, name: str, durability: str | None, window_ms: int | None) -> None:
         if self._is_taken(name):
             return
@@ -165,7 +181,9 @@ class Shard(RuleBasedStateMachine):
         if window_ms is not None:
             if window_ms > self.windows[topic_id]:
                 keys = self.models[topic_id].keys
-                for key in [key for key in keys if self.desk.now.ms - keys[key][2] >= self.windows[topic_id]]:
+                for key in [
+                    key for key in keys if self.desk.now.ms - keys[key][2] >= self.windows[topic_id]
+                ]:
                     del keys[key]
             self.windows[topic_id] = window_ms
         self.pending_window[id(change)] = self.windows[topic_id]
@@ -196,7 +214,12 @@ class Shard(RuleBasedStateMachine):
             assert not if_empty or self.next_seqs[topic_id] == 1
             del self.names[name]
 
-    @rule(name=NAMES, from_seq=st.integers(0, 12), limit=st.integers(1, 5), epoch_off=st.none() | st.integers(0, 1))
+    @rule(
+        name=NAMES,
+        from_seq=st.integers(0, 12),
+        limit=st.integers(1, 5),
+        epoch_off=st.none() | st.integers(0, 1),
+    )
     def read(self, name: str, from_seq: int, limit: int, epoch_off: int | None) -> None:
         topic_id = self.names.get(name)
         if topic_id is None:
@@ -229,12 +252,16 @@ class Shard(RuleBasedStateMachine):
     @precondition(lambda self: self.desk.pending)
     @rule(data=st.data())
     def commit_one(self, data: st.DataObject) -> None:
-        """What waits for a write only may come before what waits for a sync; all that is synced has been written."""
+        """What waits for a write only may come before what waits for a sync; all that is synced has
+        been written.
+        """
         written = next((change for change in self.desk.pending if not change.sync), None)
         first = self.desk.pending[0]
         chosen = data.draw(st.sampled_from([first] if written is None else [first, written]))
         for earlier in self.desk.pending[: self.desk.pending.index(chosen)]:
-            assert isinstance(earlier, Reservation) or earlier.topic is not chosen.topic, "changes of a topic keep their order"
+            assert isinstance(earlier, Reservation) or earlier.topic is not chosen.topic, (
+                "changes of a topic keep their order"
+            )
         self._commit(chosen)
 
     @rule()
@@ -249,7 +276,9 @@ class Shard(RuleBasedStateMachine):
         model = self.models[change.topic.id]
         if isinstance(change, Append):
             model.created = True
-            assert change.resident is None or change.last_seq <= change.topic.reserved_seq, "a restart gives its seqs to nobody"
+            assert change.resident is None or change.last_seq <= change.topic.reserved_seq, (
+                "a restart gives its seqs to nobody"
+            )
             for seq, value in enumerate(self.pending_data.pop(id(change)), change.first_seq):
                 model.records.append((seq, change.ts, value))
             if change.key is not None and self.windows[change.topic.id]:
@@ -264,18 +293,28 @@ class Shard(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.desk.undo()
-        self.pending_data = {number: datas for number, datas in self.pending_data.items() if number == id(self.held)}
+        self.pending_data = {
+            number: datas for number, datas in self.pending_data.items() if number == id(self.held)
+        }
         self.pending_window.clear()
-        self.names = {model.name: topic_id for topic_id, model in self.models.items() if model.created and not model.deleted}
+        self.names = {
+            model.name: topic_id
+            for topic_id, model in self.models.items()
+            if model.created and not model.deleted
+        }
         for topic_id, model in self.models.items():
             self.next_seqs[topic_id], self.windows[topic_id] = model.head_seq + 1, model.window_ms
         if self.held is not None:
             self.next_seqs[self.held.topic.id] = self.held.last_seq + 1
 
     def _a_window_is_shrinking(self) -> bool:
-        """Keys that a shorter window has let go do not come back when it is undone: a key less, but only while the disk is full."""
+        """Keys that a shorter window has let go do not come back when it is undone: a key less, but
+        only while the disk is full.
+        """
         return any(
-            isinstance(change, Put) and change.before is not None and change.before.idempotency_window_ms > self.windows[change.topic.id]
+            isinstance(change, Put)
+            and change.before is not None
+            and change.before.idempotency_window_ms > self.windows[change.topic.id]
             for change in self.desk.pending
         )
 
@@ -294,16 +333,35 @@ class Shard(RuleBasedStateMachine):
             assert topic.config.idempotency_window_ms == self.windows[topic_id]
             assert not topic.deleted
             decided = [*self.desk.pending, *([self.held] if self.held else [])]
-            pending = [change for change in decided if change.topic is topic and not isinstance(change, Reservation)]
-            assert topic.pending_bytes == sum(change.size for change in pending if isinstance(change, Append))
-            assert topic.pending_keys == {change.key: change for change in pending if isinstance(change, Append) and change.key}
+            pending = [
+                change
+                for change in decided
+                if change.topic is topic and not isinstance(change, Reservation)
+            ]
+            assert topic.pending_bytes == sum(
+                change.size for change in pending if isinstance(change, Append)
+            )
+            assert topic.pending_keys == {
+                change.key: change
+                for change in pending
+                if isinstance(change, Append) and change.key
+            }
             assert topic.reserved_seq <= topic.reserving_seq
-            assert topic.reserving_seq <= max([topic.reserved_seq, *(self._ceiling(change, topic) for change in decided)])
-            assert (topic.pending, topic.pending_sync) == (len(pending), sum(change.sync for change in pending))
+            assert topic.reserving_seq <= max(
+                [topic.reserved_seq, *(self._ceiling(change, topic) for change in decided)]
+            )
+            assert (topic.pending, topic.pending_sync) == (
+                len(pending),
+                sum(change.sync for change in pending),
+            )
 
     @staticmethod
     def _ceiling(change: Change, topic: Topic) -> int:
-        return change.ceiling if isinstance(change, Append | Reservation) and change.topic is topic else 0
+        return (
+            change.ceiling
+            if isinstance(change, Append | Reservation) and change.topic is topic
+            else 0
+        )
 
 
 @pytest.mark.slow

@@ -100,7 +100,9 @@ def test_a_dead_letter_outside_the_prefixes_is_forbidden(desk: Desk) -> None:
     with pytest.raises(Forbidden):
         desk.engine.put("mine.a", patch, desk.now, ["mine."])
     with pytest.raises(Forbidden):
-        desk.engine.append("mine.a", body(b',"config":{"dead_letter":"other"}'), desk.now, ["mine."])
+        desk.engine.append(
+            "mine.a", body(b',"config":{"dead_letter":"other"}'), desk.now, ["mine."]
+        )
     assert desk.engine.topics == {}
     desk.engine.put("mine.a", decode_config(b'{"dead_letter":"mine.b"}'), desk.now, ["mine."])
 
@@ -127,7 +129,10 @@ def test_a_put_without_a_difference_waits_for_the_one_before_it(desk: Desk) -> N
 # What must be synced
 
 
-@pytest.mark.parametrize(("durability", "sync"), [("ephemeral", False), ("memory", False), ("disk", False), ("fsync", True)])
+@pytest.mark.parametrize(
+    ("durability", "sync"),
+    [("ephemeral", False), ("memory", False), ("disk", False), ("fsync", True)],
+)
 def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sync: bool) -> None:
     desk.put("a", durability=durability)
     desk.commit()
@@ -184,7 +189,11 @@ def test_a_reservation_is_undone_with_the_records_that_carried_it(desk: Desk) ->
     desk.append("a", *range(RESERVE_MIN + 1))
     desk.undo()
     topic = desk.engine.topic("a")
-    assert (topic.reserved_seq, topic.reserving_seq, topic.next_seq) == (RESERVE_MIN, RESERVE_MIN, 1)
+    assert (topic.reserved_seq, topic.reserving_seq, topic.next_seq) == (
+        RESERVE_MIN,
+        RESERVE_MIN,
+        1,
+    )
     assert kinds(desk.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
 
 
@@ -321,7 +330,9 @@ def test_priority_falls_by_one_each_second_after_a_read(desk: Desk) -> None:
     topic = desk.engine.topic("a")
     assert topic.effective_priority(desk.now.ms) == 0
     topic.touch(*desk.now)
-    assert [topic.effective_priority(desk.now.ms + ms) for ms in (0, 999, 1000, 499_000, 500_000, 10**9)] == [
+    assert [
+        topic.effective_priority(desk.now.ms + ms) for ms in (0, 999, 1000, 499_000, 500_000, 10**9)
+    ] == [
         500,
         500,
         499,

@@ -1,6 +1,8 @@
-"""Topics that shrink, against a list of records: caps, age, deletes, classes, clocks, sealing, checkpoints and restarts in any order.
+"""Topics that shrink, against a list of records: caps, age, deletes, classes, clocks, sealing,
+checkpoints and restarts in any order.
 
-``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` looks longer, `topic_walk` goes further.
+``TOPIC_MACHINE_EXAMPLES=20000 python -m pytest tests/engine/test_topic_machine.py`` looks longer,
+`topic_walk` goes further.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from topics.engine.reading import read
 from topics.engine.shard import Append, Change, FloorMoved, Now
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
-from topics.formats.api.requests import AppendBody, Diff, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.api.requests import (
+    AppendBody,
+    Diff,
+    decode_append,
+    decode_config,
+    decode_delete,
+    json_bytes,
+)
 from topics.formats.api.topic_config import TopicConfig, merge
 from topics.formats.disk.wal import FrameKind
 
@@ -33,7 +42,11 @@ TAGS = ["x", "xy", "xyz", 'é"', ""]
 RECORDS = st.lists(
     st.fixed_dictionaries(
         {"data": st.sampled_from([1, "data" * 10])},
-        optional={"tag": st.sampled_from(TAGS), "node": st.sampled_from(["n", "m"]), "meta": st.just({"k": 1})},
+        optional={
+            "tag": st.sampled_from(TAGS),
+            "node": st.sampled_from(["n", "m"]),
+            "meta": st.just({"k": 1}),
+        },
     ),
     min_size=1,
     max_size=6,
@@ -50,7 +63,12 @@ CONFIGS = st.fixed_dictionaries(
     },
 )
 MATCHES = st.sampled_from(
-    [*TAGS, *(["tag", "Eq", tag] for tag in TAGS), *(["tag", "Glob", f"{tag}*"] for tag in TAGS), ["tag", "Eq", "x*"]]
+    [
+        *TAGS,
+        *(["tag", "Eq", tag] for tag in TAGS),
+        *(["tag", "Glob", f"{tag}*"] for tag in TAGS),
+        ["tag", "Eq", "x*"],
+    ]
 )
 EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 Models = dict[int, TopicModel]
@@ -70,8 +88,12 @@ class Retention(RuleBasedStateMachine):
         self.checkpoint: dict[str, Any] | None = None
         self.checkpointing: dict[str, Any] | None = None
         self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = set()  # topics of which a floor was shown, and the frame that tells of it was lost
-        self.held: tuple[Append, Callable[[], None]] | None = None  # a streamed append that is decided, and how it is submitted
+        self.untold: set[int] = (
+            set()
+        )  # topics of which a floor was shown, and the frame that tells of it was lost
+        self.held: tuple[Append, Callable[[], None]] | None = (
+            None  # a streamed append that is decided, and how it is submitted
+        )
         self.number = 0
 
     # Ways in
@@ -86,10 +108,19 @@ class Retention(RuleBasedStateMachine):
             change = self.world.engine.expire(topic, self.now)
             if change is not None:
                 model = self.models[topic.id]
-                self._submit(change, {FrameKind.FLOOR: partial(_raise, topic.id, model.start, dict(model.floors))}, _nothing)
+                self._submit(
+                    change,
+                    {FrameKind.FLOOR: partial(_raise, topic.id, model.start, dict(model.floors))},
+                    _nothing,
+                )
         return topic
 
-    def _submit(self, change: Change, effects: dict[FrameKind, Callable[[Models], None]], commit: Callable[[], None]) -> None:
+    def _submit(
+        self,
+        change: Change,
+        effects: dict[FrameKind, Callable[[Models], None]],
+        commit: Callable[[], None],
+    ) -> None:
         self.world.submit(change, effects, commit)
 
     @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
@@ -97,7 +128,9 @@ class Retention(RuleBasedStateMachine):
         if self._is_taken(name):
             return
         topic = self._fresh(name)
-        decided = self._decide(topic, records, node, lambda body: self.world.engine.append(name, body, self.now))
+        decided = self._decide(
+            topic, records, node, lambda body: self.world.engine.append(name, body, self.now)
+        )
         if decided is not None:
             _, submit = decided
             submit()
@@ -112,7 +145,9 @@ class Retention(RuleBasedStateMachine):
         if topic.pending:
             self.commit_all()
         self._fresh(name)
-        self.held = self._decide(topic, records, node, lambda body: decide_long(self.world.engine, topic, body, self.now))
+        self.held = self._decide(
+            topic, records, node, lambda body: decide_long(self.world.engine, topic, body, self.now)
+        )
 
     def _is_taken(self, name: str) -> bool:
         """What writes to this topic waits behind a streamed append."""
@@ -135,7 +170,9 @@ class Retention(RuleBasedStateMachine):
 
     @rule(name=NAMES, records=RECORDS, ts=st.sampled_from([1, 51, 101]))
     def no_room_midway(self, name: str, records: list[dict[str, Any]], ts: int) -> None:
-        """A disk is full while a streamed append is under way, and what readers moved meanwhile cannot be told to the log."""
+        """A disk is full while a streamed append is under way, and what readers moved meanwhile
+        cannot be told to the log.
+        """
         if self.held is None:
             self.begin_long(name, records, None)
         if self.held is not None:
@@ -145,7 +182,11 @@ class Retention(RuleBasedStateMachine):
                 self.fail()
 
     def _decide(
-        self, topic: Topic | None, records: list[dict[str, Any]], node: str | None, decide: Callable[[AppendBody], Any]
+        self,
+        topic: Topic | None,
+        records: list[dict[str, Any]],
+        node: str | None,
+        decide: Callable[[AppendBody], Any],
     ) -> tuple[Append, Callable[[], None]] | None:
         """The change and what submits it; None when it is refused."""
         self.number += 1
@@ -167,15 +208,22 @@ class Retention(RuleBasedStateMachine):
             self.kept_in_memory.add(topic_id)
         made = [
             Record(shown["$seq"], change.ts, shown, len(json_bytes(shown)) + 1, logged)
-            for shown in (_shown(change.first_seq + index, change.ts, record, node) for index, record in enumerate(records))
+            for shown in (
+                _shown(change.first_seq + index, change.ts, record, node)
+                for index, record in enumerate(records)
+            )
         ]
         assert sum(record.size for record in made) == change.size
         if change.created:
             self.names[name] = topic_id
             self.models[topic_id] = TopicModel(name, config, change.topic.epoch)
         effects: dict[FrameKind, Callable[[Models], None]] = {
-            FrameKind.APPEND: lambda models: models[topic_id].append([replace(record, live=True) for record in made]),
-            FrameKind.TOPIC: lambda models: models.update({topic_id: TopicModel(name, config, change.topic.epoch)}),
+            FrameKind.APPEND: lambda models: models[topic_id].append(
+                [replace(record, live=True) for record in made]
+            ),
+            FrameKind.TOPIC: lambda models: models.update(
+                {topic_id: TopicModel(name, config, change.topic.epoch)}
+            ),
         }
 
         def submit() -> None:
@@ -188,19 +236,31 @@ class Retention(RuleBasedStateMachine):
 
     def _has_room(self, topic: Topic, records: list[dict[str, Any]], node: str | None) -> bool:
         model, ts = self.models[topic.id], max(self.now.ts, topic.last_ts)
-        pending = [waiting.change for waiting in self.world.pending if isinstance(waiting.change, Append) and waiting.change.topic is topic]
-        sizes = [len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1 for index, record in enumerate(records)]
+        pending = [
+            waiting.change
+            for waiting in self.world.pending
+            if isinstance(waiting.change, Append) and waiting.change.topic is topic
+        ]
+        sizes = [
+            len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1
+            for index, record in enumerate(records)
+        ]
         count = model.count + sum(change.count for change in pending) + len(records)
         size = model.bytes + sum(change.size for change in pending) + sum(sizes)
         config = topic.config
-        return (not config.cap_records or count <= config.cap_records) and (not config.cap_bytes or size <= config.cap_bytes)
+        return (not config.cap_records or count <= config.cap_records) and (
+            not config.cap_bytes or size <= config.cap_bytes
+        )
 
     @rule(name=NAMES, patch=CONFIGS)
     def put(self, name: str, patch: dict[str, Any]) -> None:
         if self._is_taken(name):
             return
         self._fresh(name)
-        if any(isinstance(waiting.change, Append) and waiting.change.resident for waiting in self.world.pending):
+        if any(
+            isinstance(waiting.change, Append) and waiting.change.resident
+            for waiting in self.world.pending
+        ):
             self.commit_all()
         before = self.world.engine.topics.get(name)
         change = self.world.engine.put(name, decode_config(json_bytes(patch)), self.now)
@@ -210,7 +270,11 @@ class Retention(RuleBasedStateMachine):
             self.names[name] = topic_id
             self.models[topic_id] = TopicModel(name, config, topic.epoch)
         assert config == merge(name, before and change.before, decode_config(json_bytes(patch)))
-        self._submit(change, {FrameKind.TOPIC: self._told(topic, config)}, lambda: self.models[topic_id].configure(config))
+        self._submit(
+            change,
+            {FrameKind.TOPIC: self._told(topic, config)},
+            lambda: self.models[topic_id].configure(config),
+        )
 
     def _told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
         """What a replay makes of a TOPIC frame that is written now."""
@@ -242,7 +306,11 @@ class Retention(RuleBasedStateMachine):
         assert change is not None
         del self.names[name]
         topic_id = topic.id
-        self._submit(change, {FrameKind.TOPIC_DELETED: lambda models: _drop(models, topic_id)}, lambda: _drop(self.models, topic_id))
+        self._submit(
+            change,
+            {FrameKind.TOPIC_DELETED: lambda models: _drop(models, topic_id)},
+            lambda: _drop(self.models, topic_id),
+        )
 
     @rule(name=NAMES, back=st.none() | st.integers(-5, 30), match=st.none() | MATCHES)
     def delete_records(self, name: str, back: int | None, match: Any) -> None:
@@ -261,7 +329,9 @@ class Retention(RuleBasedStateMachine):
         change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
 
         def effect(models: Models) -> None:
-            models[topic_id].delete(seqs if match is not None else models[topic_id].matching(bound, None))
+            models[topic_id].delete(
+                seqs if match is not None else models[topic_id].matching(bound, None)
+            )
 
         def commit() -> None:
             assert change.deleted == self.models[topic_id].delete(seqs)
@@ -279,15 +349,34 @@ class Retention(RuleBasedStateMachine):
         until=st.sampled_from([None, None, 0, 1, 5, 20]),
     )
     def read(
-        self, name: str, back: int, limit: int, nodes: set[str], flags: Flags, epoch: int | None, hidden: int, until: int | None
+        self,
+        name: str,
+        back: int,
+        limit: int,
+        nodes: set[str],
+        flags: Flags,
+        epoch: int | None,
+        hidden: int,
+        until: int | None,
     ) -> None:
-        """``hidden``: so many seqs below the head the reader is not to know of. ``until``: so many below the head it does not want."""
+        """``hidden``: so many seqs below the head the reader is not to know of. ``until``: so many
+        below the head it does not want.
+        """
         topic = self._fresh(name)
         if topic is not None:
             head = topic.head_seq
             until_seq = None if until is None else max(head - until, 0)
             bounds = max(head - hidden, 0), until_seq
-            self._check_read(topic, max(head + 1 - back, 0), limit, nodes, flags, epoch, reasons=True, bounds=bounds)
+            self._check_read(
+                topic,
+                max(head + 1 - back, 0),
+                limit,
+                nodes,
+                flags,
+                epoch,
+                reasons=True,
+                bounds=bounds,
+            )
 
     def _check_read(
         self,
@@ -305,18 +394,37 @@ class Retention(RuleBasedStateMachine):
         asked_epoch = None if epoch is None else topic.epoch + epoch
         tags, meta, data = flags
         head, until = bounds
-        asked = Diff(from_seq, limit, frozenset(nodes), tags, meta, epoch=asked_epoch, include_data=data, until_seq=until)
+        asked = Diff(
+            from_seq,
+            limit,
+            frozenset(nodes),
+            tags,
+            meta,
+            epoch=asked_epoch,
+            include_data=data,
+            until_seq=until,
+        )
         page = read(topic, asked, self.world, head_seq=head)
         recreated = epoch == 1 or (epoch is None and from_seq > model.head)
         head = model.head if head is None else head
-        expected = model.read(from_seq, limit, nodes, recreated, flags, head, head if until is None else until)
+        expected = model.read(
+            from_seq, limit, nodes, recreated, flags, head, head if until is None else until
+        )
         assert page.head_seq == head
         assert page.earliest_seq == min(model.start, head + 1)
         assert msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces))) == expected.records
         assert (page.count, page.scanned) == (len(expected.records), expected.scanned)
         assert page.next_from_seq == expected.next_from_seq
-        found = page.tombstone and (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason)
-        assert found == expected.tombstone if reasons else (found and found[:2]) == (expected.tombstone and expected.tombstone[:2])
+        found = page.tombstone and (
+            page.tombstone.gap_from,
+            page.tombstone.gap_to,
+            page.tombstone.reason,
+        )
+        assert (
+            found == expected.tombstone
+            if reasons
+            else (found and found[:2]) == (expected.tombstone and expected.tombstone[:2])
+        )
 
     # What time and the log do
 
@@ -337,10 +445,19 @@ class Retention(RuleBasedStateMachine):
     @precondition(lambda self: self.world.pending)
     @rule()
     def fail(self) -> None:
-        """The log could not be written: nothing that waits has happened, but what was shown as gone."""
+        """The log could not be written: nothing that waits has happened, but what was shown as
+        gone.
+        """
         engine, waiting = self.world.engine, self.world.pending
-        self.untold |= {pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)}
-        self.world.cut(min(pending.end - sum(frame.length for frame in pending.change.frames) for pending in waiting))
+        self.untold |= {
+            pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
+        }
+        self.world.cut(
+            min(
+                pending.end - sum(frame.length for frame in pending.change.frames)
+                for pending in waiting
+            )
+        )
         for pending in reversed(waiting):
             engine.undo(pending.change)
         self.world.pending = []
@@ -383,7 +500,10 @@ class Retention(RuleBasedStateMachine):
         del made["steps"]
         self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
         world.synced = world.position
-        self.checkpoint = made | {"position": world.position, "engine": world.engine.snapshot_engine()}
+        self.checkpoint = made | {
+            "position": world.position,
+            "engine": world.engine.snapshot_engine(),
+        }
         self.checkpointing = None
 
     @rule()
@@ -400,11 +520,17 @@ class Retention(RuleBasedStateMachine):
         old=st.sampled_from([True] + [False] * 4),
     )
     def restart(self, power: bool, share: int, often: bool, old: bool) -> None:
-        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of the log is replayed: ``old``."""
+        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
+        the log is replayed: ``old``.
+        """
         if not often:
             return
         world = self.world
-        written = world.pending[0].end - sum(f.length for f in world.pending[0].change.frames) if world.pending else world.position
+        written = (
+            world.pending[0].end - sum(f.length for f in world.pending[0].change.frames)
+            if world.pending
+            else world.position
+        )
         least = world.synced if power else max(world.synced, written)
         ends = [least, *(logged.header.end for logged in world.log if logged.header.end > least)]
         world.cut(ends[len(ends) * share // 11])
@@ -426,21 +552,31 @@ class Retention(RuleBasedStateMachine):
         for topic_id, topic in engine.by_id.items():
             model = self.models[topic_id]
             if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
-                # A checkpoint knows what went because of records in memory, and which of these were deleted; the log may not.
-                # It knows floors that were shown and that the log could not be told of, too.
+                # A checkpoint knows what went because of records in memory, and which of these were
+                # deleted; the log may not. It knows floors that were shown and that the log could
+                # not be told of, too.
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
                 model.floors["cap"] = max(model.floors["cap"], topic.cap_floor)
                 if topic_id in self.untold:
                     model.floors["ttl"] = max(model.floors["ttl"], topic.ttl_floor)
-            near = {seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)}
+            near = {
+                seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)
+            }
             for from_seq in sorted({0, topic.head_seq - 1, topic.head_seq, *near}):
                 if 0 <= from_seq <= topic.head_seq:
-                    self._check_read(topic, from_seq, 1000, set(), (True, True, True), 0, reasons=False)
+                    self._check_read(
+                        topic, from_seq, 1000, set(), (True, True, True), 0, reasons=False
+                    )
             assert topic.evict_floor == max(model.floors.values())
-            # A frame may tell of a floor a little later than it moved: another cause may then have taken the same records.
-            model.floors = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "loss": topic.loss_floor}
+            # A frame may tell of a floor a little later than it moved: another cause may then have
+            # taken the same records.
+            model.floors = {
+                "cap": topic.cap_floor,
+                "ttl": topic.ttl_floor,
+                "loss": topic.loss_floor,
+            }
 
     def _models_again(self, power: bool) -> None:
         models: Models = {}
@@ -450,7 +586,9 @@ class Retention(RuleBasedStateMachine):
         for topic_id, model in models.items():
             reserved = self._reserved(topic_id)
             durability = model.config.durability
-            if (durability == "ephemeral" or (power and durability != "fsync")) and model.head < reserved:
+            if (
+                durability == "ephemeral" or (power and durability != "fsync")
+            ) and model.head < reserved:
                 model.lose(model.head + 1, reserved)
             model.settle()
         self.models = models
@@ -458,7 +596,11 @@ class Retention(RuleBasedStateMachine):
     def _reserved(self, topic_id: int) -> int:
         kinds = (FrameKind.TOPIC, FrameKind.SEQS_RESERVED)
         headers = [logged.header for logged in self.world.log]
-        return max(header.first_seq for header in headers if header.topic_id == topic_id and header.kind in kinds)
+        return max(
+            header.first_seq
+            for header in headers
+            if header.topic_id == topic_id and header.kind in kinds
+        )
 
     # What is always true
 
@@ -468,9 +610,15 @@ class Retention(RuleBasedStateMachine):
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for topic_id in self.names.values():
             topic, model = engine.by_id[topic_id], self.models[topic_id]
-            assert (topic.head_seq, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
+            assert (topic.head_seq, topic.count, topic.bytes) == (
+                model.head,
+                model.count,
+                model.bytes,
+            )
             assert topic.start_seq == topic.earliest_seq == model.start
-            assert (topic.cap_floor, topic.ttl_floor, topic.loss_floor) == tuple(model.floors[cause] for cause in ("cap", "ttl", "loss"))
+            assert (topic.cap_floor, topic.ttl_floor, topic.loss_floor) == tuple(
+                model.floors[cause] for cause in ("cap", "ttl", "loss")
+            )
             assert topic.evict_floor <= topic.start_seq
             assert topic.committed == model.config
             assert list(topic.losses) == model.losses
@@ -478,8 +626,15 @@ class Retention(RuleBasedStateMachine):
             assert topic.frames.totals(0, len(topic.frames)) == (topic.count, topic.bytes)
             if self.world.pending == []:
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
-                count, size = sum(change.count for change in held), sum(change.size for change in held)
-                assert (topic.pending, topic.pending_bytes, topic.next_seq) == (len(held), size, topic.head_seq + 1 + count)
+                count, size = (
+                    sum(change.count for change in held),
+                    sum(change.size for change in held),
+                )
+                assert (topic.pending, topic.pending_bytes, topic.next_seq) == (
+                    len(held),
+                    size,
+                    topic.head_seq + 1 + count,
+                )
 
 
 def _shown(seq: int, ts: int, record: dict[str, Any], node: str | None) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A few long walks through the life of topics; ``python -m tests.engine.topic_walk --walks 5000`` takes more."""
+"""A few long walks through the life of topics; ``python -m tests.engine.topic_walk --walks 5000``
+takes more.
+"""
 
 from __future__ import annotations
 

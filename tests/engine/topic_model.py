@@ -1,4 +1,6 @@
-"""The obvious topic: a list of records. What the log was told is a list too, so that a restart is a loop over it."""
+"""The obvious topic: a list of records. What the log was told is a list too, so that a restart is a
+loop over it.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,11 @@ class TopicModel:
 
     def matching(self, bound: int, match: Match | None) -> set[int]:
         """Seqs of what a delete takes."""
-        return {record.seq for record in self.live if record.seq < bound and (match is None or _matches(match, record.tag))}
+        return {
+            record.seq
+            for record in self.live
+            if record.seq < bound and (match is None or _matches(match, record.tag))
+        }
 
     def delete(self, seqs: set[int]) -> int:
         gone = [record for record in self.live if record.seq in seqs]
@@ -128,9 +134,18 @@ class TopicModel:
 
     @property
     def losses_at_restart(self) -> list[tuple[int, int]]:
-        """What is lost, and what is only in memory, as ranges; not what lies below the first live record."""
+        """What is lost, and what is only in memory, as ranges; not what lies below the first live
+        record.
+        """
         start = self.start
-        spans = [*self.losses, *((record.seq, record.seq) for record in self.records if not record.logged and record.seq >= start)]
+        spans = [
+            *self.losses,
+            *(
+                (record.seq, record.seq)
+                for record in self.records
+                if not record.logged and record.seq >= start
+            ),
+        ]
         joined: list[tuple[int, int]] = []
         for first, last in sorted(spans):
             if joined and joined[-1][1] + 1 >= first:
@@ -144,14 +159,17 @@ class TopicModel:
     def read(
         self, from_seq: int, limit: int, nodes: set[str], recreated: bool, flags: tuple[bool, bool, bool], head: int, until: int
     ) -> Expected:  # fmt: skip
-        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants nothing past ``until``
+        """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants
+        nothing past ``until``
         but what follows a gap that goes past it."""
         tombstone = None
         head = min(head, self.head)
         last = min(head, until)
         if recreated:
             tombstone, from_seq = (1, head, "recreated"), 0
-        elif from_seq < last and (met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]):
+        elif from_seq < last and (
+            met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]
+        ):
             reason = met[0] if len(met) == 1 and met[0] != "loss" else "mixed"
             if self.start > last:
                 last = head
@@ -177,7 +195,12 @@ class TopicModel:
                 if record.shown.get("$node") not in nodes or not self.config.dedupe_node:
                     found.append(_cut(record.shown, *flags))
             at += 1
-        return Expected(found, min(at - 1, last) if from_seq < last else min(from_seq, self.head), scanned, tombstone)
+        return Expected(
+            found,
+            min(at - 1, last) if from_seq < last else min(from_seq, self.head),
+            scanned,
+            tombstone,
+        )
 
     def copy(self) -> TopicModel:
         return replace(
@@ -192,5 +215,9 @@ def _matches(match: Match, tag: str | None) -> bool:
 
 
 def _cut(shown: dict[str, Any], tags: bool, meta: bool, data: bool) -> dict[str, Any]:
-    left_out = {name for name, kept in {"$tag": tags, "meta": meta and data, "data": data}.items() if not kept}
+    left_out = {
+        name
+        for name, kept in {"$tag": tags, "meta": meta and data, "data": data}.items()
+        if not kept
+    }
     return {name: value for name, value in shown.items() if name not in left_out}

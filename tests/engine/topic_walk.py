@@ -1,6 +1,8 @@
-"""The machine of `test_topic_machine`, walked at random with weights: ``python -m tests.engine.topic_walk [--walks 1000] [--seed 0]``.
+"""The machine of `test_topic_machine`, walked at random with weights: ``python -m
+tests.engine.topic_walk [--walks 1000] [--seed 0]``.
 
-Hypothesis finds the shortest way to a mistake; this finds mistakes that are far away. A walk that fails names its seed.
+Hypothesis finds the shortest way to a mistake; this finds mistakes that are far away. A walk that
+fails names its seed.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Walk:
             "discard": ["old", "old", "reject"],
             "durability": ["ephemeral", "disk", "disk", "fsync"], "dedupe_node": [True, False],
         }  # fmt: skip
-        chosen = {name: choice(values) for name, values in options.items() if choice([True, False, False])}
+        chosen = {
+            name: choice(values) for name, values in options.items() if choice([True, False, False])
+        }
         self.machine.put(self._name(), chosen)
 
     def delete(self) -> None:
@@ -97,7 +101,15 @@ class Walk:
         flags = choice([True, False]), choice([True, False]), choice([True, False])
         bounds = choice([0, 0, 1, 3, 12]), choice([None, None, 0, 1, 5, 20])
         limit = choice([1, 2, 5, 1000])
-        self.machine.read(self._name(), self.random.randint(0, 60), limit, nodes, flags, choice([None, 0, 1]), *bounds)
+        self.machine.read(
+            self._name(),
+            self.random.randint(0, 60),
+            limit,
+            nodes,
+            flags,
+            choice([None, 0, 1]),
+            *bounds,
+        )
 
     def time(self) -> None:
         self.machine.time_passes(self.random.choice([1, 4, 6, 15, 51, -3, -60]))
@@ -122,7 +134,11 @@ class Walk:
             self.machine.step_of_checkpoint()
 
     def restart(self) -> None:
-        power, share, old = self.random.random() < 0.3, self.random.randint(0, 10), self.random.random() < 0.2
+        power, share, old = (
+            self.random.random() < 0.3,
+            self.random.randint(0, 10),
+            self.random.random() < 0.2,
+        )
         self.machine.restart(power, share, True, old)
 
 
@@ -136,7 +152,9 @@ def walk(seed: int, steps: int = STEPS) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--walks", type=int, default=1000)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--steps", type=int, default=STEPS)

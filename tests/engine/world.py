@@ -17,7 +17,12 @@ from topics.engine.topic import Range, Topic
 from topics.formats.api.requests import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView, View
-from topics.formats.disk.segment import TRAILER_BYTES, SegmentHeader, decode_directory, decode_trailer
+from topics.formats.disk.segment import (
+    TRAILER_BYTES,
+    SegmentHeader,
+    decode_directory,
+    decode_trailer,
+)
 from topics.formats.disk.segment_build import Source, build
 from topics.formats.disk.wal import Frame, FrameHeader, FrameKind
 
@@ -53,7 +58,10 @@ class Extent:
     def take_back(self, runs: Iterable[Range]) -> None:
         """What a replay is going to delete lives until then."""
         for first, length in runs:
-            start, stop = max(first - self.entry.first_seq, 0), min(first + length - self.entry.first_seq, len(self.flags))
+            start, stop = (
+                max(first - self.entry.first_seq, 0),
+                min(first + length - self.entry.first_seq, len(self.flags)),
+            )
             if start < stop:
                 self.flags[start:stop] = bytes(stop - start)
 
@@ -68,7 +76,9 @@ class Pending:
 
 @dataclass
 class World:
-    """``log`` survives a restart as far as it is not cut; ``extents`` do, with their flags; ``resident`` does not."""
+    """``log`` survives a restart as far as it is not cut; ``extents`` do, with their flags;
+    ``resident`` does not.
+    """
 
     engine: ShardEngine = field(default_factory=ShardEngine)
     log: list[Logged] = field(default_factory=list)
@@ -118,12 +128,21 @@ class World:
     @staticmethod
     def _view(logged: Logged) -> RecordsView:
         header = logged.header
-        return RecordsView(header.flags, header.record_count, header.ext_len, memoryview(logged.body))
+        return RecordsView(
+            header.flags, header.record_count, header.ext_len, memoryview(logged.body)
+        )
 
     # The log
 
-    def submit(self, change: Change, effects: dict[FrameKind, Callable[[Any], None]], commit: Callable[[], None]) -> None:
-        """Put the frames into the log; ``effects`` says what the model makes of each kind, ``commit`` what it does when it counts."""
+    def submit(
+        self,
+        change: Change,
+        effects: dict[FrameKind, Callable[[Any], None]],
+        commit: Callable[[], None],
+    ) -> None:
+        """Put the frames into the log; ``effects`` says what the model makes of each kind,
+        ``commit`` what it does when it counts.
+        """
         place = 0
         for frame in change.frames:
             at = self.write(frame, effects.get(frame.kind))
@@ -170,7 +189,11 @@ class World:
         """Every frame of the topic below it is committed, none from there on."""
         for pending in self.pending:
             change = pending.change
-            if change.topic is topic and change.frames and not isinstance(change, Reservation | FloorMoved):
+            if (
+                change.topic is topic
+                and change.frames
+                and not isinstance(change, Reservation | FloorMoved)
+            ):
                 return pending.end - sum(frame.length for frame in change.frames)
         return self.position
 
@@ -188,7 +211,10 @@ class World:
                     last[1].append(entry)
                 else:
                     stretches.append((topic, [entry]))
-        sources = [Source(topic.id, entries[0].first_seq, self._pieces(entries)) for topic, entries in stretches]
+        sources = [
+            Source(topic.id, entries[0].first_seq, self._pieces(entries))
+            for topic, entries in stretches
+        ]
         flags = {
             (topic.id, entry.first_seq + index): 1
             for topic, entries in stretches
@@ -200,7 +226,9 @@ class World:
             build(
                 SegmentHeader(0, len(self.extents), self.sealed, end),
                 sources,
-                lambda topic_id, first, count: bytes(flags.get((topic_id, seq), 0) for seq in range(first, first + count)),
+                lambda topic_id, first, count: bytes(
+                    flags.get((topic_id, seq), 0) for seq in range(first, first + count)
+                ),
                 extent_records=5,
             )
         )
@@ -209,9 +237,13 @@ class World:
         for entry in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
             self.serial += 1
             place = EXTENT | self.serial
-            index_entry = Entry(entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts)
+            index_entry = Entry(
+                entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts
+            )
             dead = bytearray(data[entry.flags_at : entry.flags_at + entry.record_count])
-            self.extents[place] = Extent(entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead))
+            self.extents[place] = Extent(
+                entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead)
+            )
             made[entry.topic_id].append(index_entry)
         for topic in topics:
             topic.drop_tags(self.sealed)
@@ -233,7 +265,9 @@ class World:
         self.position = max(self.position, self.base)
 
     def restart(self, now: Now, checkpoint: dict[str, Any] | None, *, power: bool) -> list[Frame]:
-        """A new engine; what it wants written. ``checkpoint`` None: from the first frame on, without segments."""
+        """A new engine; what it wants written. ``checkpoint`` None: from the first frame on,
+        without segments.
+        """
         self.engine = ShardEngine()
         self.engine.store = self
         self.pending, self.resident, self.released = [], {}, set()
@@ -243,12 +277,20 @@ class World:
                 extent.forget_marks(self.position)
         if checkpoint is not None:
             replay_from, position = checkpoint["replay_from"], checkpoint["position"]
-            self.extents = {place: extent for place, extent in self.extents.items() if place in checkpoint["extents"]}
+            self.extents = {
+                place: extent
+                for place, extent in self.extents.items()
+                if place in checkpoint["extents"]
+            }
             self.engine.restore_engine(checkpoint["engine"])
-            ahead = self._deletes_ahead({kept["id"]: kept["position"] for kept in checkpoint["topics"]})
+            ahead = self._deletes_ahead(
+                {kept["id"]: kept["position"] for kept in checkpoint["topics"]}
+            )
             for kept in checkpoint["topics"]:
                 self.engine.restore_topic(cbor2.loads(cbor2.dumps(kept)))
-            for place in sorted(checkpoint["extents"], key=lambda place: self.extents[place].entry.first_seq):
+            for place in sorted(
+                checkpoint["extents"], key=lambda place: self.extents[place].entry.first_seq
+            ):
                 extent = self.extents[place]
                 extent.take_back(ahead.get(extent.topic_id, ()))
                 dead = [index for index, flag in enumerate(extent.flags) if flag]
@@ -266,14 +308,18 @@ class World:
         """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
         found: dict[int, list[Range]] = {}
         for header, body in ((logged.header, logged.body) for logged in self.log):
-            if header.kind == FrameKind.DELETE and header.position >= noted.get(header.topic_id, header.end):
+            if header.kind == FrameKind.DELETE and header.position >= noted.get(
+                header.topic_id, header.end
+            ):
                 found.setdefault(header.topic_id, []).extend(runs_of_frame(body))
         return found
 
     def _replay(self, logged: Logged, checkpointed: bool) -> None:
         header, body, engine = logged.header, logged.body, self.engine
         if header.kind == FrameKind.APPEND:
-            engine.replay_append(header, 0, self.base_of(header.position), checkpointed=checkpointed)
+            engine.replay_append(
+                header, 0, self.base_of(header.position), checkpointed=checkpointed
+            )
         elif header.kind == FrameKind.TOPIC:
             engine.replay_topic(header, cbor2.loads(body))
         elif header.kind == FrameKind.TOPIC_DELETED:

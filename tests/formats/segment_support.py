@@ -10,21 +10,42 @@ from hypothesis import strategies as st
 from topics.formats.api.requests import Limits, decode_append, json_string
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView, encode
-from topics.formats.disk.segment import ENTRY_BYTES, TRAILER_BYTES, Entry, SegmentHeader, Trailer, decode_directory, decode_trailer
+from topics.formats.disk.segment import (
+    ENTRY_BYTES,
+    TRAILER_BYTES,
+    Entry,
+    SegmentHeader,
+    Trailer,
+    decode_directory,
+    decode_trailer,
+)
 from topics.formats.disk.segment_build import Source, build
 
-LIMITS = Limits(batch_records=10_000, record_bytes=1 << 24, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 24,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
 
-TEXTS = st.sampled_from([None, None, "", "a", "ab", "b", 'q"\\', "é", ',"$ts":1', "n" * 60, "\n", "\x1f😀"])
-DATA = st.sampled_from([b"1", b'"x"', b'",\\"$tag\\":\\"t\\""', '"é😀"'.encode(), b'"' + b"y" * 300 + b'"'])
+TEXTS = st.sampled_from(
+    [None, None, "", "a", "ab", "b", 'q"\\', "é", ',"$ts":1', "n" * 60, "\n", "\x1f😀"]
+)
+DATA = st.sampled_from(
+    [b"1", b'"x"', b'",\\"$tag\\":\\"t\\""', '"é😀"'.encode(), b'"' + b"y" * 300 + b'"']
+)
 METAS = st.sampled_from([None, None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}'])
 RECORDS = st.lists(st.tuples(TEXTS, TEXTS, DATA, METAS), min_size=1, max_size=5)
 
 
 @dataclass(frozen=True)
 class Write:
-    """``records`` are ``(node, tag, data, meta)``; the first ``skip`` of them are gone when the segment is built."""
+    """``records`` are ``(node, tag, data, meta)``; the first ``skip`` of them are gone when the
+    segment is built.
+    """
 
     records: Sequence[tuple[str | None, str | None, bytes, bytes | None]]
     node: str | None = None
@@ -43,7 +64,12 @@ class Write:
         top = b'"node":%b,' % json_string(self.node) if self.node is not None else b""
         request = decode_append(b'{%b"records":[%b]}' % (top, b",".join(items)), self.key, LIMITS)
         encoded = encode(request, first_seq, self.ts_ms, keep_key=True)
-        return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts)))
+        return RecordsView(
+            encoded.flags,
+            encoded.record_count,
+            len(encoded.ext),
+            memoryview(b"".join(encoded.parts)),
+        )
 
 
 @st.composite
@@ -58,7 +84,9 @@ def writes(draw: st.DrawFn) -> list[Write]:
     return found
 
 
-def source(topic_id: int, first_seq: int, batch: Iterable[Write]) -> tuple[Source, list[RecordsView]]:
+def source(
+    topic_id: int, first_seq: int, batch: Iterable[Write]
+) -> tuple[Source, list[RecordsView]]:
     """The stretch that begins with ``first_seq``, and a view for each write."""
     views, pieces, seq = [], [], first_seq
     for write in batch:

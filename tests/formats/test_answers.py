@@ -19,7 +19,10 @@ def whole(body: bytes) -> dict[str, Any]:
 
 def test_performance_ends_the_object() -> None:
     assert answers.performance(0.4126) == b',"performance":{"server_total_ms":0.413}}'
-    assert answers.performance(2.0, wal_ms=0.5) == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.500,"fsync_ms":0.000}}'
+    assert (
+        answers.performance(2.0, wal_ms=0.5)
+        == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.500,"fsync_ms":0.000}}'
+    )
     assert (
         answers.performance(2.0, wal_ms=0.0, fsync_ms=1.25)
         == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.000,"fsync_ms":1.250}}'
@@ -66,13 +69,24 @@ def test_a_diff_without_records_at_the_head() -> None:
 
 
 def test_a_diff_with_a_tombstone() -> None:
-    tombstone = {"gap_from": 1, "gap_to": 4, "reason": "recreated", "missed_estimate": 4, "earliest_seq": 1, "head_seq": 4}
+    tombstone = {
+        "gap_from": 1,
+        "gap_to": 4,
+        "reason": "recreated",
+        "missed_estimate": 4,
+        "earliest_seq": 1,
+        "head_seq": 4,
+    }
     assert msgspec.json.decode(difference(tombstone=tombstone))["tombstone"] == tombstone
 
 
 @pytest.mark.parametrize("created", [True, False])
 def test_a_put(created: bool) -> None:
-    found = whole(answers.configured("jobs", TopicConfig(ttl_ms=60_000, durability="fsync"), created=created, epoch=9))
+    found = whole(
+        answers.configured(
+            "jobs", TopicConfig(ttl_ms=60_000, durability="fsync"), created=created, epoch=9
+        )
+    )
     assert list(found) == ["topic", "created", "config", "epoch", "performance"]
     assert found["created"] is created
     assert found["config"]["durable"] is True
@@ -90,10 +104,20 @@ def test_a_delete(existed: bool) -> None:
 
 
 def test_a_state() -> None:
-    fields = {"topic": "jobs", "head_seq": 0, "last_write_ts": None, "config": TopicConfig().as_json()}
+    fields = {
+        "topic": "jobs",
+        "head_seq": 0,
+        "last_write_ts": None,
+        "config": TopicConfig().as_json(),
+    }
     assert whole(answers.state(fields)) == {**fields, "performance": {"server_total_ms": 1.0}}
 
 
 def test_a_delete_of_records_says_what_is_left() -> None:
-    body = answers.records_deleted("jobs", 14, earliest_seq=480001, head_seq=480234, count=234, size=478820)
-    assert body == b'{"topic":"jobs","deleted":14,"earliest_seq":480001,"head_seq":480234,"count":234,"bytes":478820'
+    body = answers.records_deleted(
+        "jobs", 14, earliest_seq=480001, head_seq=480234, count=234, size=478820
+    )
+    assert (
+        body
+        == b'{"topic":"jobs","deleted":14,"earliest_seq":480001,"head_seq":480234,"count":234,"bytes":478820'
+    )

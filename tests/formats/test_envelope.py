@@ -39,7 +39,9 @@ values = st.recursive(
 )
 anything = st.recursive(
     values | st.just(cbor2.undefined) | st.builds(cbor2.CBORTag, st.integers(0, 300), values),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | texts, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.integers() | texts, inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -125,7 +127,9 @@ def test_a_notification_comes_back(method: str, params: Any) -> None:
 
 @given(st.integers(0, 9999), texts, cids)
 def test_an_error_frame_comes_back(code: int, message: str, about: int) -> None:
-    assert decode_error_frame(encode_error_frame(code, message, about)) == ErrorFrame(code, message, about)
+    assert decode_error_frame(encode_error_frame(code, message, about)) == ErrorFrame(
+        code, message, about
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,9 @@ def test_an_error_frame_comes_back(code: int, message: str, about: int) -> None:
         ({"t": "Q", "cid": 1, "method": "m", "params": 5, "trace": "x", 3: 4}, Request(1, "m", 5)),
     ],
 )
-def test_absent_values_are_none_and_unknown_keys_are_ignored(fields: dict[Any, Any], expected: Envelope) -> None:
+def test_absent_values_are_none_and_unknown_keys_are_ignored(
+    fields: dict[Any, Any], expected: Envelope
+) -> None:
     assert decode(cbor2.dumps(fields)) == expected
 
 
@@ -153,19 +159,33 @@ def test_absent_values_are_none_and_unknown_keys_are_ignored(fields: dict[Any, A
         pytest.param(cbor2.dumps({}), "t is none of", id="no t"),
         pytest.param(cbor2.dumps({"t": "X", "cid": 1}), "t is none of", id="unknown t"),
         pytest.param(cbor2.dumps({"t": ["Q"], "cid": 1}), "t is none of", id="t unhashable"),
-        pytest.param(cbor2.dumps({"t": b"Q", "cid": 1, "method": "m"}), "t is none of", id="t as bytes"),
+        pytest.param(
+            cbor2.dumps({"t": b"Q", "cid": 1, "method": "m"}), "t is none of", id="t as bytes"
+        ),
         pytest.param(cbor2.dumps({"t": "Q", "method": "m"}), "cid", id="request without cid"),
         pytest.param(cbor2.dumps({"t": "Q", "cid": -1, "method": "m"}), "cid", id="negative cid"),
         pytest.param(cbor2.dumps({"t": "Q", "cid": True, "method": "m"}), "cid", id="boolean cid"),
-        pytest.param(cbor2.dumps({"t": "Q", "cid": 2**64, "method": "m"}), "cid", id="cid of 65 bits"),
+        pytest.param(
+            cbor2.dumps({"t": "Q", "cid": 2**64, "method": "m"}), "cid", id="cid of 65 bits"
+        ),
         pytest.param(cbor2.dumps({"t": "Q", "cid": 1.0, "method": "m"}), "cid", id="float cid"),
         pytest.param(cbor2.dumps({"t": "Q", "cid": 1}), "method", id="request without method"),
-        pytest.param(cbor2.dumps({"t": "Q", "cid": 1, "method": b"m"}), "method", id="method as bytes"),
+        pytest.param(
+            cbor2.dumps({"t": "Q", "cid": 1, "method": b"m"}), "method", id="method as bytes"
+        ),
         pytest.param(cbor2.dumps({"t": "R", "result": 1}), "cid", id="success without cid"),
-        pytest.param(cbor2.dumps({"t": "E", "cid": 1, "message": "x"}), "code", id="failure without code"),
-        pytest.param(cbor2.dumps({"t": "E", "cid": 1, "code": 2000}), "message", id="failure without message"),
-        pytest.param(cbor2.dumps({"t": "E", "code": 2000, "message": "x"}), "cid", id="failure without cid"),
-        pytest.param(cbor2.dumps({"t": "N", "params": 1}), "method", id="notification without method"),
+        pytest.param(
+            cbor2.dumps({"t": "E", "cid": 1, "message": "x"}), "code", id="failure without code"
+        ),
+        pytest.param(
+            cbor2.dumps({"t": "E", "cid": 1, "code": 2000}), "message", id="failure without message"
+        ),
+        pytest.param(
+            cbor2.dumps({"t": "E", "code": 2000, "message": "x"}), "cid", id="failure without cid"
+        ),
+        pytest.param(
+            cbor2.dumps({"t": "N", "params": 1}), "method", id="notification without method"
+        ),
     ],
 )
 def test_what_is_no_envelope_says_why(payload: bytes, reason: str) -> None:
@@ -182,7 +202,11 @@ def test_any_bytes_give_an_answer(payload: bytes) -> None:
 
 
 @pytest.mark.slow
-@given(st.dictionaries(st.sampled_from(["t", "cid", "method", "params", "code", "message", "about"]), anything))
+@given(
+    st.dictionaries(
+        st.sampled_from(["t", "cid", "method", "params", "code", "message", "about"]), anything
+    )
+)
 def test_any_types_under_the_known_keys_give_an_answer(fields: dict[str, Any]) -> None:
     for kind in ("Q", "R", "E", "N"):
         assert isinstance(decode(cbor2.dumps(fields | {"t": kind})), ENVELOPES)

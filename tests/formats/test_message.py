@@ -11,20 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.formats.wire import message
-from topics.formats.wire.message import ARENA, DAMAGED, HEADER, Assembler, Flag, MessageFrame, announced_length, decode_all, encode
+from topics.formats.wire.message import (
+    ARENA,
+    DAMAGED,
+    HEADER,
+    Assembler,
+    Flag,
+    MessageFrame,
+    announced_length,
+    decode_all,
+    encode,
+)
 
 SUBJECTS = st.text(st.characters(min_codepoint=0, max_codepoint=127), max_size=40)
 MESSAGES = st.lists(
-    st.tuples(st.integers(0, 2**64 - 1), SUBJECTS, st.binary(max_size=60), st.binary(max_size=60), st.integers(0, 7)), max_size=6
+    st.tuples(
+        st.integers(0, 2**64 - 1),
+        SUBJECTS,
+        st.binary(max_size=60),
+        st.binary(max_size=60),
+        st.integers(0, 7),
+    ),
+    max_size=6,
 )
 
 
 def frames_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> list[MessageFrame]:
-    return [MessageFrame(frame_id, flags, subject, payload, attachment) for frame_id, subject, payload, attachment, flags in messages]
+    return [
+        MessageFrame(frame_id, flags, subject, payload, attachment)
+        for frame_id, subject, payload, attachment, flags in messages
+    ]
 
 
 def stream_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> bytes:
-    return b"".join(encode(frame_id, subject, payload, rest, flags) for frame_id, subject, payload, rest, flags in messages)
+    return b"".join(
+        encode(frame_id, subject, payload, rest, flags)
+        for frame_id, subject, payload, rest, flags in messages
+    )
 
 
 def test_the_bytes_of_a_message_are_these() -> None:
@@ -56,7 +79,9 @@ def test_a_frame_is_read_only() -> None:
 
 
 def test_a_long_attachment_is_a_view_and_a_short_one_bytes() -> None:
-    [long, short], _ = decode_all(encode(1, "a", b"p", b"x" * (message.VIEW_BYTES + 1)) + encode(2, "a", b"p", b"y"))
+    [long, short], _ = decode_all(
+        encode(1, "a", b"p", b"x" * (message.VIEW_BYTES + 1)) + encode(2, "a", b"p", b"y")
+    )
     assert isinstance(long.attachment, memoryview)
     assert long.attachment == b"x" * (message.VIEW_BYTES + 1)
     assert short.attachment == b"y"
@@ -91,7 +116,9 @@ def test_made_up_subjects_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @given(MESSAGES, st.data())
-def test_any_cut_gives_a_prefix(messages: list[tuple[int, str, bytes, bytes, int]], data: st.DataObject) -> None:
+def test_any_cut_gives_a_prefix(
+    messages: list[tuple[int, str, bytes, bytes, int]], data: st.DataObject
+) -> None:
     stream = stream_of(messages)
     cut = data.draw(st.integers(0, len(stream)))
     frames, consumed = decode_all(stream[:cut])
@@ -108,7 +135,9 @@ def test_an_assembler_finds_the_messages_wherever_the_stream_is_cut(
     stream = stream_of(messages)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     assembler = Assembler()
-    frames = [frame for start, end in pairwise(bounds) for frame in assembler.feed(stream[start:end])]
+    frames = [
+        frame for start, end in pairwise(bounds) for frame in assembler.feed(stream[start:end])
+    ]
     assert frames == frames_of(messages)
     assert not assembler.damaged
 
@@ -117,7 +146,15 @@ def test_an_assembler_finds_the_messages_wherever_the_stream_is_cut(
 def test_any_bytes_give_an_answer(junk: bytes) -> None:
     frames, consumed = decode_all(junk)
     assert 0 <= consumed <= len(junk)
-    assert stream_of([(f.frame_id, f.subject, bytes(f.payload), bytes(f.attachment), f.flags) for f in frames]) == junk[:consumed]
+    assert (
+        stream_of(
+            [
+                (f.frame_id, f.subject, bytes(f.payload), bytes(f.attachment), f.flags)
+                for f in frames
+            ]
+        )
+        == junk[:consumed]
+    )
     Assembler().feed(junk)
 
 
@@ -177,4 +214,8 @@ def test_a_large_message_is_not_copied_with_every_piece(monkeypatch: pytest.Monk
 
 
 def test_flags_keep_their_numbers() -> None:
-    assert [(flag.name, flag.value) for flag in Flag] == [("ERROR", 1), ("ARENA", 2), ("RELEASE", 4)]
+    assert [(flag.name, flag.value) for flag in Flag] == [
+        ("ERROR", 1),
+        ("ARENA", 2),
+        ("RELEASE", 4),
+    ]

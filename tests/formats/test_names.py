@@ -14,7 +14,9 @@ FIRST = set(string.ascii_letters + string.digits)
 OTHERS = FIRST | set("._:-")
 
 
-@pytest.mark.parametrize("name", ["a", "Z", "0", "a.b_c:d-e", "render-queue:tenantA", "a" * 255, "9" + "-" * 254])
+@pytest.mark.parametrize(
+    "name", ["a", "Z", "0", "a.b_c:d-e", "render-queue:tenantA", "a" * 255, "9" + "-" * 254]
+)
 def test_valid_names(name: str) -> None:
     assert valid_topic_name(name)
 
@@ -30,14 +32,18 @@ def test_invalid_names(name: str) -> None:
 
 @given(st.text(max_size=300))
 def test_a_name_is_valid_when_every_character_may_stand_where_it_stands(name: str) -> None:
-    assert valid_topic_name(name) == (1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS)
+    assert valid_topic_name(name) == (
+        1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS
+    )
 
 
 def test_the_shard_of_a_name_never_changes() -> None:
     # CRC-32C of the name; "123456789" is the check value that its specifications give.
     crcs = {"123456789": 0xE3069283, "a": 0xC1D04330, "jobs": 0xD256D3BC, "orders": 0x09A7C08A}
     for name, crc in crcs.items():
-        assert [shard_of(name, shards) for shards in (1, 2, 3, 64)] == [crc % shards for shards in (1, 2, 3, 64)]
+        assert [shard_of(name, shards) for shards in (1, 2, 3, 64)] == [
+            crc % shards for shards in (1, 2, 3, 64)
+        ]
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,20}", fullmatch=True), st.integers(1, 64))
@@ -64,5 +70,7 @@ def test_names_spread_over_the_shards() -> None:
         ("a", [""], True),
     ],
 )
-def test_an_allowlist_is_a_list_of_prefixes(name: str, prefixes: list[str] | None, expected: bool) -> None:
+def test_an_allowlist_is_a_list_of_prefixes(
+    name: str, prefixes: list[str] | None, expected: bool
+) -> None:
     assert covered(name, prefixes) is expected

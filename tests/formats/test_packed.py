@@ -1,4 +1,6 @@
-"""Texts packed into few objects, and what the interpreter's collector has to follow of those that stay."""
+"""Texts packed into few objects, and what the interpreter's collector has to follow of those that
+stay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a caller is told about a wrong body: the field and what it must be, never a decoder's own words."""
+"""What a caller is told about a wrong body: the field and what it must be, never a decoder's own
+words.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ DECODERS = {
         ),
     ],
 )
-def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(route: str, body: str, message: str, field: str | None) -> None:
+def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(
+    route: str, body: str, message: str, field: str | None
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         DECODERS[route](body.encode())
     assert refused.value.message == message
@@ -124,7 +128,9 @@ def test_bytes_that_are_no_utf_8_and_long_bodies_are_told_as_far_as_they_are_kno
     with pytest.raises(InvalidRequest, match="not valid UTF-8: byte 6"):
         decode_config(b'{"a":"\xff"}')
     with pytest.raises(InvalidRequest, match="or holds half of a surrogate pair"):
-        decode_append(b'{"records":[{"data":"' + b"x" * SEARCH_MAX_BYTES + b'\\ud800"}]}', None, LIMITS)
+        decode_append(
+            b'{"records":[{"data":"' + b"x" * SEARCH_MAX_BYTES + b'\\ud800"}]}', None, LIMITS
+        )
 
 
 def test_every_field_of_a_few_words_is_known() -> None:
@@ -154,7 +160,9 @@ JSONISH = st.recursive(
     st.sampled_from(["1", "1.5", "-1", '"s"', "null", "true", '"\\ud800"', "1e999", "nul", ""]),
     lambda inner: (
         st.lists(inner, max_size=2).map(lambda items: f"[{','.join(items)}]")
-        | st.dictionaries(WORDS, inner, max_size=3).map(lambda fields: "{" + ",".join(f'"{k}":{v}' for k, v in fields.items()) + "}")
+        | st.dictionaries(WORDS, inner, max_size=3).map(
+            lambda fields: "{" + ",".join(f'"{k}":{v}' for k, v in fields.items()) + "}"
+        )
     ),
     max_leaves=5,
 )
@@ -164,7 +172,9 @@ JSONISH = st.recursive(
 def test_no_refusal_speaks_the_decoders_language(route: str, body: str) -> None:
     with suppress(BatchTooLarge, RecordTooLarge):
         said = refusal_of(route, body)
-        assert not any(word in said for word in ("`", "Expected", "enum", "$.", "Input data", "Object"))
+        assert not any(
+            word in said for word in ("`", "Expected", "enum", "$.", "Input data", "Object")
+        )
 
 
 def refusal_of(route: str, body: str) -> str:

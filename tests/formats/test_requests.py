@@ -1,4 +1,6 @@
-"""Request bodies (§1 to §3): strict JSON, every limit at its edge and one above, payloads byte for byte."""
+"""Request bodies (§1 to §3): strict JSON, every limit at its edge and one above, payloads byte for
+byte.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,17 @@ from topics.formats.api.requests import (
     json_string,
 )
 
-LIMITS = Limits(batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000)
-WIDE = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000
+)
+WIDE = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 
 
 def append(body: bytes, key: str | None = None, limits: Limits = LIMITS) -> AppendBody:
@@ -46,7 +57,9 @@ def data(value: bytes) -> bytes:
     return bytes(one(b'{"data":%b}' % value, WIDE).data)
 
 
-def refused(code: type[TopicsError], function: Callable[..., Any], *arguments: Any, **more: Any) -> TopicsError:
+def refused(
+    code: type[TopicsError], function: Callable[..., Any], *arguments: Any, **more: Any
+) -> TopicsError:
     with pytest.raises(code) as raised:
         function(*arguments, **more)
     assert raised.type is code
@@ -78,30 +91,56 @@ def test_data_is_kept_byte_for_byte(value: bytes) -> None:
         b'{"a"}', b'{"a":}', b"{a:1}", b"{1:2}", b'{"a":1,}', b"1 2", b"/**/1", b"undefined", b"\x00",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("place", [b'{"records":[{"data":%b}]}', b'{"x":%b,"records":[{"data":1}]}', b'{"records":[{"data":1,"x":%b}]}'])
+@pytest.mark.parametrize(
+    "place",
+    [
+        b'{"records":[{"data":%b}]}',
+        b'{"x":%b,"records":[{"data":1}]}',
+        b'{"records":[{"data":1,"x":%b}]}',
+    ],
+)
 def test_what_is_no_json_is_refused_wherever_it_stands(value: bytes, place: bytes) -> None:
     refused(InvalidRequest, append, place % value, limits=WIDE)
 
 
-@pytest.mark.parametrize("place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"tag":"%b"}]}', b'{"x":"%b","records":[]}'])
-@pytest.mark.parametrize("text", [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        b'{"records":[{"data":"%b"}]}',
+        b'{"records":[{"data":1,"tag":"%b"}]}',
+        b'{"x":"%b","records":[]}',
+    ],
+)
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"]
+)
 def test_invalid_utf8_is_refused(place: bytes, text: bytes) -> None:
     for buffer in (place % text, bytearray(place % text), memoryview(place % text)):
         refused(InvalidRequest, append, buffer, limits=WIDE)
 
 
-@pytest.mark.parametrize("text", [b"\\ud800", b"\\udc00", b"\\ud800\\ud800", b"\\udc00\\ud800", b"\\ud800x"])
-@pytest.mark.parametrize("place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"node":"%b"}]}'])
+@pytest.mark.parametrize(
+    "text", [b"\\ud800", b"\\udc00", b"\\ud800\\ud800", b"\\udc00\\ud800", b"\\ud800x"]
+)
+@pytest.mark.parametrize(
+    "place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"node":"%b"}]}']
+)
 def test_a_lone_surrogate_is_refused(text: bytes, place: bytes) -> None:
     refused(InvalidRequest, append, place % text, limits=WIDE)
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
 @pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"a":', b"1" + b"}")])
-def test_a_body_nested_without_end_is_refused_and_not_a_crash(depth: int, pair: tuple[bytes, bytes]) -> None:
+def test_a_body_nested_without_end_is_refused_and_not_a_crash(
+    depth: int, pair: tuple[bytes, bytes]
+) -> None:
     opened, closed = pair
     value = opened * depth + (b"1" if closed == b"]" else b"") + closed[:-1] + closed[-1:] * depth
-    for body in (b'{"records":[{"data":%b}]}', b'{"x":%b}', b'{"records":[{"data":1,"meta":{"a":%b}}]}'):
+    for body in (
+        b'{"records":[{"data":%b}]}',
+        b'{"x":%b}',
+        b'{"records":[{"data":1,"meta":{"a":%b}}]}',
+    ):
         refused(InvalidRequest, append, body % value, limits=WIDE)
     refused(InvalidRequest, decode_diff, b'{"x":%b}' % value, WIDE)
     refused(InvalidRequest, decode_config, b'{"x":%b}' % value)
@@ -143,15 +182,24 @@ def test_a_field_of_another_type_is_refused(more: bytes) -> None:
     refused(InvalidRequest, append, b'{"records":[{"data":1}],%b}' % more)
 
 
-@pytest.mark.parametrize("more", [b'"tag":1', b'"node":true', b'"meta":[]', b'"meta":"x"', b'"meta":1', b'"meta":true'])
+@pytest.mark.parametrize(
+    "more", [b'"tag":1', b'"node":true', b'"meta":[]', b'"meta":"x"', b'"meta":1', b'"meta":true']
+)
 def test_a_field_of_a_record_of_another_type_is_refused(more: bytes) -> None:
     refused(InvalidRequest, one, b'{"data":1,%b}' % more)
 
 
 def test_null_is_absence_where_a_field_is_optional() -> None:
     record = one(b'{"data":null,"tag":null,"node":null,"meta":null}')
-    assert (bytes(record.data), record.tag, record.node, bytes(record.meta)) == (b"null", None, None, b"")
-    body = append(b'{"records":[{"data":1}],"node":null,"idempotency_key":null,"create":null,"config":null}')
+    assert (bytes(record.data), record.tag, record.node, bytes(record.meta)) == (
+        b"null",
+        None,
+        None,
+        b"",
+    )
+    body = append(
+        b'{"records":[{"data":1}],"node":null,"idempotency_key":null,"create":null,"config":null}'
+    )
     assert (body.node, body.idempotency_key, body.create, body.config) == (None, None, None, None)
 
 
@@ -177,12 +225,19 @@ def test_the_last_of_two_equal_members_counts() -> None:
 
 
 def test_meta_is_kept_byte_for_byte() -> None:
-    assert bytes(one(b'{"data":1,"meta": { "b" : 1.10,"a":"\\u00e9" } }').meta) == b'{ "b" : 1.10,"a":"\\u00e9" }'
+    assert (
+        bytes(one(b'{"data":1,"meta": { "b" : 1.10,"a":"\\u00e9" } }').meta)
+        == b'{ "b" : 1.10,"a":"\\u00e9" }'
+    )
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_have_an_answer(body: bytes) -> None:
-    for decode in (lambda: append(body), lambda: decode_diff(body, LIMITS), lambda: decode_config(body)):
+    for decode in (
+        lambda: append(body),
+        lambda: decode_diff(body, LIMITS),
+        lambda: decode_config(body),
+    ):
         with suppress(InvalidRequest, BatchTooLarge, RecordTooLarge):
             decode()
 
@@ -229,7 +284,9 @@ def test_the_size_of_meta() -> None:
 
 def test_the_number_of_keys_of_meta() -> None:
     def meta(count: int, value: bytes = b"0") -> bytes:
-        return b'{"data":1,"meta":{%b}}' % b",".join(b'"%d":%b' % (key, value) for key in range(count))
+        return b'{"data":1,"meta":{%b}}' % b",".join(
+            b'"%d":%b' % (key, value) for key in range(count)
+        )
 
     one(meta(64), WIDE)
     one(meta(64, b'"::"'), WIDE)
@@ -253,17 +310,30 @@ def test_the_length_of_the_batch_node() -> None:
 
 def test_the_length_of_a_key_in_characters() -> None:
     for key in ("k", "k" * 256, "😀" * 256):
-        assert append(json_bytes({"records": [{"data": 1}], "idempotency_key": key})).idempotency_key == key
+        assert (
+            append(json_bytes({"records": [{"data": 1}], "idempotency_key": key})).idempotency_key
+            == key
+        )
         assert append(b'{"records":[{"data":1}]}', key).idempotency_key == key
     for key in ("", "k" * 257):
-        refused(InvalidRequest, append, json_bytes({"records": [{"data": 1}], "idempotency_key": key}))
+        refused(
+            InvalidRequest, append, json_bytes({"records": [{"data": 1}], "idempotency_key": key})
+        )
         refused(InvalidRequest, append, b'{"records":[{"data":1}]}', key)
 
 
 def test_the_key_of_the_body_wins_over_the_headers() -> None:
-    assert append(b'{"records":[{"data":1}],"idempotency_key":"body"}', "header").idempotency_key == "body"
-    assert append(b'{"records":[{"data":1}],"idempotency_key":null}', "header").idempotency_key == "header"
-    assert append(b'{"records":[{"data":1}],"idempotency_key":"body"}', "").idempotency_key == "body"
+    assert (
+        append(b'{"records":[{"data":1}],"idempotency_key":"body"}', "header").idempotency_key
+        == "body"
+    )
+    assert (
+        append(b'{"records":[{"data":1}],"idempotency_key":null}', "header").idempotency_key
+        == "header"
+    )
+    assert (
+        append(b'{"records":[{"data":1}],"idempotency_key":"body"}', "").idempotency_key == "body"
+    )
 
 
 # Diff
@@ -271,7 +341,9 @@ def test_the_key_of_the_body_wins_over_the_headers() -> None:
 
 def test_an_empty_diff_has_the_defaults() -> None:
     for body in (b"", b"{}", b'{"node":null,"epoch":null,"x":1}'):
-        assert decode_diff(body, LIMITS) == Diff(0, 256, frozenset(), False, True, 0, DEFAULT_BATCH_BYTES, None)
+        assert decode_diff(body, LIMITS) == Diff(
+            0, 256, frozenset(), False, True, 0, DEFAULT_BATCH_BYTES, None
+        )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +378,10 @@ def test_the_default_limit_stays_below_the_configured_one() -> None:
 
 
 @pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"])
-@pytest.mark.parametrize("value", [b"-1", b"18446744073709551616", b"1.0", b"1e2", b"true", b'"1"', b"[]", b"1" + b"0" * 5000])
+@pytest.mark.parametrize(
+    "value",
+    [b"-1", b"18446744073709551616", b"1.0", b"1e2", b"true", b'"1"', b"[]", b"1" + b"0" * 5000],
+)
 def test_a_number_of_a_diff_is_an_integer_from_zero(field: str, value: bytes) -> None:
     refused(InvalidRequest, decode_diff, b'{"%b":%b}' % (field.encode(), value), LIMITS)
 
@@ -344,7 +419,9 @@ def test_a_text_has_one_form_as_json(text: str) -> None:
         (b'{"match":["tag","Glob","*"],"before_seq":null}', None, Match("Glob", "")),
     ],
 )
-def test_a_delete_is_by_seq_or_by_tag_or_both(body: bytes, before_seq: int | None, match: Match | None) -> None:
+def test_a_delete_is_by_seq_or_by_tag_or_both(
+    body: bytes, before_seq: int | None, match: Match | None
+) -> None:
     assert decode_delete(body) == (before_seq, match)
 
 
@@ -359,15 +436,32 @@ def test_a_delete_is_by_seq_or_by_tag_or_both(body: bytes, before_seq: int | Non
             b'{"before_seq":"1"}',
             b'{"before_seq":18446744073709551616}',
         ),
-        *(b'{"match":1}', b'{"match":true}', b'{"match":{}}', b'{"match":[]}', b'{"match":["tag","Eq"]}', b'{"match":["tag","Eq","t",1]}'),
-        *(b'{"match":["node","Eq","t"]}', b'{"match":["tag","eq","t"]}', b'{"match":["tag","Regex","t*"]}', b'{"match":["tag","Eq",1]}'),
+        *(
+            b'{"match":1}',
+            b'{"match":true}',
+            b'{"match":{}}',
+            b'{"match":[]}',
+            b'{"match":["tag","Eq"]}',
+            b'{"match":["tag","Eq","t",1]}',
+        ),
+        *(
+            b'{"match":["node","Eq","t"]}',
+            b'{"match":["tag","eq","t"]}',
+            b'{"match":["tag","Regex","t*"]}',
+            b'{"match":["tag","Eq",1]}',
+        ),
         *(
             b'{"match":["tag","Glob","t"]}',
             b'{"match":["tag","Glob",""]}',
             b'{"match":["tag","Glob","t**"]}',
             b'{"match":["tag","Glob","*t"]}',
         ),
-        *(b'{"match":["tag","Glob","a*b*"]}', b'{"match":["tag",["Eq"],"t"]}', b'{"match":"\xff"}', b'{"match":' + b"[" * 100_000),
+        *(
+            b'{"match":["tag","Glob","a*b*"]}',
+            b'{"match":["tag",["Eq"],"t"]}',
+            b'{"match":"\xff"}',
+            b'{"match":' + b"[" * 100_000,
+        ),
         b'{"before_seq":1,"match":["tag","Glob","t"]}',
     ],
 )

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.segment_support import HEADER, TEXTS, Write, build_bytes, extents, opened, plain, source, writes
+from tests.formats.segment_support import (
+    HEADER,
+    TEXTS,
+    Write,
+    build_bytes,
+    extents,
+    opened,
+    plain,
+    source,
+    writes,
+)
 from topics.formats.api.requests import json_string
 from topics.formats.disk import segment, segment_build
 from topics.formats.disk.extent_view import ExtentView
@@ -43,7 +53,11 @@ from topics.formats.disk.segment_check import check_extent
 def rows(after: str) -> list[tuple[int, int]]:
     """``(offset, size)`` of a table in the module's docstring."""
     table = (segment.__doc__ or "").split(after)[1].split("\n\n")[1]
-    return [(int(row[1]), int(row[2])) for line in table.splitlines() if (row := re.match(r"\s+(\d+)\s+(\d+)\s", line))]
+    return [
+        (int(row[1]), int(row[2]))
+        for line in table.splitlines()
+        if (row := re.match(r"\s+(\d+)\s+(\d+)\s", line))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +77,12 @@ def test_the_tables_are_their_structs(after: str, layout: str, size: int) -> Non
 def test_header_entry_and_trailer_to_the_byte() -> None:
     head = encode_header(HEADER)
     assert len(head) == HEADER_BYTES
-    assert head[:44].hex() == "545053454730303101000000030000000700000000000000" + "0010000000000000" + "0020000000000000" + "5371805c"
+    assert (
+        head[:44].hex() == "545053454730303101000000030000000700000000000000"
+        "0010000000000000"
+        "0020000000000000"
+        "5371805c"
+    )
     assert not any(head[44:])
     assert decode_header(head) == HEADER
     entry = Entry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12)
@@ -76,7 +95,16 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
 
 
 def test_an_extent_to_the_byte() -> None:
-    write = Write([("b", "t", b"1", None), ("a", None, b"2", b"{}"), (None, "s", b"3", None), ("a", "t", b"4", None)], key="k", ts_ms=5)
+    write = Write(
+        [
+            ("b", "t", b"1", None),
+            ("a", None, b"2", b"{}"),
+            (None, "s", b"3", None),
+            ("a", "t", b"4", None),
+        ],
+        key="k",
+        ts_ms=5,
+    )
     data = build_bytes([source(9, 7, [write])[0]])
     records = [
         b'{"$seq":7,"$ts":5,"$node":"b","$tag":"t","data":1},',
@@ -101,7 +129,9 @@ def test_an_extent_to_the_byte() -> None:
     tables = array("I", numbers).tobytes() + b'"a""b"' + b'"s""t"' + keys
     extent = blob + bytes(-len(blob) % 8) + tables
     flags = RecordFlags.NODES | RecordFlags.TAGS | RecordFlags.METAS
-    entry = Entry(9, 7, 4096, len(extent), 8192, 5, 5, 4, len(blob), len(tables), crc32c.crc32c(tables), flags)
+    entry = Entry(
+        9, 7, 4096, len(extent), 8192, 5, 5, 4, len(blob), len(tables), crc32c.crc32c(tables), flags
+    )
     directory = encode_entry(entry)
     end = encode_trailer(Trailer(12288, 8192, 4, 12288 + 80 + 64, 1, crc32c.crc32c(directory)))
     assert data == encode_header(HEADER) + extent.ljust(4096, b"\0") + bytes(4096) + directory + end
@@ -119,7 +149,11 @@ def test_a_segment_without_records_is_whole() -> None:
 def model(batch: list[Write], first_seq: int) -> list[tuple[int, RecordsView, int]]:
     """``(seq, write, index)`` of each record that the segment is to hold."""
     _, views = source(1, first_seq, batch)
-    kept = [(view, index) for write, view in zip(batch, views, strict=True) for index in range(write.skip, view.count)]
+    kept = [
+        (view, index)
+        for write, view in zip(batch, views, strict=True)
+        for index in range(write.skip, view.count)
+    ]
     return [(seq, view, index) for seq, (view, index) in enumerate(kept, first_seq)]
 
 
@@ -131,7 +165,9 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
     whole = [bytes(write.slice(index, index + 1)) for _, write, index in expected]
     assert view.blob == b"".join(record + b"," for record in whole)
     assert [*view.ends] == [*accumulate(len(record) + 1 for record in whole)]
-    assert [view.ts(index) for index in range(view.count)] == [write.ts(index) for _, write, index in expected]
+    assert [view.ts(index) for index in range(view.count)] == [
+        write.ts(index) for _, write, index in expected
+    ]
     assert (view.entry.first_ts, view.entry.last_ts) == (view.ts(0), view.ts(view.count - 1))
     start = data.draw(st.integers(0, view.count - 1))
     stop = data.draw(st.integers(start + 1, view.count))
@@ -148,22 +184,35 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
 
 
 @pytest.mark.slow
-@given(writes(), st.tuples(*[st.booleans()] * 3), st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])), st.data())
+@given(
+    writes(),
+    st.tuples(*[st.booleans()] * 3),
+    st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])),
+    st.data(),
+)
 def test_readers_of_less_get_the_same_of_both(
     batch: list[Write], flags: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
 ) -> None:
     tags, meta, with_data = flags
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
-    dead = bytes(data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=view.count, max_size=view.count)))
+    dead = bytes(
+        data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=view.count, max_size=view.count))
+    )
     start = data.draw(st.integers(0, view.count))
     stop = data.draw(st.integers(start, view.count))
     skipped = json_nodes(nodes)
     whole = []
     for at, (_, write, index) in enumerate(expected):
         marks = bytes(index) + dead[at : at + 1] + bytes(write.count)
-        (*one,) = write.select(index, index + 1, skipped, tags, meta, marks[: write.count], with_data)
-        assert one == (write.select(index, index + 1, skipped, tags, meta, None, with_data) if dead[at] != 1 else [])
+        (*one,) = write.select(
+            index, index + 1, skipped, tags, meta, marks[: write.count], with_data
+        )
+        assert one == (
+            write.select(index, index + 1, skipped, tags, meta, None, with_data)
+            if dead[at] != 1
+            else []
+        )
         whole += [(at, record) for _, record in one if start <= at < stop]
     assert view.select(start, stop, skipped, tags, meta, dead, with_data) == whole
     if view.cuts_nothing(skipped, tags, meta, with_data):
@@ -172,15 +221,24 @@ def test_readers_of_less_get_the_same_of_both(
 
 @pytest.mark.slow
 @given(st.lists(writes(), min_size=1, max_size=4), st.integers(40, 900), st.integers(1, 9))
-def test_however_extents_are_cut_they_hold_every_record_once(topics: list[list[Write]], extent_bytes: int, extent_records: int) -> None:
-    sources = [source(topic_id, 10 * topic_id, batch)[0] for topic_id, batch in enumerate(topics, 1)]
+def test_however_extents_are_cut_they_hold_every_record_once(
+    topics: list[list[Write]], extent_bytes: int, extent_records: int
+) -> None:
+    sources = [
+        source(topic_id, 10 * topic_id, batch)[0] for topic_id, batch in enumerate(topics, 1)
+    ]
     data = build_bytes(sources, extent_bytes=extent_bytes, extent_records=extent_records)
     for topic_id, batch in enumerate(topics, 1):
         mine = [view for view in extents(data) if view.entry.topic_id == topic_id]
-        assert [*accumulate([view.count for view in mine[:-1]], initial=10 * topic_id)] == [view.entry.first_seq for view in mine]
+        assert [*accumulate([view.count for view in mine[:-1]], initial=10 * topic_id)] == [
+            view.entry.first_seq for view in mine
+        ]
         assert all(view.count <= extent_records for view in mine)
         assert all(view.count == 1 or view.entry.blob_bytes <= extent_bytes for view in mine)
-        whole = [bytes(write.slice(index, index + 1)) + b"," for _, write, index in model(batch, 10 * topic_id)]
+        whole = [
+            bytes(write.slice(index, index + 1)) + b","
+            for _, write, index in model(batch, 10 * topic_id)
+        ]
         assert b"".join(bytes(view.blob) for view in mine) == b"".join(whole)
         assert [found for view in mine for found in check_extent(view)] == []
         wanted = {write.key for write in batch} - {None}
@@ -206,7 +264,9 @@ def test_a_text_that_only_a_skipped_record_has_is_not_kept() -> None:
     assert view.find_tag(b'"old"') == ()
 
 
-@pytest.mark.parametrize("size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, segment_build.STEP_BYTES + 5])
+@pytest.mark.parametrize(
+    "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, segment_build.STEP_BYTES + 5]
+)
 def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
     view = plain(3, size).view(1)
     (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, 3)])]))
@@ -230,17 +290,25 @@ def test_a_build_goes_in_small_steps() -> None:
 
 
 @given(writes(), TEXTS, st.text(max_size=3))
-def test_tags_are_found_whole_and_by_their_beginning(batch: list[Write], some: str | None, other: str) -> None:
+def test_tags_are_found_whole_and_by_their_beginning(
+    batch: list[Write], some: str | None, other: str
+) -> None:
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     tags = [tag for write in batch for _, tag, _, _ in write.records[write.skip :]]
     for text in (some or "", other, (some or "")[:1]):
-        assert [*view.find_tag(json_string(text))] == [index for index, tag in enumerate(tags) if tag == text]
+        assert [*view.find_tag(json_string(text))] == [
+            index for index, tag in enumerate(tags) if tag == text
+        ]
         found = view.find_prefix(json_string(text)[:-1])
-        assert sorted(found) == [index for index, tag in enumerate(tags) if tag is not None and tag.startswith(text)]
+        assert sorted(found) == [
+            index for index, tag in enumerate(tags) if tag is not None and tag.startswith(text)
+        ]
 
 
 @given(st.text(), st.text())
-def test_the_json_string_of_a_prefix_begins_that_of_the_whole_and_of_nothing_else(prefix: str, text: str) -> None:
+def test_the_json_string_of_a_prefix_begins_that_of_the_whole_and_of_nothing_else(
+    prefix: str, text: str
+) -> None:
     assert json_string(prefix + text).startswith(json_string(prefix)[:-1])
     assert json_string(text).startswith(json_string(prefix)[:-1]) == text.startswith(prefix)
 
@@ -260,7 +328,9 @@ def test_many_tags_are_sorted_across_runs() -> None:
     assert [*check_extent(extent)] == []
     assert len(extent.tags) == count
     assert [*extent.find_tag(b'"t77"')] == [77]
-    assert sorted(extent.find_prefix(b'"t77')) == [number for number in range(count) if str(number).startswith("77")]
+    assert sorted(extent.find_prefix(b'"t77')) == [
+        number for number in range(count) if str(number).startswith("77")
+    ]
 
 
 # Deleted records
@@ -272,7 +342,9 @@ def test_live_runs_are_what_is_left_between_the_dead(flags: list[int], data: st.
     stop = data.draw(st.integers(start, len(flags)))
     for dead in (bytes(flags), bytearray(flags), memoryview(bytes(flags))):
         found = [*live_runs(dead, start, stop)]
-        assert [index for run in found for index in range(*run)] == [index for index in range(start, stop) if flags[index] != 1]
+        assert [index for run in found for index in range(*run)] == [
+            index for index in range(start, stop) if flags[index] != 1
+        ]
         assert all(run[1] < later[0] for run, later in pairwise(found))
     assert [*live_runs(None, start, stop)] == ([(start, stop)] if start < stop else [])
 
@@ -295,7 +367,12 @@ def test_flags_are_asked_for_at_the_end_and_stand_side_by_side() -> None:
 
 # Any others
 
-WHOLE = build_bytes([source(1, 5, [plain(3, tag="t%d"), Write([("n", None, b"1", b"{}")], key="k")])[0], source(2, 9, [plain(2)])[0]])
+WHOLE = build_bytes(
+    [
+        source(1, 5, [plain(3, tag="t%d"), Write([("n", None, b"1", b"{}")], key="k")])[0],
+        source(2, 9, [plain(2)])[0],
+    ]
+)
 
 
 def test_another_version_is_refused_and_named() -> None:

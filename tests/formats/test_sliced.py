@@ -16,10 +16,15 @@ from topics.formats.api.requests import AppendBody
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[],:é ', max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data", "tag", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["data", "tag", "x"]), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-RECORD = st.fixed_dictionaries({"data": DATA}, optional={"tag": st.text(max_size=4), "meta": st.just({"a": [1, {"data": 2}]})})
+RECORD = st.fixed_dictionaries(
+    {"data": DATA}, optional={"tag": st.text(max_size=4), "meta": st.just({"a": [1, {"data": 2}]})}
+)
 
 
 def decode(body: bytes) -> tuple[AppendBody, int]:
@@ -32,7 +37,10 @@ def decode(body: bytes) -> tuple[AppendBody, int]:
 
 
 def plain(request: AppendBody) -> tuple[Any, ...]:
-    records = [(bytes(record.data), record.tag, record.node, bytes(record.meta)) for record in request.records]
+    records = [
+        (bytes(record.data), record.tag, record.node, bytes(record.meta))
+        for record in request.records
+    ]
     return records, request.node, request.idempotency_key, request.create, request.config
 
 
@@ -42,8 +50,14 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@given(records=st.lists(RECORD, max_size=30), indent=st.sampled_from([None, 0, 2]), records_first=st.booleans())
-def test_any_body_is_what_the_whole_decoder_says(records: list[Any], indent: int | None, records_first: bool) -> None:
+@given(
+    records=st.lists(RECORD, max_size=30),
+    indent=st.sampled_from([None, 0, 2]),
+    records_first=st.booleans(),
+)
+def test_any_body_is_what_the_whole_decoder_says(
+    records: list[Any], indent: int | None, records_first: bool
+) -> None:
     others = {"node": "n", "idempotency_key": 'k,{"data":1}', "create": True}
     document = {"records": records, **others} if records_first else {**others, "records": records}
     body = json.dumps(document, indent=indent).encode()
@@ -54,7 +68,17 @@ def test_any_body_is_what_the_whole_decoder_says(records: list[Any], indent: int
 
 
 KEYS = st.sampled_from(
-    ['"records"', '"records"', '"\\u0072ecords"', '"node"', '"n\\u006fde"', '"idempotency_key"', '"create"', '"config"', '"x"']
+    [
+        '"records"',
+        '"records"',
+        '"\\u0072ecords"',
+        '"node"',
+        '"n\\u006fde"',
+        '"idempotency_key"',
+        '"create"',
+        '"config"',
+        '"x"',
+    ]
 )
 LISTS = st.lists(RECORD, max_size=12)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -68,7 +92,9 @@ def envelopes(draw: st.DrawFn) -> bytes:
     """Every key any number of times, in any order, and spelled in any way."""
     keys = draw(st.lists(KEYS, max_size=8))
     values = [json.dumps(draw(VALUES[json.loads(key)])) for key in keys]
-    return ("{" + ",".join(f"{key}:{value}" for key, value in zip(keys, values, strict=True)) + "}").encode()
+    return (
+        "{" + ",".join(f"{key}:{value}" for key, value in zip(keys, values, strict=True)) + "}"
+    ).encode()
 
 
 @pytest.mark.slow
@@ -87,9 +113,14 @@ def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
 
 @pytest.mark.parametrize("second", [b"records", b"\\u0072ecords"])
 @pytest.mark.usefixtures("small_slices")
-def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(monkeypatch: pytest.MonkeyPatch, second: bytes) -> None:
+def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(
+    monkeypatch: pytest.MonkeyPatch, second: bytes
+) -> None:
     monkeypatch.setattr(sliced, "_HEAD_BYTES", 100)
-    lists = [b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50)) for name in (b"a", b"b")]
+    lists = [
+        b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50))
+        for name in (b"a", b"b")
+    ]
     body = b'{"records":[%b],"%b":[%b],"node":"n"}' % (lists[0], second, lists[1])
     request, _ = decode(body)
     assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))

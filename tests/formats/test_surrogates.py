@@ -25,7 +25,9 @@ def test_a_lone_surrogate_is_found_where_it_stands(text: str) -> None:
         assert lone_surrogate(encoded[:found]) is None
 
 
-@pytest.mark.parametrize("text", [b'"\\\\ud800"', b'"\\ud83d\\ude00"', b'"\\u00e9"', b"", b'"\\', b'"\\u"', b'"\\ud8"'])
+@pytest.mark.parametrize(
+    "text", [b'"\\\\ud800"', b'"\\ud83d\\ude00"', b'"\\u00e9"', b"", b'"\\', b'"\\u"', b'"\\ud8"']
+)
 def test_what_only_looks_like_one_is_none(text: bytes) -> None:
     assert lone_surrogate(text) is None
 

@@ -78,7 +78,9 @@ def test_all_fields_at_once_on_a_new_topic() -> None:
 def test_a_config_that_has_everything_keeps_it_when_nothing_is_named() -> None:
     base = merged(**OTHERS)
     assert merged(base) == base
-    assert merged(base, priority=None, dead_letter=None) == msgspec.structs.replace(base, priority=None, dead_letter=None)
+    assert merged(base, priority=None, dead_letter=None) == msgspec.structs.replace(
+        base, priority=None, dead_letter=None
+    )
 
 
 def test_a_request_may_be_given_as_it_was_answered() -> None:
@@ -98,7 +100,9 @@ def test_a_request_may_be_given_as_it_was_answered() -> None:
         ({}, None),
     ],
 )
-def test_of_durable_and_durability_the_latest_body_speaks(base: str, asked: dict[str, Any], expected: str | None) -> None:
+def test_of_durable_and_durability_the_latest_body_speaks(
+    base: str, asked: dict[str, Any], expected: str | None
+) -> None:
     config = merged(merged(durability=base), **asked)
     assert config.durability == (expected or base)
     assert config.as_json()["durable"] is (config.durability == "fsync")
@@ -121,12 +125,22 @@ def test_of_durable_and_durability_the_latest_body_speaks(base: str, asked: dict
         ("claim_jitter_ms", U64_MAX, 5000),
     ],
 )
-def test_what_the_table_calls_clamped_is_stored_clamped(field: str, asked: int, stored: int) -> None:
+def test_what_the_table_calls_clamped_is_stored_clamped(
+    field: str, asked: int, stored: int
+) -> None:
     assert merged(**{field: asked}).as_json()[field] == stored
     assert merged(TopicConfig(), **{field: asked}).as_json()[field] == stored
 
 
-UNSIGNED = ["ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries"]
+UNSIGNED = [
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "idempotency_window_ms",
+    "lease_ms",
+    "claim_jitter_ms",
+    "max_deliveries",
+]
 
 
 @pytest.mark.parametrize("field", UNSIGNED)
@@ -145,7 +159,9 @@ def test_a_number_is_an_integer_literal(field: str, value: bytes) -> None:
         decode_config(b'{"%b":%b}' % (field.encode(), value))
 
 
-@pytest.mark.parametrize("field", [name for name in DEFAULTS if name not in ("priority", "dead_letter")])
+@pytest.mark.parametrize(
+    "field", [name for name in DEFAULTS if name not in ("priority", "dead_letter")]
+)
 def test_null_is_a_value_only_where_the_table_says_so(field: str) -> None:
     with pytest.raises(InvalidRequest):
         decode_config(b'{"%b":null}' % field.encode())

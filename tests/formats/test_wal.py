@@ -56,7 +56,16 @@ def rows(first: str, after: str) -> list[tuple[int, int, str]]:
 
 def test_the_table_of_the_file_header_is_its_struct() -> None:
     table = rows("magic", "File header")
-    assert [(offset, size) for offset, size, _ in table] == [(0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4052)]
+    assert [(offset, size) for offset, size, _ in table] == [
+        (0, 8),
+        (8, 4),
+        (12, 4),
+        (16, 8),
+        (24, 8),
+        (32, 8),
+        (40, 4),
+        (44, 4052),
+    ]
     assert sum(size for _, size, _ in table) == FILE_HEADER_BYTES
 
 
@@ -64,7 +73,9 @@ def test_the_table_of_the_frame_is_its_struct() -> None:
     table = rows("magic", "Frame: header")
     sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", FRAME.format)]
     assert [size for _, size, _ in table] == sizes
-    assert [offset for offset, _, _ in table] == [sum(sizes[:number]) for number in range(len(sizes))]
+    assert [offset for offset, _, _ in table] == [
+        sum(sizes[:number]) for number in range(len(sizes))
+    ]
     assert [field.replace("crc32c", "crc") for _, _, field in table] == list(FrameHeader._fields)
     assert sum(sizes) == FRAME_HEADER_BYTES
 
@@ -72,7 +83,9 @@ def test_the_table_of_the_frame_is_its_struct() -> None:
 def test_a_file_header_is_the_documented_bytes() -> None:
     data = encode_file_header(HEADER)
     assert len(data) == FILE_HEADER_BYTES
-    expected = "545057414c30303102000000030000008877665544332211080706050403020100000004000000002c8c719b"
+    expected = (
+        "545057414c30303102000000030000008877665544332211080706050403020100000004000000002c8c719b"
+    )
     assert data[:44].hex() == expected
     assert not any(data[44:])
     assert decode_file_header(data) == HEADER
@@ -164,7 +177,9 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("frame", "expected"), GOLDEN, ids=[frame.kind.name for frame, _ in GOLDEN])
+@pytest.mark.parametrize(
+    ("frame", "expected"), GOLDEN, ids=[frame.kind.name for frame, _ in GOLDEN]
+)
 def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> None:
     data = encoded(frame, position=8, durable=16)
     assert data.hex() == "".join(expected)
@@ -221,7 +236,9 @@ def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
 def test_another_version_is_refused_with_both_numbers() -> None:
     data = bytearray(encode_file_header(HEADER))
     data[8] = 9
-    with pytest.raises(BadHeader, match="has format version 9; this program reads versions up to 2"):
+    with pytest.raises(
+        BadHeader, match="has format version 9; this program reads versions up to 2"
+    ):
         decode_file_header(data)
 
 
@@ -294,7 +311,9 @@ def scan(data: bytes) -> tuple[list[int], Stop]:
 @pytest.mark.parametrize("filled", [True, False])
 def test_any_cut_is_a_prefix(filled: bool) -> None:
     data, starts = log_bytes()
-    ends = [end - len(data[:end]) + len(data[:end].rstrip(b"\0")) for end in starts[1:]]  # padding may be missing
+    ends = [
+        end - len(data[:end]) + len(data[:end].rstrip(b"\0")) for end in starts[1:]
+    ]  # padding may be missing
     for cut in range(len(data) + 1):
         left = data[:cut].ljust(len(data) + 128, b"\0") if filled else data[:cut]
         seqs, stop = scan(left)

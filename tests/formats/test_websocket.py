@@ -1,4 +1,6 @@
-"""Frames as RFC 6455 has them, every way to break them, and that neither the cut of a stream nor junk in it matters."""
+"""Frames as RFC 6455 has them, every way to break them, and that neither the cut of a stream nor
+junk in it matters.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,23 @@ UTF8 = "aé€😀"
 PAYLOADS = st.one_of(
     st.text(max_size=20).map(str.encode),
     st.binary(max_size=20),
-    st.sampled_from([b"", b"x" * 125, b"x" * 126, b"y" * 1023, b"z" * 1025, "é".encode() * 700, b"a" * 65_535, b"b" * 65_537]),
+    st.sampled_from(
+        [
+            b"",
+            b"x" * 125,
+            b"x" * 126,
+            b"y" * 1023,
+            b"z" * 1025,
+            "é".encode() * 700,
+            b"a" * 65_535,
+            b"b" * 65_537,
+        ]
+    ),
 )
 CLOSES = st.one_of(
-    st.just(b""), st.binary(max_size=6), st.builds(lambda code, why: code.to_bytes(2) + why, st.integers(990, 5010), PAYLOADS)
+    st.just(b""),
+    st.binary(max_size=6),
+    st.builds(lambda code, why: code.to_bytes(2) + why, st.integers(990, 5010), PAYLOADS),
 )
 
 
@@ -75,18 +90,31 @@ def frame(first: int, payload: bytes = b"", key: bytes = KEY) -> bytes:
 def pieces_of_a_message(draw: st.DrawFn) -> bytes:
     """A message in fragments with control frames between them; sometimes without an end or a start."""
     opcode = draw(st.sampled_from([1, 1, 2, 0]))
-    parts = draw(st.lists(st.one_of(PAYLOADS, st.sampled_from([bytes([byte]) for byte in UTF8.encode()])), max_size=5))
+    parts = draw(
+        st.lists(
+            st.one_of(PAYLOADS, st.sampled_from([bytes([byte]) for byte in UTF8.encode()])),
+            max_size=5,
+        )
+    )
     out = []
     for at, part in enumerate(parts):
         fin = 0x80 if at == len(parts) - 1 else 0
-        out.append(frame(fin | (0 if at else opcode), part, draw(st.binary(min_size=4, max_size=4))))
+        out.append(
+            frame(fin | (0 if at else opcode), part, draw(st.binary(min_size=4, max_size=4)))
+        )
         out.append(draw(st.sampled_from([b"", b"", frame(0x89, b"hi"), frame(0x8A)])))
     return b"".join(out)
 
 
 FRAMES = st.one_of(
-    st.builds(lambda payload, key: frame(0x81, payload, key), PAYLOADS, st.binary(min_size=4, max_size=4)),
-    st.builds(lambda first, payload: frame(first, payload[:125]), st.sampled_from([0x81, 0x82, 0x89, 0x8A]), PAYLOADS),
+    st.builds(
+        lambda payload, key: frame(0x81, payload, key), PAYLOADS, st.binary(min_size=4, max_size=4)
+    ),
+    st.builds(
+        lambda first, payload: frame(first, payload[:125]),
+        st.sampled_from([0x81, 0x82, 0x89, 0x8A]),
+        PAYLOADS,
+    ),
     pieces_of_a_message(),
     st.builds(lambda payload: frame(0x88, payload[:125]), CLOSES),
     st.builds(frame, st.integers(0, 255), PAYLOADS),
@@ -105,7 +133,9 @@ def byte_by_byte(stream: bytes, max_message_bytes: int = MAX_BYTES) -> list[Even
 
 
 def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:
-    rows = re.findall(r"^    (\d(?: \+ x)?) {2,}(\w.*?) {2,}(\w+) {2,}", websocket.__doc__ or "", re.MULTILINE)
+    rows = re.findall(
+        r"^    (\d(?: \+ x)?) {2,}(\w.*?) {2,}(\w+) {2,}", websocket.__doc__ or "", re.MULTILINE
+    )
     assert [name for _, _, name in rows] == ["first", "second", "extended", "key", "payload"]
     sizes = {name: size for _, size, name in rows}
     for length, x in ((125, 0), (126, 2), (65_536, 8)):
@@ -189,7 +219,15 @@ def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> N
 
 
 @pytest.mark.parametrize(
-    "key", [b"", b"dGhlIHNhbXBsZSBub25jZQ=", b"dGhlIHNhbXBsZSBub25jZQ==\n", b"dGhlIHNhbXBsZSBub25j", b"dGhl*HNhbXBsZSBub25jZQ==", b"A" * 24]
+    "key",
+    [
+        b"",
+        b"dGhlIHNhbXBsZSBub25jZQ=",
+        b"dGhlIHNhbXBsZSBub25jZQ==\n",
+        b"dGhlIHNhbXBsZSBub25j",
+        b"dGhl*HNhbXBsZSBub25jZQ==",
+        b"A" * 24,
+    ],
 )
 def test_a_key_that_is_not_16_bytes_of_base64_is_none(key: bytes) -> None:
     assert not is_key(key)
@@ -202,34 +240,86 @@ def test_a_key_that_is_not_16_bytes_of_base64_is_none(key: bytes) -> None:
         pytest.param(frame(0xC1, b"x"), 1002, "reserved bits", id="RSV1"),
         pytest.param(frame(0xA1, b"x"), 1002, "reserved bits", id="RSV2"),
         pytest.param(frame(0x91, b"x"), 1002, "reserved bits", id="RSV3"),
-        *(pytest.param(frame(0x80 | opcode), 1002, f"unknown opcode {opcode}", id=f"opcode {opcode}") for opcode in (3, 7, 11, 15)),
-        *(pytest.param(frame(opcode), 1002, "must not be fragmented", id=f"fragmented {opcode}") for opcode in (8, 9, 10)),
-        *(pytest.param(frame(0x80 | opcode, b"x" * 126), 1002, "at most 125", id=f"long {opcode}") for opcode in (8, 9, 10)),
+        *(
+            pytest.param(
+                frame(0x80 | opcode), 1002, f"unknown opcode {opcode}", id=f"opcode {opcode}"
+            )
+            for opcode in (3, 7, 11, 15)
+        ),
+        *(
+            pytest.param(frame(opcode), 1002, "must not be fragmented", id=f"fragmented {opcode}")
+            for opcode in (8, 9, 10)
+        ),
+        *(
+            pytest.param(frame(0x80 | opcode, b"x" * 126), 1002, "at most 125", id=f"long {opcode}")
+            for opcode in (8, 9, 10)
+        ),
         pytest.param(frame(0x80, b"x"), 1002, "continuation without", id="continuation first"),
-        pytest.param(frame(0x81, b"x") + frame(0x00, b"x"), 1002, "continuation without", id="continuation after the end"),
-        pytest.param(frame(0x01, b"x") + frame(0x81, b"x"), 1002, "within a fragmented", id="text within a message"),
-        pytest.param(frame(0x02) + frame(0x89) + frame(0x02), 1002, "within a fragmented", id="binary within a message"),
+        pytest.param(
+            frame(0x81, b"x") + frame(0x00, b"x"),
+            1002,
+            "continuation without",
+            id="continuation after the end",
+        ),
+        pytest.param(
+            frame(0x01, b"x") + frame(0x81, b"x"),
+            1002,
+            "within a fragmented",
+            id="text within a message",
+        ),
+        pytest.param(
+            frame(0x02) + frame(0x89) + frame(0x02),
+            1002,
+            "within a fragmented",
+            id="binary within a message",
+        ),
         pytest.param(b"\x81\xfe\x00\x7d" + KEY, 1002, "shortest form", id="125 in 2 bytes"),
-        pytest.param(b"\x82\xff" + (65_535).to_bytes(8) + KEY, 1002, "shortest form", id="65535 in 8 bytes"),
+        pytest.param(
+            b"\x82\xff" + (65_535).to_bytes(8) + KEY, 1002, "shortest form", id="65535 in 8 bytes"
+        ),
         pytest.param(b"\x82\xff" + (1 << 63).to_bytes(8) + KEY, 1002, "top bit", id="top bit"),
-        pytest.param(b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8), 1009, f"{MAX_BYTES} bytes", id="too big, by its header"),
-        pytest.param(frame(0x02, b"x") + b"\x80\xff" + MAX_BYTES.to_bytes(8), 1009, f"{MAX_BYTES} bytes", id="too big in fragments"),
+        pytest.param(
+            b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8),
+            1009,
+            f"{MAX_BYTES} bytes",
+            id="too big, by its header",
+        ),
+        pytest.param(
+            frame(0x02, b"x") + b"\x80\xff" + MAX_BYTES.to_bytes(8),
+            1009,
+            f"{MAX_BYTES} bytes",
+            id="too big in fragments",
+        ),
         pytest.param(frame(0x88, b"\x03"), 1002, "one byte", id="close of one byte"),
         pytest.param(frame(0x88, b"\x03\xe8\xff"), 1007, "reason", id="reason not UTF-8"),
         pytest.param(frame(0x88, b"\x03\xe8\xc3"), 1007, "reason", id="reason ends in a character"),
         pytest.param(frame(0x81, b"\xff"), 1007, "UTF-8", id="text not UTF-8"),
         pytest.param(frame(0x81, b"abc\xe2\x82"), 1007, "UTF-8", id="text ends in a character"),
         pytest.param(frame(0x81, b"\xed\xa0\x80"), 1007, "UTF-8", id="a surrogate"),
-        pytest.param(frame(0x81, b"x" * 2000 + b"\xff"), 1007, "UTF-8", id="text of some length not UTF-8"),
+        pytest.param(
+            frame(0x81, b"x" * 2000 + b"\xff"), 1007, "UTF-8", id="text of some length not UTF-8"
+        ),
         pytest.param(frame(0x81, b"x" * 70_000 + b"\xff"), 1007, "UTF-8", id="long text not UTF-8"),
-        pytest.param(frame(0x01, b"\xe2\x82") + frame(0x80, b"A"), 1007, "UTF-8", id="not UTF-8 across fragments"),
-        pytest.param(frame(0x01, b"\xe2\x82") + frame(0x80), 1007, "UTF-8", id="fragments end in a character"),
-        pytest.param(frame(0x01, b"\xff"), 1007, "UTF-8", id="a bad fragment, before the message ends"),
+        pytest.param(
+            frame(0x01, b"\xe2\x82") + frame(0x80, b"A"),
+            1007,
+            "UTF-8",
+            id="not UTF-8 across fragments",
+        ),
+        pytest.param(
+            frame(0x01, b"\xe2\x82") + frame(0x80), 1007, "UTF-8", id="fragments end in a character"
+        ),
+        pytest.param(
+            frame(0x01, b"\xff"), 1007, "UTF-8", id="a bad fragment, before the message ends"
+        ),
     ],
 )
 def test_what_breaks_the_protocol_ends_the_stream(broken: bytes, code: int, reason: str) -> None:
     stream = frame(0x81, b"before") + broken
-    for events in (parse(stream + frame(0x81, b"after")), byte_by_byte(stream + frame(0x81, b"after"))):
+    for events in (
+        parse(stream + frame(0x81, b"after")),
+        byte_by_byte(stream + frame(0x81, b"after")),
+    ):
         assert events[0] == Text(b"before")
         failure = events[-1]
         assert isinstance(failure, Failure)
@@ -240,14 +330,36 @@ def test_what_breaks_the_protocol_ends_the_stream(broken: bytes, code: int, reas
 
 @pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65_535])
 def test_a_close_code_that_must_not_be_sent_is_refused(code: int) -> None:
-    assert parse(frame(0x88, code.to_bytes(2))) == [Failure(1002, f"close code {code} must not be sent")]
+    assert parse(frame(0x88, code.to_bytes(2))) == [
+        Failure(1002, f"close code {code} must not be sent")
+    ]
     assert not is_close_code(code)
     if code != CloseCode.NO_STATUS:
         with pytest.raises(ValueError, match=str(code)):
             close_frame(code)
 
 
-@pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999, 4000, 4999])
+@pytest.mark.parametrize(
+    "code",
+    [
+        1000,
+        1001,
+        1002,
+        1003,
+        1007,
+        1008,
+        1009,
+        1010,
+        1011,
+        1012,
+        1013,
+        1014,
+        3000,
+        3999,
+        4000,
+        4999,
+    ],
+)
 def test_every_other_close_code_passes(code: int) -> None:
     assert parse(frame(0x88, code.to_bytes(2) + UTF8.encode())) == [Close(code, UTF8)]
     assert close_frame(code, UTF8) == bytes((0x88, 12)) + code.to_bytes(2) + UTF8.encode()
@@ -263,8 +375,19 @@ def test_nothing_is_heard_after_the_end(last: bytes) -> None:
 
 
 def test_control_frames_come_between_the_fragments_they_interrupt() -> None:
-    stream = frame(0x01, b"\xe2") + frame(0x89, b"1") + frame(0x00, b"\x82") + frame(0x8A, b"2") + frame(0x80, b"\xac") + frame(0x81, b"x")
-    assert parse(stream) == byte_by_byte(stream) == [Ping(b"1"), Pong(b"2"), Text("€".encode()), Text(b"x")]
+    stream = (
+        frame(0x01, b"\xe2")
+        + frame(0x89, b"1")
+        + frame(0x00, b"\x82")
+        + frame(0x8A, b"2")
+        + frame(0x80, b"\xac")
+        + frame(0x81, b"x")
+    )
+    assert (
+        parse(stream)
+        == byte_by_byte(stream)
+        == [Ping(b"1"), Pong(b"2"), Text("€".encode()), Text(b"x")]
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 1025, 65_536, 65_537])
@@ -272,11 +395,17 @@ def test_a_message_of_just_the_bound_passes_and_one_byte_more_does_not(size: int
     assert parse(frame(0x81, b"x" * size), size) == [Text(b"x" * size)]
     assert parse(frame(0x01, b"x" * size) + frame(0x80), size) == [Text(b"x" * size)]
     for stream in (frame(0x81, b"x" * (size + 1)), frame(0x01, b"x" * size) + frame(0x80, b"x")):
-        assert parse(stream, size) == byte_by_byte(stream, size) == [Failure(1009, f"a message may have at most {size} bytes")]
+        assert (
+            parse(stream, size)
+            == byte_by_byte(stream, size)
+            == [Failure(1009, f"a message may have at most {size} bytes")]
+        )
     assert parse(frame(0x89, b"x" * 125), 0) == [Ping(b"x" * 125)], "a control frame is no message"
 
 
-@pytest.mark.parametrize("length", [*range(20), 125, 126, 1023, 1024, 1025, 1026, 1027, 65_535, 65_536, 65_537, 200_001])
+@pytest.mark.parametrize(
+    "length", [*range(20), 125, 126, 1023, 1024, 1025, 1026, 1027, 65_535, 65_536, 65_537, 200_001]
+)
 def test_every_length_is_unmasked(length: int) -> None:
     chance = random.Random(length)
     payload, key = chance.randbytes(length), chance.randbytes(4)
@@ -286,10 +415,14 @@ def test_every_length_is_unmasked(length: int) -> None:
 
 
 @given(STREAMS, st.lists(st.integers(0, 4000)), st.sampled_from([MAX_BYTES, 1000, 30]))
-def test_the_events_are_the_same_wherever_the_stream_is_cut(stream: bytes, cuts: list[int], max_bytes: int) -> None:
+def test_the_events_are_the_same_wherever_the_stream_is_cut(
+    stream: bytes, cuts: list[int], max_bytes: int
+) -> None:
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     parser = FrameParser(max_bytes)
-    assert [event for start, end in pairwise(bounds) for event in parser.feed(stream[start:end])] == parse(stream, max_bytes)
+    assert [
+        event for start, end in pairwise(bounds) for event in parser.feed(stream[start:end])
+    ] == parse(stream, max_bytes)
     if len(stream) < 500:
         assert byte_by_byte(stream, max_bytes) == parse(stream, max_bytes)
 
@@ -344,7 +477,9 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.sampled_from([None, 1000, 1012, 3000, 4999]), st.text(max_size=20))
-def test_what_another_implementation_sends_is_understood_as_it_does(messages: list[peer.Event], code: int | None, reason: str) -> None:
+def test_what_another_implementation_sends_is_understood_as_it_does(
+    messages: list[peer.Event], code: int | None, reason: str
+) -> None:
     client, open_kind = Connection(ConnectionType.CLIENT), None
     sent = []
     for message in messages:
@@ -359,15 +494,25 @@ def test_what_another_implementation_sends_is_understood_as_it_does(messages: li
     assert parse(stream) == peers_view(stream)
 
 
-@given(st.lists(st.text(max_size=300), max_size=5), st.binary(max_size=125), st.sampled_from([1000, 1009, 4000]), st.text(max_size=200))
-def test_what_we_send_is_understood_by_another_implementation(texts: list[str], payload: bytes, code: int, reason: str) -> None:
+@given(
+    st.lists(st.text(max_size=300), max_size=5),
+    st.binary(max_size=125),
+    st.sampled_from([1000, 1009, 4000]),
+    st.text(max_size=200),
+)
+def test_what_we_send_is_understood_by_another_implementation(
+    texts: list[str], payload: bytes, code: int, reason: str
+) -> None:
     client = Connection(ConnectionType.CLIENT)
     for text in texts:
         client.receive_data(text_frame(text.encode()))
     client.receive_data(text_header(70_000) + b"x" * 70_000)
     client.receive_data(ping_frame(payload) + pong_frame(payload) + close_frame(code, reason))
     *told, ping, pong, close = client.events()
-    assert "".join(event.data for event in told if isinstance(event, peer.TextMessage)) == "".join(texts) + "x" * 70_000
+    assert (
+        "".join(event.data for event in told if isinstance(event, peer.TextMessage))
+        == "".join(texts) + "x" * 70_000
+    )
     assert isinstance(ping, peer.Ping)
     assert isinstance(pong, peer.Pong)
     assert ping.payload == pong.payload == payload
@@ -390,7 +535,10 @@ def test_another_implementation_agrees_on_how_much_of_a_stream_is_good(stream: b
     [
         pytest.param(frame(0x81, b"short"), id="a message"),
         pytest.param(frame(0x82, b"x" * 70_000), id="a long one"),
-        pytest.param(frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"), id="fragments around a ping"),
+        pytest.param(
+            frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"),
+            id="fragments around a ping",
+        ),
         pytest.param(frame(0x89, b"longer"), id="a ping"),
     ],
 )
@@ -412,7 +560,9 @@ def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
     try:
         parser.feed(frame(0x02, b"x" * 50))
         parser.feed(b"\x00\xff" + (bound // 2).to_bytes(8) + KEY)
-        assert tracemalloc.get_traced_memory()[1] < bound / 16, "an announced length reserves nothing"
+        assert tracemalloc.get_traced_memory()[1] < bound / 16, (
+            "an announced length reserves nothing"
+        )
         for _ in range(bound // 128):
             parser.feed(bytes(64))
         for _ in range(bound // 100 + 1):
@@ -438,7 +588,9 @@ def test_a_long_message_in_small_reads_is_looked_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(websocket, "_unmask", counting)
     stream = frame(0x81, "é".encode() * 100_000)
     parser = FrameParser(MAX_BYTES)
-    events = [event for at in range(0, len(stream), 101) for event in parser.feed(stream[at : at + 101])]
+    events = [
+        event for at in range(0, len(stream), 101) for event in parser.feed(stream[at : at + 101])
+    ]
     assert events == [Text("é".encode() * 100_000)]
     assert sum(unmasked) == 200_000
     assert max(unmasked) <= 101
@@ -453,4 +605,6 @@ def test_opcodes_and_close_codes_are_the_documents() -> None:
         ("PING", 9),
         ("PONG", 10),
     ]
-    assert {code.value: is_close_code(code) for code in CloseCode if not is_close_code(code)} == {1005: False}
+    assert {code.value: is_close_code(code) for code in CloseCode if not is_close_code(code)} == {
+        1005: False
+    }

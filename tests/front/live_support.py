@@ -1,4 +1,6 @@
-"""Streams without a server: a shard that is answered for by hand, and clients at the other ends of socket pairs."""
+"""Streams without a server: a shard that is answered for by hand, and clients at the other ends of
+socket pairs.
+"""
 
 from __future__ import annotations
 
@@ -149,13 +151,22 @@ class Desk:
         await wait_all_tasks_blocked()
         return params
 
-    async def page(self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None) -> None:
+    async def page(
+        self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None
+    ) -> None:
         """A page of a feed, with all that lies between, and all that follows from it."""
-        self.live.event(0, "feed.page", {"feed": feed, **page(from_seq, to_seq, tombstone)}, records(from_seq, to_seq, tombstone))
+        self.live.event(
+            0,
+            "feed.page",
+            {"feed": feed, **page(from_seq, to_seq, tombstone)},
+            records(from_seq, to_seq, tombstone),
+        )
         await wait_all_tasks_blocked()
 
 
-def page(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None, head_seq: int | None = None) -> dict[str, Any]:
+def page(
+    from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None, head_seq: int | None = None
+) -> dict[str, Any]:
     """The fields of a page that holds all its records but what is lost."""
     first_seq = tombstone["gap_to"] if tombstone else from_seq
     return {
@@ -172,7 +183,13 @@ def records(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None)
 
 def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
     """A tombstone."""
-    return {"gap_from": gap_from, "gap_to": gap_to, "reason": reason, "earliest_seq": 1, "head_seq": gap_to}
+    return {
+        "gap_from": gap_from,
+        "gap_to": gap_to,
+        "reason": reason,
+        "earliest_seq": 1,
+        "head_seq": gap_to,
+    }
 
 
 @asynccontextmanager

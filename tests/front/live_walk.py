@@ -1,8 +1,9 @@
-"""Walks through what may happen to a front's streams: ``python -m tests.front.live_walk [--walks 1000] [--seed 0]``.
+"""Walks through what may happen to a front's streams: ``python -m tests.front.live_walk [--walks
+1000] [--seed 0]``.
 
-A shard of a few lines (topics are a head and a floor, messages take their time), clients with small sockets that read now and then,
-break off and come back with or without an id. Every client must be shown every record once and in order, or told of its loss.
-A walk that fails names its seed.
+A shard of a few lines (topics are a head and a floor, messages take their time), clients with small
+sockets that read now and then, break off and come back with or without an id. Every client must be
+shown every record once and in order, or told of its loss. A walk that fails names its seed.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ TOPICS = ("t", "u")
 
 
 class Topic:
-    """Its records are those above ``floor``. Each has seqs of its own: an id cannot say which of two topics it means."""
+    """Its records are those above ``floor``. Each has seqs of its own: an id cannot say which of
+    two topics it means.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.head = self.floor = (epoch * 7 - 7) % 50 * 1000
         self.size = 1
 
-    def read(self, from_seq: int, until_seq: int | None, epoch: int | None) -> tuple[dict[str, Any], bytes]:
+    def read(
+        self, from_seq: int, until_seq: int | None, epoch: int | None
+    ) -> tuple[dict[str, Any], bytes]:
         tombstone, last = None, self.head if until_seq is None else min(until_seq, self.head)
         if epoch not in (None, self.epoch) or (epoch is None and from_seq > self.head):
             tombstone, from_seq = self._gap(1, self.head, "recreated"), 0
@@ -53,14 +58,24 @@ class Topic:
             "from_seq": from_seq, "to_seq": to_seq, "head_seq": self.head, "earliest_seq": self.floor + 1, "count": len(seqs),
             "tombstone": tombstone,
         }  # fmt: skip
-        return fields, b",".join(json_bytes({"$seq": seq, "epoch": self.epoch, "data": "x" * self.size}) for seq in seqs)
+        return fields, b",".join(
+            json_bytes({"$seq": seq, "epoch": self.epoch, "data": "x" * self.size}) for seq in seqs
+        )
 
     def _gap(self, gap_from: int, gap_to: int, reason: str) -> dict[str, Any]:
-        return {"gap_from": gap_from, "gap_to": gap_to, "reason": reason, "earliest_seq": self.floor + 1, "head_seq": self.head}
+        return {
+            "gap_from": gap_from,
+            "gap_to": gap_to,
+            "reason": reason,
+            "earliest_seq": self.floor + 1,
+            "head_seq": self.head,
+        }
 
 
 class Shard:
-    """The only one. What is said to it and what it says lies in queues until it is `heard` and `told`."""
+    """The only one. What is said to it and what it says lies in queues until it is `heard` and
+    `told`.
+    """
 
     def __init__(self) -> None:
         self.topics = {name: Topic(1) for name in TOPICS}
@@ -87,7 +102,14 @@ class Shard:
         if self.is_up:
             self.to_shard.append(lambda: self._notified(name, params["feed"]))
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Callable[[Any], None]) -> None:
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: bytes,
+        then: Callable[[Any], None],
+    ) -> None:
         if not self.is_up:
             then(NotReady("down"))
             return
@@ -102,7 +124,9 @@ class Shard:
         answer: Any = TopicNotFound(params["topic"])
         if topic is not None and method == "feed.open":
             self.feeds[params["feed"]] = [params["topic"], topic.head, 0]
-            answer = Said({"head_seq": topic.head, "earliest_seq": topic.floor + 1, "epoch": topic.epoch}, b"")
+            answer = Said(
+                {"head_seq": topic.head, "earliest_seq": topic.floor + 1, "epoch": topic.epoch}, b""
+            )
         elif topic is not None:
             fields, body = topic.read(params["from_seq"], params["until_seq"], params["epoch"])
             answer = Said({**fields, "epoch": topic.epoch}, body)
@@ -199,21 +223,30 @@ class Client:
             return
         assert name not in self.gone, f"after the end of {name}: {body}"
         at, epoch = self.at[name]
-        if epoch is None or at == 0:  # told that it was made again, or has nothing of it yet: what comes first says where it begins
+        if (
+            epoch is None or at == 0
+        ):  # told that it was made again, or has nothing of it yet: what comes first says where it begins
             epoch = None
-            at = body["records"][0]["$seq"] - 1 if "records" in body else body.get("gap_from", at + 1) - 1
+            at = (
+                body["records"][0]["$seq"] - 1
+                if "records" in body
+                else body.get("gap_from", at + 1) - 1
+            )
             at = body["head_seq"] if frame.event == CAUGHT_UP else at
         if frame.event == RECORD:
             for record in body["records"]:
                 epoch = record["epoch"] if epoch is None else epoch
-                assert (record["$seq"], record["epoch"]) == (at + 1, epoch), f"{name} behind {at, epoch}: {str(body)[:200]}"
+                assert (record["$seq"], record["epoch"]) == (at + 1, epoch), (
+                    f"{name} behind {at, epoch}: {str(body)[:200]}"
+                )
                 at += 1
             assert body["to_seq"] == at
         elif frame.event == TOMBSTONE and body["reason"] == "recreated":
             self.caught_up.discard(name)
             at, epoch = 0, None  # the next record says it
         elif frame.event == TOMBSTONE:
-            # Without an id, it comes again when it had come and the records of the same write had not.
+            # Without an id, it comes again when it had come and the records of the same write had
+            # not.
             told_twice = not self._came_with_id and body["gap_from"] <= at <= body["gap_to"]
             assert body["gap_from"] == at + 1 or told_twice, f"behind {at}: {body}"
             at = body["gap_to"]
@@ -224,7 +257,9 @@ class Client:
             assert frame.event == DELETED, frame
             self.gone.add(name)
         self.at[name] = at, epoch
-        taken_back = not self._came_with_id and frame.event == DELETED  # from behind a tombstone that had come
+        taken_back = (
+            not self._came_with_id and frame.event == DELETED
+        )  # from behind a tombstone that had come
         assert frame.cursor[name] == at or taken_back, f"{frame} leads elsewhere than {at}"
         self.last_id = frame.id
 
@@ -253,9 +288,13 @@ class Walk:
             (6, self.leave_and_come), (2, self.take_over),
         ]  # fmt: skip
         for _ in range(steps):
-            (step,) = self.random.choices([step for _, step in weighted], [weight for weight, _ in weighted])
+            (step,) = self.random.choices(
+                [step for _, step in weighted], [weight for weight, _ in weighted]
+            )
             step()
-            if step in (self.leave_and_come, self.take_over) or self.random.random() < 0.7:  # streams begin in the order of their clients
+            if (
+                step in (self.leave_and_come, self.take_over) or self.random.random() < 0.7
+            ):  # streams begin in the order of their clients
                 await wait_all_tasks_blocked()
         await self.settle()
         for client in self.clients:
@@ -316,7 +355,9 @@ class Walk:
         self.shard.die() if self.shard.is_up else self.shard.rise()
 
     def leave_and_come(self) -> None:
-        """With an id whatever was on its way is shown again; without one a client must have read what left the server."""
+        """With an id whatever was on its way is shown again; without one a client must have read
+        what left the server.
+        """
         client = self.random.choice(self.clients)
         with_id = client.last_id is not None and self.random.random() < 0.7
         while not with_id and client.read(1 << 20):
@@ -338,7 +379,9 @@ class Walk:
             self.shard.rise()
         for _ in range(4):
             for client in self.clients:
-                if client.session.deleted.keys() - client.gone:  # what was lost on the way is told to whoever comes back
+                if (
+                    client.session.deleted.keys() - client.gone
+                ):  # what was lost on the way is told to whoever comes back
                     client.leave()
                     client.come(with_id=client.last_id is not None)
             quiet = False
@@ -355,11 +398,19 @@ class Walk:
             if all(map(self._is_served, self.clients)):
                 return
             await trio.sleep(0.3)  # who was refused tries again
-        raise AssertionError([(client.at, client.gone, client.caught_up) for client in self.clients])
+        raise AssertionError(
+            [(client.at, client.gone, client.caught_up) for client in self.clients]
+        )
 
     def _is_served(self, client: Client) -> bool:
-        left = [(name, topic) for name, topic in self.shard.topics.items() if name not in client.gone]
-        return all(name in client.caught_up and client.at[name] in ((topic.head, topic.epoch), (topic.head, None)) for name, topic in left)
+        left = [
+            (name, topic) for name, topic in self.shard.topics.items() if name not in client.gone
+        ]
+        return all(
+            name in client.caught_up
+            and client.at[name] in ((topic.head, topic.epoch), (topic.head, None))
+            for name, topic in left
+        )
 
 
 async def walk(seed: int, steps: int = STEPS) -> None:

@@ -1,4 +1,6 @@
-"""A server on a real socket with shards in this process, and a client that says exactly the bytes it is told."""
+"""A server on a real socket with shards in this process, and a client that says exactly the bytes
+it is told.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,23 @@ import trio.testing
 
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.errors import Internal, InvalidRequest, NotReady, TopicNotEmpty, TopicNotFound, TopicsError
+from topics.errors import (
+    Internal,
+    InvalidRequest,
+    NotReady,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicsError,
+)
 from topics.front.backend import Body, Holder, Listener, Readiness
 from topics.front.http.connections import Timings
 from topics.front.http.server import Server
 
 
 class FakeReply:
-    def __init__(self, result: dict[str, Any], body: bytes | memoryview, owner: FakeBackend) -> None:
+    def __init__(
+        self, result: dict[str, Any], body: bytes | memoryview, owner: FakeBackend
+    ) -> None:
         self.result = result
         self.body = body
         self._owner = owner
@@ -86,7 +97,9 @@ class FakeBackend:
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: Body = b"") -> FakeReply:
+    async def call(
+        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
+    ) -> FakeReply:
         raw = self._take(body)
         self.calls.append((method, params, raw))
         if not self.ready:
@@ -108,7 +121,14 @@ class FakeBackend:
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: Body, then: Callable[[FakeReply | TopicsError], None]) -> None:
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: Body,
+        then: Callable[[FakeReply | TopicsError], None],
+    ) -> None:
         raw = self._take(body)
         self.calls.append((method, params, raw))
         status, answer, extra = self._answer(method, params, raw, shard)
@@ -140,7 +160,9 @@ class FakeBackend:
             return raw
         return bytes(body)  # type: ignore[arg-type]
 
-    def _answer(self, method: str, params: dict[str, Any], raw: bytes, shard: int) -> tuple[int, bytes, dict[str, Any]]:
+    def _answer(
+        self, method: str, params: dict[str, Any], raw: bytes, shard: int
+    ) -> tuple[int, bytes, dict[str, Any]]:
         if method == "topic.list":
             return 200, b"", {"items": self._items(params, shard)}
         topic = params["topic"]
@@ -172,7 +194,10 @@ class FakeBackend:
         elif rows is None:
             raise TopicNotFound(topic)
         elif method == "diff":
-            answer |= {"records": rows[document.get("from_seq", 0) :], "filler": "x" * self.answer_bytes}
+            answer |= {
+                "records": rows[document.get("from_seq", 0) :],
+                "filler": "x" * self.answer_bytes,
+            }
         else:
             answer |= {"head_seq": len(rows), "touch": params.get("touch")}
         answer["performance"] = {"server_total_ms": 0.01}
@@ -198,7 +223,11 @@ class Answered:
     body: bytes
 
     def json(self) -> Any:
-        body = gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
+        body = (
+            gzip.decompress(self.body)
+            if self.headers.get("content-encoding") == "gzip"
+            else self.body
+        )
         return json.loads(body)
 
     @property
@@ -229,7 +258,10 @@ class RawClient:
         if first.startswith("HTTP/1.1 100"):
             self.continued += 1
             return await self.hear(method=method)
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         status = int(first.split()[1])
         length = 0 if method == "HEAD" or status == 100 else int(headers["content-length"])
         while len(self._buffer) < length:
@@ -265,7 +297,9 @@ def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     if body:
         fields |= {"content-type": "application/json", "content-length": str(len(body))}
     fields |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1"] + [f"{name}: {value}" for name, value in fields.items() if value]
+    lines = [f"{method} {path} HTTP/1.1"] + [
+        f"{name}: {value}" for name, value in fields.items() if value
+    ]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
@@ -312,7 +346,12 @@ async def running(
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     server = Server(
-        settings, Access.parse(keys), backend, use_fast_lane=fast, timings=timings or Timings(tick_s=0.2), probe_auth=probe_auth
+        settings,
+        Access.parse(keys),
+        backend,
+        use_fast_lane=fast,
+        timings=timings or Timings(tick_s=0.2),
+        probe_auth=probe_auth,
     )
     run = Running(server, backend, trio.Event(), address, trio.Event())
 

@@ -17,7 +17,13 @@ from tests.front.support import request, running
 from tests.server import Server
 from topics.formats.api.http1 import ResponseHeads
 from topics.front.http import accepting
-from topics.front.http.accepting import ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN, FILES_KEPT, Door, connections_max
+from topics.front.http.accepting import (
+    ACCEPTS_BESIDE_FEW,
+    ACCEPTS_PER_TURN,
+    FILES_KEPT,
+    Door,
+    connections_max,
+)
 
 GET = request("GET", "/v0/health")
 
@@ -29,7 +35,9 @@ def listener() -> Iterator[socket.socket]:
 
 
 async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
-    """In which turn of a busy loop each of so many waiting clients is taken, beside so many requests a turn."""
+    """In which turn of a busy loop each of so many waiting clients is taken, beside so many
+    requests a turn.
+    """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
     turns: list[int] = []
     turn = 0
@@ -39,7 +47,9 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
         turns.append(turn)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Door(ResponseHeads(), 1000, lambda: turn * others + len(turns)).run, listener, take)
+        nursery.start_soon(
+            Door(ResponseHeads(), 1000, lambda: turn * others + len(turns)).run, listener, take
+        )
         with trio.fail_after(5):
             while len(turns) < count:
                 turn += 1
@@ -79,7 +89,9 @@ async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> 
     assert heard == [GET]
 
 
-async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with running() as run:
         run.server.door.most = 2
         first, second, third = [await run.connect() for _ in range(3)]
@@ -87,7 +99,11 @@ async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left
             await client.say(GET)
             assert (await client.hear()).status == 200
         answer = await third.hear()
-        assert (answer.status, answer.code, answer.headers["connection"]) == (429, "throttled", "close")
+        assert (answer.status, answer.code, answer.headers["connection"]) == (
+            429,
+            "throttled",
+            "close",
+        )
         assert answer.headers["retry-after"] == "1"
         assert answer.json()["error"]["detail"]["limit"] == "max_connections"
         assert await third.is_closed()

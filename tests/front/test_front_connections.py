@@ -30,7 +30,9 @@ async def test_fifty_idle_connections_and_fifty_that_ask_for_it_are_closed(fast:
     async with running(fast=fast) as run:
         keep = [await run.connect() for _ in range(50)]
         for client in keep:
-            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get("connection") is None
+            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get(
+                "connection"
+            ) is None
         for _ in range(50):
             client = await run.connect()
             answer = await client.ask("POST", "/v0/topics/a", RECORD, connection="close")
@@ -50,7 +52,9 @@ async def test_fifty_idle_connections_and_fifty_that_ask_for_it_are_closed(fast:
 async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
     async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
-        await client.say(f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode())
+        await client.say(
+            f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode()
+        )
         answer = await client.hear()
         assert answer.status == 200
         assert answer.headers["connection"] == "close"
@@ -71,7 +75,9 @@ async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
 async def test_expect_continue(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
-        head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(b"\r\n\r\n")
+        head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(
+            b"\r\n\r\n"
+        )
         for status in (201, 200):
             await client.say(head + b"\r\n\r\n")
             await run.until(lambda: not any(c.idle for c in run.server.connections))
@@ -84,7 +90,9 @@ async def test_expect_continue(fast: bool) -> None:
 async def test_expect_continue_of_a_refused_request_never_asks_for_the_body() -> None:
     async with running(keys="k") as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(b"{")[0])
+        await client.say(
+            request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(b"{")[0]
+        )
         answer = await client.hear()
         assert (answer.status, client.continued) == (401, 0)
         assert answer.headers["connection"] == "close"
@@ -116,7 +124,10 @@ async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool)
         (request("PUT", "/v0/topics/a", RECORD)[:-5], 30),
         (request("POST", "/v0/topics/a", RECORD * 1000)[:9000], 31),
         (
-            request("POST", "/v0/topics/a", content_type="application/json", transfer_encoding="chunked") + b"5\r\na",
+            request(
+                "POST", "/v0/topics/a", content_type="application/json", transfer_encoding="chunked"
+            )
+            + b"5\r\na",
             30,
         ),
     ],
@@ -176,7 +187,9 @@ async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> N
             await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
             await run.until(lambda: run.backend.blocks_out == 1)
             if ending == "reset":
-                client.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                client.stream.socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )
             client.stream.socket.close()
             await run.until(lambda: run.backend.blocks_out == 0)
         assert run.backend.calls == []
@@ -215,7 +228,9 @@ async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
     async with running(fast=fast, backend=backend) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
-        await run.until(lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls))
+        await run.until(
+            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls)
+        )
         await trio.testing.wait_all_tasks_blocked(0.05)
         run.sweep_in(29)
         assert len(run.server.connections) == 1
@@ -277,11 +292,17 @@ async def test_while_answers_fill_the_memory_the_slowest_client_is_cut(
         fast.pace.count(400, trio.current_time())
         assert not slow.scope.cancel_called
         third = held(400)
-        assert [connection.scope.cancel_called for connection in (fast, slow, third)] == [False, True, False]
+        assert [connection.scope.cancel_called for connection in (fast, slow, third)] == [
+            False,
+            True,
+            False,
+        ]
         brisk = [fast, third, held(400), held(400), held(400)]
         assert not any(connection.scope.cancel_called for connection in brisk)
         brisk.append(held(400))
-        assert sum(connection.scope.cancel_called for connection in brisk) == 1, "there is an end to it"
+        assert sum(connection.scope.cancel_called for connection in brisk) == 1, (
+            "there is an end to it"
+        )
 
 
 @LANES
@@ -320,7 +341,9 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
         assert (await idle.ask("GET", "/v0/health")).status == 200
         await busy.say(request("POST", "/v0/topics/slow/diff", b"{}"))
         await halfway.say(APPEND[:30])
-        await run.until(lambda: backend.waiting == 1 and sum(c.idle for c in run.server.connections) == 1)
+        await run.until(
+            lambda: backend.waiting == 1 and sum(c.idle for c in run.server.connections) == 1
+        )
         run.stop.set()
         assert await idle.is_closed()
         await halfway.say(APPEND[30:])
@@ -338,7 +361,9 @@ async def test_the_drain_lets_requests_finish_and_closes_the_rest(fast: bool) ->
 
 
 @LANES
-@pytest.mark.parametrize(("method", "path"), [("POST", "/v0/topics/a"), ("PUT", "/v0/topics/a"), ("GET", "/v0/ready")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v0/topics/a"), ("PUT", "/v0/topics/a"), ("GET", "/v0/ready")]
+)
 async def test_who_connects_during_the_drain_is_told_so(fast: bool, method: str, path: str) -> None:
     backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
     async with running(fast=fast, backend=backend) as run:
@@ -362,7 +387,9 @@ async def test_who_connects_during_the_drain_is_told_so(fast: bool, method: str,
             await trio.open_tcp_stream(*run.address)
 
 
-async def test_who_connects_during_the_drain_and_says_nothing_is_not_waited_for(autojump_clock: trio.abc.Clock) -> None:
+async def test_who_connects_during_the_drain_and_says_nothing_is_not_waited_for(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     connections = Connections(Timings(), trio.current_time())
     connections.drain()
     ours, theirs = socket.socketpair()
@@ -413,7 +440,11 @@ async def test_a_long_poll_that_outlives_the_drain_is_told_so(fast: bool) -> Non
         await run.until(lambda: backend.waiting == 1)
         run.stop.set()
         answer = await client.hear()
-        assert (answer.status, answer.code, answer.headers["connection"]) == (503, "shutting_down", "close")
+        assert (answer.status, answer.code, answer.headers["connection"]) == (
+            503,
+            "shutting_down",
+            "close",
+        )
         assert backend.cancelled == 1
 
 
@@ -433,9 +464,15 @@ async def test_a_long_poll_whose_body_comes_when_the_others_were_told_is_told_so
 
 
 @pytest.mark.parametrize(
-    "where", ["quart_trio.app.QuartTrio.full_dispatch_request", "quart_trio.asgi.TrioASGIHTTPConnection.handle_request"]
+    "where",
+    [
+        "quart_trio.app.QuartTrio.full_dispatch_request",
+        "quart_trio.asgi.TrioASGIHTTPConnection.handle_request",
+    ],
 )
-async def test_a_bug_in_the_framework_is_answered_with_the_envelope(where: str, monkeypatch: Any) -> None:
+async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
+    where: str, monkeypatch: Any
+) -> None:
     async with running(backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
 
@@ -452,7 +489,9 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(where: str, 
 
 
 @LANES
-async def test_nothing_but_an_os_error_escapes_a_connection(fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+async def test_nothing_but_an_os_error_escapes_a_connection(
+    fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
     async with running(fast=fast) as run:
         broken = await run.connect()
 

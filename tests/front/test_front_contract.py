@@ -25,11 +25,15 @@ def bearer(key: str) -> str:
 async def test_a_topic_lives_its_life(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
-        assert (await client.ask("PUT", "/v0/topics/a", b'{"ttl_ms":5}')).json()["config"] == {"ttl_ms": 5}
+        assert (await client.ask("PUT", "/v0/topics/a", b'{"ttl_ms":5}')).json()["config"] == {
+            "ttl_ms": 5
+        }
         assert (await client.ask("PUT", "/v0/topics/a")).status == 200
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).json()["head_seq"] == 1
         assert (await client.ask("POST", "/v0/topics/b", RECORD)).status == 201
-        assert (await client.ask("POST", "/v0/topics/a/diff", b"{}")).json()["records"] == [{"data": 1}]
+        assert (await client.ask("POST", "/v0/topics/a/diff", b"{}")).json()["records"] == [
+            {"data": 1}
+        ]
         assert (await client.ask("POST", "/v0/topics/a/diff")).status == 200
         assert (await client.ask("GET", "/v0/topics/a?touch=false")).json()["touch"] is False
         assert (await client.ask("DELETE", "/v0/topics/a?if_empty=true")).code == "topic_not_empty"
@@ -42,8 +46,13 @@ async def test_a_topic_lives_its_life(fast: bool) -> None:
 async def test_parameters_reach_the_shard(fast: bool) -> None:
     async with running(fast=fast, keys=KEYS) as run:
         client = await run.connect()
-        headers = {"authorization": bearer("writer"), "idempotency_key": "klé".encode().decode("latin-1")}
-        assert (await client.ask("POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers)).status == 201
+        headers = {
+            "authorization": bearer("writer"),
+            "idempotency_key": "klé".encode().decode("latin-1"),
+        }
+        assert (
+            await client.ask("POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers)
+        ).status == 201
         method, params, body = run.backend.calls[-1]
         assert (method, body) == ("append", RECORD)
         assert params.pop("at") > 0
@@ -70,10 +79,31 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         ("post", "/v0/topics/a", b"", {}, 405, "method_not_allowed"),
         ("POST", "/v0/topics", b"", {}, 405, "method_not_allowed"),
         ("POST", "/v0/topics/a", RECORD, {"content_type": ""}, 415, "unsupported_media_type"),
-        ("POST", "/v0/topics/a", RECORD, {"content_type": "text/json"}, 415, "unsupported_media_type"),
-        ("POST", "/v0/topics/a", RECORD, {"content_type": "application/json; charset=latin-1"}, 415, "unsupported_media_type"),
+        (
+            "POST",
+            "/v0/topics/a",
+            RECORD,
+            {"content_type": "text/json"},
+            415,
+            "unsupported_media_type",
+        ),
+        (
+            "POST",
+            "/v0/topics/a",
+            RECORD,
+            {"content_type": "application/json; charset=latin-1"},
+            415,
+            "unsupported_media_type",
+        ),
         ("POST", "/v0/topics/a", RECORD, {"content_encoding": "br"}, 415, "unsupported_media_type"),
-        ("PUT", "/v0/topics/a", b"{}", {"content_type": "text/plain"}, 415, "unsupported_media_type"),
+        (
+            "PUT",
+            "/v0/topics/a",
+            b"{}",
+            {"content_type": "text/plain"},
+            415,
+            "unsupported_media_type",
+        ),
         ("POST", "/v0/topics/a", b"", {}, 400, "invalid_request"),
         ("POST", "/v0/topics/a", b"{", {}, 400, "invalid_request"),
         ("POST", "/v0/topics/a?return_seqs=1", RECORD, {}, 400, "invalid_request"),
@@ -130,7 +160,9 @@ async def test_every_refusal_has_its_status_and_code_and_the_connection_goes_on(
         ("GET", "/", None, 200),
     ],
 )
-async def test_keys_scopes_and_prefixes(fast: bool, method: str, path: str, key: str | None, status: int) -> None:
+async def test_keys_scopes_and_prefixes(
+    fast: bool, method: str, path: str, key: str | None, status: int
+) -> None:
     async with running(fast=fast, keys=KEYS) as run:
         client = await run.connect()
         body = RECORD if method == "POST" else b""
@@ -146,11 +178,17 @@ async def test_forbidden_comes_before_a_wrong_body_and_unauthorized_before_all(f
     async with running(fast=fast, keys=KEYS) as run:
         client = await run.connect()
         bad = {"content_type": "text/plain"}
-        assert (await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)).status == 401
+        assert (
+            await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)
+        ).status == 401
         bad["authorization"] = "Bearer writer"
-        assert (await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)).status == 403
+        assert (
+            await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)
+        ).status == 403
         bad["authorization"] = "Bearer boss"
-        assert (await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)).status == 415
+        assert (
+            await client.ask("POST", "/v0/topics/%20?return_seqs=x", RECORD, **bad)
+        ).status == 415
 
 
 @LANES
@@ -167,7 +205,11 @@ async def test_probes_tell_a_replay(fast: bool) -> None:
     async with running(fast=fast, backend=backend) as run:
         client = await run.connect()
         assert (await client.ask("GET", "/v0/health")).json()["status"] == "ok"
-        for method, path, body in (("GET", "/v0/ready", b""), ("POST", "/v0/topics/a", RECORD), ("GET", "/v0/topics", b"")):
+        for method, path, body in (
+            ("GET", "/v0/ready", b""),
+            ("POST", "/v0/topics/a", RECORD),
+            ("GET", "/v0/topics", b""),
+        ):
             answer = await client.ask(method, path, body)
             assert (answer.status, answer.code) == (503, "not_ready")
             assert answer.headers["retry-after"] == "1"
@@ -196,11 +238,29 @@ async def test_the_list_is_merged_paged_and_filtered(fast: bool) -> None:
             assert "=" not in page["next_cursor"]
             path = "/v0/topics?page_size=10&cursor=" + page["next_cursor"]
         assert seen == names[:-1]
-        assert len((await client.ask("GET", "/v0/topics?page_size=0", authorization="Bearer all")).json()["topics"]) == 1
-        assert len((await client.ask("GET", "/v0/topics?page_size=9999", authorization="Bearer all")).json()["topics"]) == 26
-        assert (await client.ask("GET", "/v0/topics?prefix=z", authorization="Bearer some")).json()["topics"] == []
+        assert (
+            len(
+                (
+                    await client.ask("GET", "/v0/topics?page_size=0", authorization="Bearer all")
+                ).json()["topics"]
+            )
+            == 1
+        )
+        assert (
+            len(
+                (
+                    await client.ask("GET", "/v0/topics?page_size=9999", authorization="Bearer all")
+                ).json()["topics"]
+            )
+            == 26
+        )
+        assert (await client.ask("GET", "/v0/topics?prefix=z", authorization="Bearer some")).json()[
+            "topics"
+        ] == []
         padded = base64.urlsafe_b64encode(b'{"after":"t.023"}').decode()
-        rest = (await client.ask("GET", f"/v0/topics?cursor={padded}", authorization="Bearer all")).json()["topics"]
+        rest = (
+            await client.ask("GET", f"/v0/topics?cursor={padded}", authorization="Bearer all")
+        ).json()["topics"]
         assert [topic["topic"] for topic in rest] == ["t.024", "z"]
 
 
@@ -215,24 +275,37 @@ async def test_the_exactly_last_page_has_no_cursor(fast: bool) -> None:
 @pytest.mark.parametrize("size", [100, 4096, 4097, 300_000])
 @pytest.mark.parametrize("how", ["plain", "chunked", "gzip", "gzip members", "chunked gzip"])
 async def test_bodies_of_any_size_and_coding_arrive_whole(fast: bool, size: int, how: str) -> None:
-    noise = "".join(chr(32 + (n * n * 7 + n) % 90) for n in range(size)).replace('"', "'").replace("\\", "/")
+    noise = (
+        "".join(chr(32 + (n * n * 7 + n) % 90) for n in range(size))
+        .replace('"', "'")
+        .replace("\\", "/")
+    )
     body = json.dumps({"records": [{"data": noise}]}).encode()
     wire = body
     headers = {"content-type": "application/json"}
     if "gzip" in how:
         half = len(body) // 2
-        wire = gzip.compress(body) if "members" not in how else gzip.compress(body[:half]) + gzip.compress(body[half:])
+        wire = (
+            gzip.compress(body)
+            if "members" not in how
+            else gzip.compress(body[:half]) + gzip.compress(body[half:])
+        )
         headers["content-encoding"] = "gzip"
     if "chunked" in how:
         headers["transfer-encoding"] = "chunked"
-        wire = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(p), p) for p in (wire[i : i + 7001] for i in range(0, len(wire), 7001)))
+        wire = b"".join(
+            b"%x;ext=1\r\n%b\r\n" % (len(p), p)
+            for p in (wire[i : i + 7001] for i in range(0, len(wire), 7001))
+        )
         wire += b"0\r\ntrailer: yes\r\n\r\n"
     else:
         headers["content-length"] = str(len(wire))
     async with running(fast=fast) as run:
         client = await run.connect()
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        await client.say(f"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode() + wire)
+        await client.say(
+            f"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode() + wire
+        )
         assert (await client.hear()).status == 201
         assert run.backend.topics["a"] == [{"data": noise}]
         assert (await client.ask("GET", "/v0/health")).status == 200
@@ -249,7 +322,10 @@ async def test_the_limit_holds_on_the_wire_and_after_inflation(fast: bool) -> No
         for body, headers in (
             (exact + b" ", {}),
             (gzip.compress(exact + b" "), {"content_encoding": "gzip"}),
-            (b"186a1\r\n" + exact + b" \r\n0\r\n\r\n", {"content_length": "", "transfer_encoding": "chunked"}),
+            (
+                b"186a1\r\n" + exact + b" \r\n0\r\n\r\n",
+                {"content_length": "", "transfer_encoding": "chunked"},
+            ),
         ):
             client = await run.connect()
             answer = await client.ask("POST", "/v0/topics/a", body, **headers)
@@ -269,13 +345,23 @@ async def test_a_gzip_bomb_and_a_cut_gzip_are_refused(fast: bool) -> None:
             (gzip.compress(RECORD) + b"junk", "invalid_request"),
         ):
             client = await run.connect()
-            assert (await client.ask("POST", "/v0/topics/a", body, content_encoding="gzip")).code == code
+            assert (
+                await client.ask("POST", "/v0/topics/a", body, content_encoding="gzip")
+            ).code == code
         assert run.backend.calls == []
 
 
 @LANES
 async def test_ten_thousand_equal_heartbeats_may_come_under_gzip(fast: bool) -> None:
-    beat = {"data": {"host": "machine-0001", "service": "checkout", "status": "up", "load": [0.1, 0.2, 0.3], "note": "x" * 60}}
+    beat = {
+        "data": {
+            "host": "machine-0001",
+            "service": "checkout",
+            "status": "up",
+            "load": [0.1, 0.2, 0.3],
+            "note": "x" * 60,
+        }
+    }
     body = json.dumps({"records": [beat] * 10_000}).encode()
     packed = gzip.compress(body)
     assert len(body) > 200 * len(packed)
@@ -296,9 +382,16 @@ async def test_without_shared_memory_a_large_body_is_throttled(fast: bool) -> No
 
 @LANES
 async def test_gzip_out_only_for_long_answers_and_when_asked(fast: bool) -> None:
-    async with running(fast=fast, backend=FakeBackend(topics={"a": []}, answer_bytes=200_000)) as run:
+    async with running(
+        fast=fast, backend=FakeBackend(topics={"a": []}, answer_bytes=200_000)
+    ) as run:
         client = await run.connect()
-        for accept, expected in (("gzip, br", "gzip"), ("br, *;q=0.5", "gzip"), ("gzip;q=0", None), ("", None)):
+        for accept, expected in (
+            ("gzip, br", "gzip"),
+            ("br, *;q=0.5", "gzip"),
+            ("gzip;q=0", None),
+            ("", None),
+        ):
             answer = await client.ask("POST", "/v0/topics/a/diff", b"{}", accept_encoding=accept)
             assert answer.headers.get("content-encoding") == expected
             assert len(answer.json()["filler"]) == 200_000
@@ -315,7 +408,9 @@ async def test_a_key_has_its_cap_of_requests_in_flight(fast: bool) -> None:
         assert backend.gate is not None
         clients = [await run.connect() for _ in range(3)]
         for client in clients[:2]:
-            await client.say(b"POST /v0/topics/slow/diff HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one\r\n\r\n")
+            await client.say(
+                b"POST /v0/topics/slow/diff HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one\r\n\r\n"
+            )
         await run.until(lambda: backend.waiting == 2)
         answer = await clients[2].ask("GET", "/v0/topics", authorization="Bearer one")
         assert (answer.status, answer.code) == (429, "throttled")
@@ -329,7 +424,9 @@ async def test_a_key_has_its_cap_of_requests_in_flight(fast: bool) -> None:
 
 
 @LANES
-async def test_a_bug_is_logged_with_its_traceback(fast: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_logged_with_its_traceback(
+    fast: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"

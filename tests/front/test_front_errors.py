@@ -28,7 +28,9 @@ def test_codes_are_unique() -> None:
 
 
 def test_detail_is_left_out_when_empty() -> None:
-    assert json.loads(bytes(error_answer(errors.NotFound("gone")).body)) == {"error": {"code": "not_found", "message": "gone"}}
+    assert json.loads(bytes(error_answer(errors.NotFound("gone")).body)) == {
+        "error": {"code": "not_found", "message": "gone"}
+    }
     answer = error_answer(errors.TopicNotFound("jobs"), at=1)
     document = json.loads(bytes(answer.body))
     assert document["error"]["detail"] == {"topic": "jobs"}
@@ -40,7 +42,9 @@ def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> Non
     assert retry_after_s(ms) == seconds
 
 
-@pytest.mark.parametrize("failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")])
+@pytest.mark.parametrize(
+    "failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")]
+)
 def test_what_may_be_tried_again_says_when(failure: errors.TopicsError) -> None:
     assert dict(error_answer(failure).headers)[b"retry-after"] == b"1"
 

@@ -68,7 +68,9 @@ async def test_a_remembered_head_of_another_name_is_refused_again() -> None:
             ("localhost", 200),
             ("evil.example", 403),
         ):
-            assert (await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)).status == status
+            assert (
+                await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)
+            ).status == status
 
 
 @pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
@@ -103,7 +105,9 @@ async def test_a_request_that_names_no_host_passes(path: str) -> None:
         (Settings(host="0.0.0.0", allowed_hosts=("a.b",)), "", [*OURS, "a.b"], THEIRS),
     ],
 )
-def test_when_the_rule_holds_and_which_names_it_adds(settings: Settings, keys: str, passes: list[str], refused: list[str]) -> None:
+def test_when_the_rule_holds_and_which_names_it_adds(
+    settings: Settings, keys: str, passes: list[str], refused: list[str]
+) -> None:
     rule = hosts.HostRule(settings, has_keys=bool(keys))
     rule.check([])
     for host in passes:

@@ -1,4 +1,6 @@
-"""What a page of another site can do through a visitor's browser (decision 0010): nothing, where the server has no keys."""
+"""What a page of another site can do through a visitor's browser (decision 0010): nothing, where
+the server has no keys.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ async def shaken(run: Running, **headers: str) -> Answered:
         ("10.0.0.7:4000", "http://10.0.0.7:3000"),
     ],
 )
-async def test_a_page_of_this_host_or_of_this_machine_opens_a_websocket(host: str, origin: str) -> None:
+async def test_a_page_of_this_host_or_of_this_machine_opens_a_websocket(
+    host: str, origin: str
+) -> None:
     async with running(settings=ANY_HOST) as run:
         assert (await shaken(run, host=host, origin=origin)).status == 101
 
@@ -74,14 +78,23 @@ async def test_forbidden_comes_before_what_is_wrong_with_the_handshake() -> None
 
 async def test_where_there_are_keys_the_token_decides() -> None:
     async with running(keys="k") as run:
-        assert (await shaken(run, origin="https://app.example", authorization="Bearer k")).status == 101
+        assert (
+            await shaken(run, origin="https://app.example", authorization="Bearer k")
+        ).status == 101
         client = await run.connect()
-        assert (await client.ask("GET", "/v0/ws", origin="http://localhost", **SHAKE)).code == "unauthorized"
+        assert (
+            await client.ask("GET", "/v0/ws", origin="http://localhost", **SHAKE)
+        ).code == "unauthorized"
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
-async def test_a_body_that_a_browser_would_send_for_any_page_is_refused(fast: bool, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""],
+)
+async def test_a_body_that_a_browser_would_send_for_any_page_is_refused(
+    fast: bool, kind: str
+) -> None:
     """These types need no preflight; application/json does, and no preflight is ever answered."""
     async with running(fast=fast) as run:
         client = await run.connect()
@@ -91,10 +104,14 @@ async def test_a_body_that_a_browser_would_send_for_any_page_is_refused(fast: bo
             ("/v0/topics/a/diff", b'{"from_seq":0}'),
             ("/v0/watch", b'{"topics":{"a":{}}}'),
         ):  # fmt: skip
-            answer = await client.ask("POST", path, body, content_type=kind, origin="http://elsewhere")
+            answer = await client.ask(
+                "POST", path, body, content_type=kind, origin="http://elsewhere"
+            )
             assert answer.code == "unsupported_media_type"
         for path in ("/v0/topics/a", "/v0/watch"):
-            answer = await client.ask("OPTIONS", path, origin="http://elsewhere", access_control_request_method="POST")
+            answer = await client.ask(
+                "OPTIONS", path, origin="http://elsewhere", access_control_request_method="POST"
+            )
             assert answer.status == 405
             assert not [name for name in answer.headers if name.startswith("access-control")]
         assert run.backend.calls == []

@@ -43,12 +43,18 @@ KINDS: dict[str, tuple[bytes, int]] = {
 async def hear_all(client: RawClient, kinds: Sequence[str]) -> list[Answered]:
     answers = [await client.hear() for _ in kinds]
     assert [answer.status for answer in answers] == [KINDS[kind][1] for kind in kinds]
-    heads = [answer.json()["head_seq"] for answer, kind in zip(answers, kinds, strict=True) if KINDS[kind][0][:200] in APPENDS]
+    heads = [
+        answer.json()["head_seq"]
+        for answer, kind in zip(answers, kinds, strict=True)
+        if KINDS[kind][0][:200] in APPENDS
+    ]
     assert heads == sorted(set(heads))
     return answers
 
 
-APPENDS = {KINDS[kind][0][:200] for kind in ("append", "long append", "chunked append", "empty line")}
+APPENDS = {
+    KINDS[kind][0][:200] for kind in ("append", "long append", "chunked append", "empty line")
+}
 
 
 async def with_topic(run: Running) -> RawClient:
@@ -97,7 +103,9 @@ async def test_byte_by_byte(fast: bool) -> None:
     sizes=st.lists(st.integers(1, 700), min_size=1),
     fast=st.booleans(),
 )
-def test_any_mixture_in_any_chunking_is_answered_in_order(kinds: list[str], sizes: list[int], fast: bool) -> None:
+def test_any_mixture_in_any_chunking_is_answered_in_order(
+    kinds: list[str], sizes: list[int], fast: bool
+) -> None:
     async def scenario() -> None:
         async with running(fast=fast) as run:
             client = await with_topic(run)
@@ -116,7 +124,12 @@ def test_any_mixture_in_any_chunking_is_answered_in_order(kinds: list[str], size
 
 HOST = b"host: localhost\r\n"
 JSON = b"content-type: application/json\r\n"
-SMUGGLED = b"POST /v0/topics/smuggled HTTP/1.1\r\nhost: localhost\r\n" + JSON + b"content-length: 24\r\n\r\n" + RECORD
+SMUGGLED = (
+    b"POST /v0/topics/smuggled HTTP/1.1\r\nhost: localhost\r\n"
+    + JSON
+    + b"content-length: 24\r\n\r\n"
+    + RECORD
+)
 STRICT = {
     "length and coding": HOST + JSON + b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
     "coding and length": HOST + JSON + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n",
@@ -148,7 +161,9 @@ STRICT = {
 @LANES
 @pytest.mark.parametrize("what", sorted(STRICT))
 @pytest.mark.parametrize("line", ["POST /v0/topics/a", "PUT /v0/topics/a", "GET /v0/health"])
-async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(fast: bool, what: str, line: str) -> None:
+async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
+    fast: bool, what: str, line: str
+) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
         wire = f"{line} HTTP/1.1\r\n".encode() + STRICT[what] + b"\r\n"
@@ -205,7 +220,9 @@ async def test_what_is_not_http_is_refused_at_once(wire: bytes) -> None:
 async def test_a_bad_chunk_is_refused_and_nothing_behind_it_runs(fast: bool, chunks: bytes) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
-        head = b"POST /v0/topics/a HTTP/1.1\r\n" + HOST + JSON + b"transfer-encoding: chunked\r\n\r\n"
+        head = (
+            b"POST /v0/topics/a HTTP/1.1\r\n" + HOST + JSON + b"transfer-encoding: chunked\r\n\r\n"
+        )
         await client.say(head + chunks + SMUGGLED)
         assert (await client.hear()).status == 400
         assert await client.is_closed()
@@ -229,7 +246,9 @@ async def test_an_empty_chunked_body_is_an_empty_body(fast: bool) -> None:
     cuts=st.lists(st.integers(1, 40), max_size=20),
     feeds=st.lists(st.integers(1, 30), min_size=1),
 )
-def test_the_dechunker_gives_the_body_and_stops_at_its_end(body: bytes, cuts: list[int], feeds: list[int]) -> None:
+def test_the_dechunker_gives_the_body_and_stops_at_its_end(
+    body: bytes, cuts: list[int], feeds: list[int]
+) -> None:
     wire, rest = b"", body
     for cut in [*cuts, 10_000]:
         if rest:
@@ -262,7 +281,10 @@ async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency
         client = await run.connect()
         for n in range(3):
             headers = {"authorization": "Bearer sesame"} | ({"idempotency_key": "k"} if n else {})
-            assert (await client.ask("POST", "/v0/topics/a", RECORD, **headers)).status in (200, 201)
+            assert (await client.ask("POST", "/v0/topics/a", RECORD, **headers)).status in (
+                200,
+                201,
+            )
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
         heads = run.server.lanes.heads
         assert len(heads) == 1

@@ -1,4 +1,6 @@
-"""Heads that are made to cost much: they come in pieces, have too much of something, or are not ASCII."""
+"""Heads that are made to cost much: they come in pieces, have too much of something, or are not
+ASCII.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,13 @@ def test_every_byte_of_a_head_that_drips_in_is_looked_at_twice_at_most(
 async def test_an_empty_line_in_pieces_before_a_request_means_nothing(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
-        for piece in (b"\r", b"\n\r", b"\n", b"\r\n\r", b"\n\r\n" + request("POST", "/v0/topics/a", b'{"records":[]}')):
+        for piece in (
+            b"\r",
+            b"\n\r",
+            b"\n",
+            b"\r\n\r",
+            b"\n\r\n" + request("POST", "/v0/topics/a", b'{"records":[]}'),
+        ):
             await client.say(piece)
             await run.until(lambda: all(not c.buffer[c.pos :] for c in run.server.connections))
         assert (await client.hear()).status == 201
@@ -119,8 +127,12 @@ TOO_MUCH = ["a&" * PARAMETERS_MAX, "a" * (QUERY_MAX_BYTES + 1)]
 
 @LANES
 @pytest.mark.parametrize("query", TOO_MUCH, ids=["parameters", "bytes"])
-@pytest.mark.parametrize("path", ["/v0/topics/a", "/v0/topics", "/v0/watch/w", "/v0/ws", "/v0/health"])
-async def test_too_long_a_query_is_told_to_those_with_a_key_only(fast: bool, query: str, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v0/topics/a", "/v0/topics", "/v0/watch/w", "/v0/ws", "/v0/health"]
+)
+async def test_too_long_a_query_is_told_to_those_with_a_key_only(
+    fast: bool, query: str, path: str
+) -> None:
     async with running(fast=fast, keys="sesame") as run:
         client = await run.connect()
         if path != "/v0/health":
@@ -144,7 +156,9 @@ ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, half of one, none
 @pytest.mark.slow
 @LANES
 @pytest.mark.parametrize("keys", ["", "sesame"], ids=["open", "keys"])
-async def test_what_is_not_ascii_is_answered_on_every_route(fast: bool, keys: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_not_ascii_is_answered_on_every_route(
+    fast: bool, keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(fast=fast, keys=keys, backend=FakeBackend(topics={"a": []})) as run:
         for route in ROUTES:
             for method in route.methods:
@@ -152,7 +166,11 @@ async def test_what_is_not_ascii_is_answered_on_every_route(fast: bool, keys: st
                     for fields in ({}, {"authorization": "Bearer sesame"} if keys else None):
                         if fields is not None:
                             client = await run.connect()
-                            await client.say(request(method, target, RECORDS if method != "GET" else b"", **fields))
+                            await client.say(
+                                request(
+                                    method, target, RECORDS if method != "GET" else b"", **fields
+                                )
+                            )
                             answer = await client.hear(method=method)
                             assert answer.status < 500, (method, target, fields)
     assert not [record for record in caplog.records if record.name.startswith("topics")]
@@ -161,7 +179,17 @@ async def test_what_is_not_ascii_is_answered_on_every_route(fast: bool, keys: st
 def _odd_targets(pattern: str) -> list[str]:
     plain = pattern.replace(":topic", "a").replace(":wid", "w")
     names = [pattern.replace(":topic", odd).replace(":wid", odd) for odd in ODD if ":" in pattern]
-    queries = ["x={}", "{}", "token={}", "prefix={}", "cursor={}", "return_seqs={}", "touch={}", "page_size={}", "lenient={}"]
+    queries = [
+        "x={}",
+        "{}",
+        "token={}",
+        "prefix={}",
+        "cursor={}",
+        "return_seqs={}",
+        "touch={}",
+        "page_size={}",
+        "lenient={}",
+    ]
     return [*names, *(f"{plain}?{query.format(odd)}" for query in queries for odd in ODD)]
 
 
@@ -173,7 +201,9 @@ FIELDS = [
 
 @pytest.mark.slow
 @LANES
-async def test_a_field_that_is_not_ascii_is_answered_on_every_route(fast: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
+    fast: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
         for route in ROUTES:
             for field in FIELDS:
@@ -200,7 +230,8 @@ async def test_what_is_decoded_in_one_turn_has_a_bound_of_its_own(fast: bool, li
         for wire in (
             request(method, path, body),
             request(method, path, gzip.compress(body), content_encoding="gzip"),
-            request(method, path, content_type="application/json", transfer_encoding="chunked") + chunks,
+            request(method, path, content_type="application/json", transfer_encoding="chunked")
+            + chunks,
         ):
             client = await run.connect()
             with contextlib.suppress(trio.BrokenResourceError):

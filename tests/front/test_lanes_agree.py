@@ -1,4 +1,6 @@
-"""Both lanes take exactly the same bytes: one table of requests, each sent to a hot and to a cold route, whole and cut."""
+"""Both lanes take exactly the same bytes: one table of requests, each sent to a hot and to a cold
+route, whole and cut.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ CHUNKED = HOST + JSON + b"transfer-encoding: chunked\r\n"
 SHAKE = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
 OPEN, SHUT = False, True
-# name: what follows the request line's path, the status, and whether the connection is closed afterwards
+# name: what follows the request line's path, the status, and whether the connection is closed
+# afterwards
 REQUESTS: dict[str, tuple[bytes, int, bool]] = {
     "plain": (b" HTTP/1.1\r\n" + HOST + JSON + b"content-length: 2\r\n\r\n{}", 200, OPEN),
     "no body": (b" HTTP/1.1\r\n" + HOST + b"\r\n", 200, OPEN),
@@ -77,7 +80,11 @@ REQUESTS: dict[str, tuple[bytes, int, bool]] = {
 }  # fmt: skip
 PACKED = gzip.compress(b"{}")
 REQUESTS["gzip"] = (
-    b" HTTP/1.1\r\n" + HOST + JSON + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(PACKED) + PACKED,
+    b" HTTP/1.1\r\n"
+    + HOST
+    + JSON
+    + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(PACKED)
+    + PACKED,
     200,
     OPEN,
 )
@@ -118,7 +125,9 @@ Seen = tuple[int, str, bool]
 
 
 async def seen(run: Running, wire: bytes, cut: int) -> Seen:
-    """Status, error code and whether the connection is closed; every answer that is not a success has the envelope."""
+    """Status, error code and whether the connection is closed; every answer that is not a success
+    has the envelope.
+    """
     client = await run.connect()
     await client.say(wire[:cut])
     if cut < len(wire):
@@ -140,7 +149,9 @@ async def agreed(wires: dict[str, bytes]) -> dict[str, set[Seen]]:
     found: dict[str, set[Seen]] = {name: set() for name in wires}
     for fast in (True, False):
         settings = Settings(inline_bytes=4096, max_body_bytes=1024 * 1024, allowed_hosts=("*",))
-        async with running(fast=fast, settings=settings, backend=FakeBackend(topics={"a": []})) as run:
+        async with running(
+            fast=fast, settings=settings, backend=FakeBackend(topics={"a": []})
+        ) as run:
             for name, wire in wires.items():
                 end = wire.find(b"\r\n\r\n") + 4
                 for cut in {len(wire), end, max(end - 3, 1), len(wire) - 1, 9}:
@@ -154,13 +165,17 @@ async def test_both_lanes_answer_the_same_bytes_alike(route: bytes) -> None:
     found = await agreed({name: route + rest for name, (rest, _, _) in REQUESTS.items()})
     for name, (_, status, closed) in REQUESTS.items():
         [(was, _, ended)] = found[name]
-        wanted = status if status > 0 else 404 if route is HOT else 400  # no such path, or no such name
+        wanted = (
+            status if status > 0 else 404 if route is HOT else 400
+        )  # no such path, or no such name
         assert (was, ended) == (wanted, closed), name
 
 
 @pytest.mark.slow
 async def test_both_lanes_read_a_request_line_alike() -> None:
-    found = await agreed({name: line + b"\r\n" + HOST + b"\r\n" for name, (line, _, _) in LINES.items()})
+    found = await agreed(
+        {name: line + b"\r\n" + HOST + b"\r\n" for name, (line, _, _) in LINES.items()}
+    )
     for name, (_, status, closed) in LINES.items():
         [(was, _, ended)] = found[name]
         assert (was, ended) == (status, closed), name
@@ -189,10 +204,16 @@ async def test_the_http_2_preface_is_refused_in_words_of_http_1_and_the_connecti
     ("GET /v0/topics?page_size=x", "k", 400, "invalid_request"),
     ("GET /v0/ws", "nobody", 401, "unauthorized"),
 ])  # fmt: skip
-async def test_a_handshake_on_another_path_is_a_request_like_any_other(line: str, key: str, status: int, code: str) -> None:
+async def test_a_handshake_on_another_path_is_a_request_like_any_other(
+    line: str, key: str, status: int, code: str
+) -> None:
     async with running(keys="k") as run:
         client = await run.connect()
-        await client.say(f"{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n".encode() + SHAKE + b"\r\n")
+        await client.say(
+            f"{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n".encode()
+            + SHAKE
+            + b"\r\n"
+        )
         answer = await client.hear()
         assert (answer.status, answer.code if code else "") == (status, code)
         assert (await client.ask("GET", "/v0/health")).status == 200
@@ -205,7 +226,11 @@ async def test_a_handshake_on_another_path_is_a_request_like_any_other(line: str
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_a_body_that_no_route_wants_is_read_past(line: str, chunked: bool) -> None:
     body = b"x" * 30_000
-    fields, body = (b"transfer-encoding: chunked", b"7530\r\n" + body + b"\r\n0\r\n\r\n") if chunked else (b"content-length: 30000", body)
+    fields, body = (
+        (b"transfer-encoding: chunked", b"7530\r\n" + body + b"\r\n0\r\n\r\n")
+        if chunked
+        else (b"content-length: 30000", body)
+    )
     async with running(backend=FakeBackend(topics={"a": []})) as run:
         client = await run.connect()
         await client.say(line.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n\r\n")

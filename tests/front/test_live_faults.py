@@ -47,7 +47,9 @@ async def goes_on(front: Desk, broken: Client, whole: Client) -> None:
 
 
 async def test_a_tick_that_fails_ends_its_stream_only(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
@@ -60,7 +62,9 @@ async def test_a_tick_that_fails_ends_its_stream_only(
     assert [(record.message, record.levelno) for record in caplog.records] == [(BUG, logging.ERROR)]
 
 
-async def test_a_page_that_cannot_be_shown_ends_one_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_page_that_cannot_be_shown_ends_one_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with desk() as front:
         first, second = await two(front)
         monkeypatch.setattr(first.stream, "shown_page", broken)
@@ -71,7 +75,9 @@ async def test_a_page_that_cannot_be_shown_ends_one_stream(monkeypatch: pytest.M
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     done: list[int] = []
     async with desk() as front:
         first, second = await two(front)
@@ -84,7 +90,9 @@ async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(caplog: p
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_an_end_that_cannot_be_told_ends_one_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_end_that_cannot_be_told_ends_one_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with desk() as front:
         first, second = await two(front)
         for name in ("shown_deleted", "shown_failure"):
@@ -96,7 +104,9 @@ async def test_an_end_that_cannot_be_told_ends_one_stream(monkeypatch: pytest.Mo
     assert {record.message for record in caplog.records} == {BUG}
 
 
-async def test_one_that_fails_behind_its_feed_ends_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_fails_behind_its_feed_ends_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with desk() as front:
         _, second = await two(front)
         third = await front.client(0, topic="u")
@@ -110,7 +120,9 @@ async def test_one_that_fails_behind_its_feed_ends_alone(monkeypatch: pytest.Mon
     assert {record.message for record in caplog.records} == {BUG}
 
 
-async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from_hearing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from_hearing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with desk() as front:
         first, second = await two(front)
         monkeypatch.setattr(first.stream, "shown_failure", broken)
@@ -136,7 +148,9 @@ async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_c
             assert (stream.ended, len(front.live.streams)) == (True, 0)
 
 
-async def test_a_topic_that_is_followed_anew_does_not_pay_for_what_failed_before(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_topic_that_is_followed_anew_does_not_pay_for_what_failed_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with desk() as front:
         client = await front.client()
         await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)

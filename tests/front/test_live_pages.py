@@ -30,14 +30,23 @@ async def follow(front: Desk, topics: int) -> None:
 
 async def come(front: Desk, feed: int, from_seq: int, size: int) -> None:
     """A page of so many bytes."""
-    front.live.event(0, "feed.page", {"feed": feed, **page(from_seq, from_seq + 1)}, b'"%b"' % (b"x" * (size - 2)))
+    front.live.event(
+        0,
+        "feed.page",
+        {"feed": feed, **page(from_seq, from_seq + 1)},
+        b'"%b"' % (b"x" * (size - 2)),
+    )
     await wait_all_tasks_blocked()
 
 
 def kept(front: Desk) -> dict[int, list[int]]:
     """Where the pages of each feed begin."""
     feeds = front.live._feeds.values()
-    assert sum(len(page.body) for feed in feeds for page in feed.pages) == front.live._kept.size <= KEPT_BYTES
+    assert (
+        sum(len(page.body) for feed in feeds for page in feed.pages)
+        == front.live._kept.size
+        <= KEPT_BYTES
+    )
     return {feed.number: [page.follows_seq for page in feed.pages] for feed in feeds if feed.pages}
 
 
@@ -49,7 +58,9 @@ async def test_many_feeds_keep_no_more_together_than_one(front: Desk) -> None:
     assert kept(front) == {18: [0], 19: [0], 20: [0]}
 
 
-async def test_a_busy_feed_keeps_its_newest_pages_and_takes_the_room_of_idle_ones(front: Desk) -> None:
+async def test_a_busy_feed_keeps_its_newest_pages_and_takes_the_room_of_idle_ones(
+    front: Desk,
+) -> None:
     await follow(front, 2)
     await come(front, 1, 0, 300)
     for seq in range(3):

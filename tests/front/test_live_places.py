@@ -26,7 +26,10 @@ def seqs(told: bytes) -> list[int]:
 
 def gaps(told: bytes) -> list[tuple[int, int]]:
     """Both ends of the tombstones."""
-    return [(int(first), int(last)) for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)]
+    return [
+        (int(first), int(last))
+        for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)
+    ]
 
 
 def reasons(told: bytes) -> list[str]:
@@ -47,8 +50,12 @@ async def opened(front: Desk, head_seq: int = 10) -> Client:
 
 
 @pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
-async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(front: Desk, seq: int, told: bool) -> None:
-    """One that has read past the feed, which has not heard yet of what came since, is not: there may be more."""
+async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(
+    front: Desk, seq: int, told: bool
+) -> None:
+    """One that has read past the feed, which has not heard yet of what came since, is not: there
+    may be more.
+    """
     client = await front.client()
     await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
     await front.answer("feed.read", records(0, seq), **page(0, seq, head_seq=12), epoch=1)
@@ -56,7 +63,9 @@ async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(front: De
     assert client.stream.readers["t"].is_live
 
 
-async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_follows_too(front: Desk) -> None:
+async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_follows_too(
+    front: Desk,
+) -> None:
     client = await opened(front)
     asked = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
     assert (asked["from_seq"], asked["until_seq"]) == (0, 10)
@@ -85,7 +94,9 @@ async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Des
 
 
 @pytest.mark.parametrize("seq", [2, 3, 7])
-async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(front: Desk, seq: int) -> None:
+async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(
+    front: Desk, seq: int
+) -> None:
     """Also when the new topic ends where the reader stood in the old one."""
     client = await front.client(seq, epoch=1)
     await front.answer("feed.open", head_seq=3, earliest_seq=1, epoch=2)
@@ -110,7 +121,9 @@ async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(fr
         ("source_trim", 13, "source_trim"),
     ],
 )
-async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(front: Desk, reason: str, earliest_seq: int, told: str) -> None:
+async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(
+    front: Desk, reason: str, earliest_seq: int, told: str
+) -> None:
     client = await opened(front)
     lost = gap(1, 12, reason) | {"earliest_seq": earliest_seq}
     await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
@@ -119,12 +132,16 @@ async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(front: D
     assert reasons(client.hear()) == [reason], "only at connect"
 
 
-async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_new_one(front: Desk) -> None:
+async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_new_one(
+    front: Desk,
+) -> None:
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     assert b"event: caught-up" in client.hear()
     front.live.closed(0)
     await wait_all_tasks_blocked()
     await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=2)
-    await front.answer("feed.read", records(0, 1), **page(0, 1) | {"tombstone": gap(1, 1, "recreated")}, epoch=2)
+    await front.answer(
+        "feed.read", records(0, 1), **page(0, 1) | {"tombstone": gap(1, 1, "recreated")}, epoch=2
+    )
     assert b"event: caught-up" in client.hear()

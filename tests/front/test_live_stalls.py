@@ -1,4 +1,6 @@
-"""Clients that do not read: what waits for them, who waits with them, and what is left of them when they go."""
+"""Clients that do not read: what waits for them, who waits with them, and what is left of them when
+they go.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def test_what_a_client_did_not_take_waits_and_comes_when_it_reads(front: D
     assert not client.stream.is_stalled
 
 
-async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_read(front: Desk) -> None:
+async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_read(
+    front: Desk,
+) -> None:
     client = await live(front)
     tasks = len(front.live.nursery.child_tasks)
     await long_page(front)
@@ -66,7 +70,10 @@ async def test_a_shard_that_takes_long_delays_its_own_topics_only(front: Desk) -
     await client.follow("u")  # of a shard that does not answer
     client.stream.remove("t")
     await client.follow("t")
-    assert [(method, params["topic"]) for method, params, _ in front.shards.asked] == [("feed.open", "u"), ("feed.open", "t")]
+    assert [(method, params["topic"]) for method, params, _ in front.shards.asked] == [
+        ("feed.open", "u"),
+        ("feed.open", "t"),
+    ]
 
 
 async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk) -> None:
@@ -176,7 +183,13 @@ BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
 @asynccontextmanager
 async def web_socket(front: Desk) -> AsyncIterator[tuple[SocketStream, socket.socket]]:
     ours, theirs = socket_pair()
-    stream = SocketStream(front.live, Connection(ours, Connections(PATIENCE, 0.0)), ANYONE, Settings(), limits_of(Settings()))
+    stream = SocketStream(
+        front.live,
+        Connection(ours, Connections(PATIENCE, 0.0)),
+        ANYONE,
+        Settings(),
+        limits_of(Settings()),
+    )
     with ours, theirs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run)
@@ -190,7 +203,9 @@ async def test_a_message_that_does_not_come_to_its_end_ends_its_socket(front: De
         client.send(BEGUN)
         await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
         assert stream.ended
-        assert b'"code":"throttled","message":"the message took too long to come"' in client.recv(1000)
+        assert b'"code":"throttled","message":"the message took too long to come"' in client.recv(
+            1000
+        )
         assert not idle.ended
 
 
@@ -207,7 +222,9 @@ async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(front: Des
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
-async def test_a_message_whose_rest_is_not_read_because_a_shard_takes_long_is_not_late(front: Desk) -> None:
+async def test_a_message_whose_rest_is_not_read_because_a_shard_takes_long_is_not_late(
+    front: Desk,
+) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
     async with web_socket(front) as (stream, client):
         said = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * ASKED_MAX + BEGUN

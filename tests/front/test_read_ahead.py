@@ -1,4 +1,6 @@
-"""Guesses of the front about what a reader asks for next: when they are made, kept, used and dropped."""
+"""Guesses of the front about what a reader asks for next: when they are made, kept, used and
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,14 @@ class Shard:
         more = {"next": following} if following < self.top else {}
         return self._reply({"status": 200, **more}, difference("t", page, end))
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Callable[[Any], None]) -> None:
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: bytes,
+        then: Callable[[Any], None],
+    ) -> None:
         asked = msgspec.json.decode(body)
         self.runs.append((asked["from_seq"], params["ahead"]))
         answer = self._ahead(asked["from_seq"], asked["limit"], params["ahead"])
@@ -177,7 +186,9 @@ async def test_a_shard_that_has_no_page_is_asked_in_the_ordinary_way(gone: bool)
 async def test_requests_that_do_not_say_where_they_begin_are_left_alone() -> None:
     assert Key("t", b'{"limit":5}').following(9) is None
     assert Key("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
-    assert Key("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == Key("t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}')
+    assert Key("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == Key(
+        "t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}'
+    )
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,4 +208,6 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await late.page()
     assert len(ahead._runs) == RUNS_MAX
     assert shard.asked[-2:] == [0, 2000], "one that nobody came for gave way"
-    assert sum(guess.run is not None for guess in ahead._guesses.values()) == sum(len(run.keys) for run in ahead._runs)
+    assert sum(guess.run is not None for guess in ahead._guesses.values()) == sum(
+        len(run.keys) for run in ahead._runs
+    )

@@ -1,4 +1,6 @@
-"""Which publishes of a WebSocket share a message to their shard, and what becomes of the answers. Without a server."""
+"""Which publishes of a WebSocket share a message to their shard, and what becomes of the answers.
+Without a server.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,18 @@ class Asked(NamedTuple):
     then: Callable[[Any], None]
 
     def answer(self, *answers: bytes, failed: tuple[int, ...] = ()) -> None:
-        result = {"lengths": [*map(len, answers)], "failed": [*failed]} if self.method == "append.many" else {"status": 200}
+        result = (
+            {"lengths": [*map(len, answers)], "failed": [*failed]}
+            if self.method == "append.many"
+            else {"status": 200}
+        )
         self.then(SimpleNamespace(result=result, body=b"".join(answers), release=lambda: None))
 
 
 class Shards:
-    """Two of them; a topic whose name ends in 1 belongs to the second. What is asked waits until the test answers it."""
+    """Two of them; a topic whose name ends in 1 belongs to the second. What is asked waits until
+    the test answers it.
+    """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -49,9 +57,18 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic.endswith("1"))
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: Any, then: Callable[[Any], None]) -> None:
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: Any,
+        then: Callable[[Any], None],
+    ) -> None:
         assert shard == self.shard_of(params["topic"])
-        self.asked.append(Asked(method, params, body if isinstance(body, bytes) else bytes(body.view), then))
+        self.asked.append(
+            Asked(method, params, body if isinstance(body, bytes) else bytes(body.view), then)
+        )
 
     def reserve(self, shard: int, length: int, holder: object) -> Any:
         return None if self.is_full else SimpleNamespace(view=memoryview(bytearray(length)))
@@ -66,7 +83,9 @@ class Desk:
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         self.shards, self.client = Shards(), theirs
         self.live = Live(self.shards, SETTINGS)  # type: ignore[arg-type]
-        connection: Any = SimpleNamespace(sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings())
+        connection: Any = SimpleNamespace(
+            sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
+        )
         self.stream = SocketStream(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
         self.stream.begin()
 
@@ -95,7 +114,10 @@ class Desk:
             came = self.client.recv(1 << 20)
         except BlockingIOError:
             return []
-        return [(op.decode(), name.decode()) for op, name in re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', came)]
+        return [
+            (op.decode(), name.decode())
+            for op, name in re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', came)
+        ]
 
 
 @pytest.fixture
@@ -108,11 +130,22 @@ def desk() -> Iterator[Desk]:
 
 
 def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> bytes:
-    return json_bytes({"op": "publish", "request_id": request_id, "topic": topic, "records": [{"data": "x" * size}], **fields})
+    return json_bytes(
+        {
+            "op": "publish",
+            "request_id": request_id,
+            "topic": topic,
+            "records": [{"data": "x" * size}],
+            **fields,
+        }
+    )
 
 
 async def test_what_came_together_goes_together_and_to_each_topic_apart(desk: Desk) -> None:
-    a, b = [publish(f"a{at}", "a1") for at in range(3)], [publish(f"b{at}", "b2") for at in range(2)]
+    a, b = (
+        [publish(f"a{at}", "a1") for at in range(3)],
+        [publish(f"b{at}", "b2") for at in range(2)],
+    )
     await desk.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
     assert desk.sent() == [("append.many", a), ("append.many", b), ("append", [publish("c", "c2")])]
     assert sorted(desk.shards.flushed) == [0, 1]
@@ -125,13 +158,28 @@ async def test_what_came_alone_goes_alone(desk: Desk) -> None:
 
 
 async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
-    said = [publish("1"), publish("2"), publish("3", size=LONG), publish("4"), publish("5"), publish("6", size=LONG), publish("7")]
+    said = [
+        publish("1"),
+        publish("2"),
+        publish("3", size=LONG),
+        publish("4"),
+        publish("5"),
+        publish("6", size=LONG),
+        publish("7"),
+    ]
     await desk.say(*said)
-    alone = [("append", [said[2]]), ("append.many", said[3:5]), ("append", [said[5]]), ("append", [said[6]])]
+    alone = [
+        ("append", [said[2]]),
+        ("append.many", said[3:5]),
+        ("append", [said[5]]),
+        ("append", [said[6]]),
+    ]
     assert desk.sent() == [("append.many", said[:2]), *alone]
 
 
-async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(desk: Desk) -> None:
+async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(
+    desk: Desk,
+) -> None:
     desk.shards.is_full = True
     await desk.say(publish("1"), publish("2", size=LONG), publish("3"))
     assert desk.sent() == [("append", [publish("1")]), ("append", [publish("3")])]
@@ -145,10 +193,15 @@ async def test_no_burst_is_longer_than_what_goes_inline(desk: Desk) -> None:
     assert [body for _, bodies in desk.sent() for body in bodies] == said
     lengths = [len(call.body) for call in desk.shards.asked]
     assert max(lengths) <= LONG
-    assert all(first + len(bodies[0]) > LONG for first, (_, bodies) in zip(lengths, desk.sent()[1:], strict=False))
+    assert all(
+        first + len(bodies[0]) > LONG
+        for first, (_, bodies) in zip(lengths, desk.sent()[1:], strict=False)
+    )
 
 
-async def test_the_shard_is_at_work_while_the_rest_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_shard_is_at_work_while_the_rest_is_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
     await desk.say(*(publish(str(at)) for at in range(10)))
     assert [len(bodies) for _, bodies in desk.sent()] == [4, 4, 2]
@@ -158,16 +211,24 @@ async def test_the_shard_is_at_work_while_the_rest_is_read(desk: Desk, monkeypat
 async def test_those_that_want_seqs_and_those_that_do_not_keep_their_order(desk: Desk) -> None:
     said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
     await desk.say(*said)
-    assert desk.sent() == [("append.many", said[:2]), ("append.many", said[2:4]), ("append.many", said[4:])]
+    assert desk.sent() == [
+        ("append.many", said[:2]),
+        ("append.many", said[2:4]),
+        ("append.many", said[4:]),
+    ]
     assert [call.params["seqs"] for call in desk.shards.asked] == [True, False, True]
 
 
 async def test_every_answer_finds_its_publish(desk: Desk) -> None:
-    await desk.say(publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u"))
+    await desk.say(
+        publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
+    )
     assert desk.heard() == [("error", "null"), ("error", "3")]
     burst, alone = desk.shards.asked
     alone.answer(b'{"topic":"u"}')
-    burst.answer(b'{"topic":"t"}', b'{"code":"topic_full","message":"m"}', b'{"topic":"t"}', failed=(1,))
+    burst.answer(
+        b'{"topic":"t"}', b'{"code":"topic_full","message":"m"}', b'{"topic":"t"}', failed=(1,)
+    )
     assert desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
@@ -180,13 +241,17 @@ async def test_each_is_told_when_the_shard_goes(desk: Desk) -> None:
 
 
 async def test_what_stands_before_a_close_is_sent(desk: Desk) -> None:
-    assert not await desk.stream._take([Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")])
+    assert not await desk.stream._take(
+        [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
+    )
     assert desk.sent() == [("append.many", [publish("1"), publish("2")])]
     assert desk.shards.flushed == [0]
 
 
 @pytest.mark.parametrize("drained_first", [True, False])
-async def test_what_was_asked_is_answered_before_a_drained_socket_is_told_to_go(desk: Desk, drained_first: bool) -> None:
+async def test_what_was_asked_is_answered_before_a_drained_socket_is_told_to_go(
+    desk: Desk, drained_first: bool
+) -> None:
     await desk.say(publish("1"), publish("2"))
     if drained_first:
         desk.stream.drain()

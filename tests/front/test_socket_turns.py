@@ -40,7 +40,9 @@ async def open_socket(run: Running) -> RawClient:
     ],
     ids=["one byte", "pings", "binary", "ping commands", "unsubscribe"],
 )
-async def test_others_have_their_turn_while_many_messages_are_answered(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_their_turn_while_many_messages_are_answered(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, turn, takes = 1000, 0, 0
     handled: Counter[int] = Counter()  # by turn of the loop
     writes: list[int] = []
@@ -65,12 +67,18 @@ async def test_others_have_their_turn_while_many_messages_are_answered(piece: by
             while sum(handled.values()) < count:
                 turn += 1
                 await trio.lowlevel.checkpoint()
-        assert max(handled.values()) <= 2 * FRAMES_PER_TURN, "tasks of a turn run in any order: two turns may touch"
+        assert max(handled.values()) <= 2 * FRAMES_PER_TURN, (
+            "tasks of a turn run in any order: two turns may touch"
+        )
         assert len(writes) <= takes, "answers are joined"
 
 
 def test_a_parser_stops_where_it_is_told_and_goes_on_there() -> None:
-    pieces = [frame_bytes(TEXT, b"%d" % number, fin=False, mask=KEY) + frame_bytes(CONTINUATION, b"!", mask=KEY) for number in range(50)]
+    pieces = [
+        frame_bytes(TEXT, b"%d" % number, fin=False, mask=KEY)
+        + frame_bytes(CONTINUATION, b"!", mask=KEY)
+        for number in range(50)
+    ]
     pieces += [frame_bytes(TEXT, b"%d!" % number, mask=KEY) for number in range(50, 100)]
     parser, found, calls, data = FrameParser(1000), [], 0, b"".join(pieces)
     while data or parser.has_more:
@@ -189,14 +197,18 @@ async def says_goodbye(client: RawClient) -> bool:
     return b'"code":"throttled"' in heard and b"\x03\xf5there is no room" in heard
 
 
-async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(web_socket, "ASKED_BYTES_MAX", 1 << 40)
     held: list[Any] = []
     async with running() as run:
         monkeypatch.setattr(run.backend, "ask", lambda *asked: held.append(asked))
         run.server.live.messages.most = 1000
         first, second = await open_socket(run), await open_socket(run)
-        publish = frame_bytes(TEXT, b'{"op":"publish","topic":"a","records":[],"x":"%b"}' % (b"x" * 600), mask=KEY)
+        publish = frame_bytes(
+            TEXT, b'{"op":"publish","topic":"a","records":[],"x":"%b"}' % (b"x" * 600), mask=KEY
+        )
         await first.say(publish)
         await run.until(lambda: len(held) == 1)
         await first.say(publish)

@@ -38,11 +38,23 @@ def test_an_id_of_many_topics_is_short_and_leads_back_to_its_map() -> None:
         assert seqs(session) == known
 
 
-@pytest.mark.parametrize("frames", [MOVES_KEPT + 1, 3 * MOVES_KEPT, pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "frames",
+    [
+        MOVES_KEPT + 1,
+        3 * MOVES_KEPT,
+        pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow),
+    ],
+)
 def test_however_old_an_id_is_nothing_that_followed_it_is_left_out(frames: int) -> None:
     session = many()
     told = walk(session, frames)
-    for id_, known in (told[-MOVES_KEPT // 2], told[len(told) // 2], told[MOVES_KEPT // 2], told[0]):
+    for id_, known in (
+        told[-MOVES_KEPT // 2],
+        told[len(told) // 2],
+        told[MOVES_KEPT // 2],
+        told[0],
+    ):
         session.rewind(id_)
         assert all(seq <= known[topic] for topic, seq in seqs(session).items())
     assert len(session.maps) <= MAPS_KEPT
@@ -77,7 +89,9 @@ def test_an_id_of_before_a_topic_was_made_again_leads_back_to_the_old_one(seq: i
     assert session.cursors == {"t": (seq, 1)}
 
 
-@pytest.mark.parametrize(("seq", "cursor"), [(0, (0, 2)), (2, (2, 2)), (4, (4, 2)), (5, (5, 2)), (6, (5, 2))])
+@pytest.mark.parametrize(
+    ("seq", "cursor"), [(0, (0, 2)), (2, (2, 2)), (4, (4, 2)), (5, (5, 2)), (6, (5, 2))]
+)
 def test_an_id_of_after_that_leads_back_in_the_new_one(seq: int, cursor: tuple[int, int]) -> None:
     session = made_again()
     session.rewind(id_of(seq))
@@ -107,9 +121,18 @@ def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id_", "seq"), [(id_of(4), 4), (id_of(9), 5), (b"", 3), (b"garbage", 3), (Session("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3)]
+    ("id_", "seq"),
+    [
+        (id_of(4), 4),
+        (id_of(9), 5),
+        (b"", 3),
+        (b"garbage", 3),
+        (Session("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3),
+    ],
 )
-def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_stands(id_: bytes, seq: int) -> None:
+def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_stands(
+    id_: bytes, seq: int
+) -> None:
     session = Session("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     session.move("t", 5, 1)
     session.unsent = {"t": (3, 1)}

@@ -20,7 +20,8 @@ def spark() -> Iterator[SparkSession]:
     from topics.spark.producer import session
 
     with warnings.catch_warnings():
-        # pandas, where installed, is newer than PySpark likes; sockets to the JVM are closed by the garbage collector.
+        # pandas, where installed, is newer than PySpark likes; sockets to the JVM are closed by the
+        # garbage collector.
         warnings.simplefilter("ignore")
         made = session(cores=2, partitions=4, name="tests")
         yield made

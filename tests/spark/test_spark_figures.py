@@ -19,23 +19,40 @@ from topics.spark.task import FIGURES, Figures, string_block
 
 
 def receipt(first: int, last: int, *, deduped: bool = False) -> Receipt:
-    return Receipt(first_seq=first, last_seq=last, head_seq=last, count=last - first + 1, deduped=deduped)
+    return Receipt(
+        first_seq=first, last_seq=last, head_seq=last, count=last - first + 1, deduped=deduped
+    )
 
 
 def test_figures_tell_new_seqs_from_those_of_an_earlier_run() -> None:
     figures = Figures(2, head_before=100)
     figures.note(Chunk(0, 10, b""), receipt(91, 100, deduped=True))  # an earlier run
-    figures.note(Chunk(1, 10, b""), receipt(101, 110, deduped=True))  # an earlier attempt of this run
+    figures.note(
+        Chunk(1, 10, b""), receipt(101, 110, deduped=True)
+    )  # an earlier attempt of this run
     figures.note(Chunk(2, 5, b""), receipt(111, 115))
     row = {name: value for name, [value] in figures.row().items()}
     assert tuple(row) == FIGURES
-    assert (row["partition"], row["records"], row["appended"], row["deduped"], row["repeated"]) == (2, 25, 15, 10, 2)
+    assert (row["partition"], row["records"], row["appended"], row["deduped"], row["repeated"]) == (
+        2,
+        25,
+        15,
+        10,
+        2,
+    )
     assert (row["first_seq"], row["last_seq"]) == (91, 115)
 
 
 def summary(**changes: int) -> Summary:
-    figures = dict.fromkeys(FIGURES, 0) | {"records": 10, "appended": 10, "requests": 1, "first_seq": 1, "last_seq": 10} | changes
-    before, after = {"head_seq": 0, "epoch": 1}, {"head_seq": changes.get("head", 10), "epoch": changes.get("epoch", 1)}
+    figures = (
+        dict.fromkeys(FIGURES, 0)
+        | {"records": 10, "appended": 10, "requests": 1, "first_seq": 1, "last_seq": 10}
+        | changes
+    )
+    before, after = (
+        {"head_seq": 0, "epoch": 1},
+        {"head_seq": changes.get("head", 10), "epoch": changes.get("epoch", 1)},
+    )
     return summarize("t", "j", [figures], before, after, 2.0)  # type: ignore[list-item]
 
 
@@ -56,7 +73,11 @@ def test_progress_reads_well() -> None:
     assert line_of(141_000, 336_776, 2.0) == "141,000 of 336,776 records, 41 %, 70,500 records/s"
     assert bar_of(5, 10, 1.0).startswith("[###############...............] 5 of 10")
     assert line_of(0, 0, 0.0) == "0 of 0 records, 100 %, 0 records/s"
-    assert line_of(141_000, None, 2.0) == bar_of(141_000, None, 2.0) == "141,000 records, 70,500 records/s"
+    assert (
+        line_of(141_000, None, 2.0)
+        == bar_of(141_000, None, 2.0)
+        == "141,000 records, 70,500 records/s"
+    )
 
 
 class Terminal(io.StringIO):
@@ -91,7 +112,11 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_never_goes_back() -> None:
 
 
 def test_the_last_line_says_what_was_done_whatever_was_expected() -> None:
-    for total, line in [(None, "70 records, "), (100, "70 of 100 records, 70 %, "), (50, "70 of 50 records, 100 %, ")]:
+    for total, line in [
+        (None, "70 records, "),
+        (100, "70 of 100 records, 70 %, "),
+        (50, "70 of 50 records, 100 %, "),
+    ]:
         out = io.StringIO()
         with Progress(out, total, lambda: 90) as progress:
             progress.finish(70)
@@ -108,7 +133,10 @@ def test_a_job_that_fails_does_not_show_a_full_bar() -> None:
 def test_the_last_line_is_the_servers_refusal_where_there_is_one() -> None:
     spark_text = 'Job aborted\nTraceback:\ntopics.client.errors.RequestError: topic "t": 422 topic_full: full\n\tat java.Thread'
     assert last_line(Exception(spark_text)) == 'topic "t": 422 topic_full: full'
-    assert last_line(Exception("[PATH_NOT_FOUND] no such path\nplan")) == "[PATH_NOT_FOUND] no such path"
+    assert (
+        last_line(Exception("[PATH_NOT_FOUND] no such path\nplan"))
+        == "[PATH_NOT_FOUND] no such path"
+    )
     assert last_line(ValueError()) == "ValueError"
 
 
@@ -128,8 +156,14 @@ def test_the_format_follows_the_suffix(source: str, form: str) -> None:
 
 
 def test_sizes_and_options_are_checked() -> None:
-    options = parser().parse_args(["s", "t", "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="])
-    assert (options.batch_bytes, options.batch_records, options.option) == (2 * MIB, 5000, [("sep", ";"), ("quote", "=")])
+    options = parser().parse_args(
+        ["s", "t", "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="]
+    )
+    assert (options.batch_bytes, options.batch_records, options.option) == (
+        2 * MIB,
+        5000,
+        [("sep", ";"), ("quote", "=")],
+    )
     for wrong in (
         ["--batch-records", "0"],
         ["--batch-bytes", "5MB"],

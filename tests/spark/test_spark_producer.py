@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-CRASH = Fault(status=500, code="internal")  # not repeated by the client: the task fails and Spark runs it again
+CRASH = Fault(
+    status=500, code="internal"
+)  # not repeated by the client: the task fails and Spark runs it again
 
 
 def target(stub: StubServer) -> Target:
@@ -41,32 +43,56 @@ def ids(stub: StubServer, topic: str = "t") -> list[int]:
 def test_every_row_becomes_one_record_verbatim(spark: SparkSession, stub: StubServer) -> None:
     rows = [(1, 'quote " and \\ and é\n', 1.5, None), (2, None, -0.25, "tag 2"), (3, "", 1e300, "")]
     df = spark.createDataFrame(rows, "id long, `a.b` string, x double, tag string")
-    summary = produce(df.coalesce(1), "t", target=target(stub), tag_column="tag", node="n1", job_id="j")
+    summary = produce(
+        df.coalesce(1), "t", target=target(stub), tag_column="tag", node="n1", job_id="j"
+    )
     assert stub.topics["t"].records == [
         {"data": {"id": 1, "a.b": 'quote " and \\ and é\n', "x": 1.5, "tag": None}},
         {"data": {"id": 2, "a.b": None, "x": -0.25, "tag": "tag 2"}, "tag": "tag 2"},
         {"data": {"id": 3, "a.b": "", "x": 1e300, "tag": ""}, "tag": ""},
     ]
-    assert (summary.records, summary.appended, summary.first_seq, summary.last_seq, summary.agrees) == (3, 3, 1, 3, True)
+    assert (
+        summary.records,
+        summary.appended,
+        summary.first_seq,
+        summary.last_seq,
+        summary.agrees,
+    ) == (3, 3, 1, 3, True)
 
 
-def test_a_task_that_dies_after_three_of_five_chunks_appends_nothing_twice(spark: SparkSession, stub: StubServer) -> None:
+def test_a_task_that_dies_after_three_of_five_chunks_appends_nothing_twice(
+    spark: SparkSession, stub: StubServer
+) -> None:
     stub.faults.extend([None, None, None, CRASH])
-    summary = produce(spark.range(0, 5000, 1, 1), "t", target=target(stub), batch_records=1000, job_id="j")
+    summary = produce(
+        spark.range(0, 5000, 1, 1), "t", target=target(stub), batch_records=1000, job_id="j"
+    )
     assert ids(stub) == list(range(5000))
     assert stub.statuses("POST") == [200, 200, 200, 500, 200, 200, 200, 200, 200]
-    assert (summary.records, summary.appended, summary.deduped, summary.repeated) == (5000, 5000, 0, 3)
+    assert (summary.records, summary.appended, summary.deduped, summary.repeated) == (
+        5000,
+        5000,
+        0,
+        3,
+    )
     assert (summary.head_before, summary.head_after, summary.agrees) == (0, 5000, True)
 
 
 @pytest.mark.parametrize("job_id", ["nightly", None], ids=["named job", "job named by its rows"])
-def test_a_job_that_is_run_again_appends_nothing(spark: SparkSession, stub: StubServer, job_id: str | None) -> None:
+def test_a_job_that_is_run_again_appends_nothing(
+    spark: SparkSession, stub: StubServer, job_id: str | None
+) -> None:
     df = spark.range(0, 10_000, 1, 4).selectExpr("id", "concat('row ', id) as text")
     first = produce(df, "t", target=target(stub), batch_records=700, job_id=job_id)
     again = produce(df, "t", target=target(stub), batch_records=700, job_id=job_id)
     assert sorted(ids(stub)) == list(range(10_000))
     assert (first.appended, first.deduped, first.agrees) == (10_000, 0, True)
-    assert (again.appended, again.deduped, again.repeated, again.agrees) == (0, 10_000, again.requests, True)
+    assert (again.appended, again.deduped, again.repeated, again.agrees) == (
+        0,
+        10_000,
+        again.requests,
+        True,
+    )
     assert (again.first_seq, again.last_seq, again.job_id) == (1, 10_000, first.job_id)
 
 
@@ -92,7 +118,9 @@ def test_other_rows_are_another_job(spark: SparkSession, stub: StubServer) -> No
     assert (summary.appended, summary.deduped) == (100, 0)
 
 
-def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(spark: SparkSession, stub: StubServer) -> None:
+def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(
+    spark: SparkSession, stub: StubServer
+) -> None:
     def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyspark import TaskContext
@@ -100,12 +128,18 @@ def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(spark: Spark
         context = TaskContext.get()
         assert context is not None
         for batch in batches:
-            yield pa.RecordBatch.from_pydict({"id": batch.column(0), "attempt": [context.attemptNumber()] * len(batch)})
+            yield pa.RecordBatch.from_pydict(
+                {"id": batch.column(0), "attempt": [context.attemptNumber()] * len(batch)}
+            )
 
     stub.faults.extend([None, None, None, CRASH])
     df = map_arrow(spark.range(0, 5000, 1, 1), stamp, "id long, attempt long")
     summary = produce(df, "t", target=target(stub), batch_records=1000, job_id="j")
-    second = [record["data"]["id"] for record in stub.topics["t"].records if record["data"]["attempt"] == 1]
+    second = [
+        record["data"]["id"]
+        for record in stub.topics["t"].records
+        if record["data"]["attempt"] == 1
+    ]
     assert second == list(range(5000))
     assert len(stub.topics["t"].records) == 8000
     # The summary does not hide it.
@@ -113,15 +147,29 @@ def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(spark: Spark
     assert "3,000 more than this job accounts for" in summary.text()
 
 
-def test_busy_and_broken_answers_are_repeated_within_the_task(spark: SparkSession, stub: StubServer) -> None:
+def test_busy_and_broken_answers_are_repeated_within_the_task(
+    spark: SparkSession, stub: StubServer
+) -> None:
     busy = Fault(status=429, code="throttled")
-    stub.faults.extend([busy, Fault(drop=True), None, Fault(cut=True, commit=True), Fault(status=503, code="not_ready")])
-    summary = produce(spark.range(0, 3000, 1, 1), "t", target=target(stub), batch_records=1000, job_id="j")
+    stub.faults.extend(
+        [
+            busy,
+            Fault(drop=True),
+            None,
+            Fault(cut=True, commit=True),
+            Fault(status=503, code="not_ready"),
+        ]
+    )
+    summary = produce(
+        spark.range(0, 3000, 1, 1), "t", target=target(stub), batch_records=1000, job_id="j"
+    )
     assert ids(stub) == list(range(3000))
     assert (summary.requests, summary.retries, summary.repeated, summary.agrees) == (3, 4, 1, True)
 
 
-def test_a_refusal_fails_the_job_with_code_topic_and_advice_in_one_line(spark: SparkSession, stub: StubServer) -> None:
+def test_a_refusal_fails_the_job_with_code_topic_and_advice_in_one_line(
+    spark: SparkSession, stub: StubServer
+) -> None:
     stub.faults.extend([Fault(status=422, code="topic_full")] * 100)
     with pytest.raises(JobError) as failure:
         produce(spark.range(0, 10, 1, 1), "t", target=target(stub), job_id="j")
@@ -141,7 +189,9 @@ def test_another_writer_shows_as_a_disagreement(spark: SparkSession, stub: StubS
             return super().write(text)
 
     progress = Meddler()
-    summary = produce(spark.range(0, 10, 1, 1), "t", target=target(stub), job_id="j", total=10, progress=progress)
+    summary = produce(
+        spark.range(0, 10, 1, 1), "t", target=target(stub), job_id="j", total=10, progress=progress
+    )
     assert "10 of 10 records, 100 %" in progress.getvalue()
     assert not summary.agrees
     assert "Another writer" in summary.text()
@@ -153,12 +203,16 @@ def test_an_empty_frame_is_a_job_too(spark: SparkSession, stub: StubServer) -> N
     assert stub.statuses("POST") == []
 
 
-def test_a_new_topic_gets_a_window_of_a_week_and_the_durability(spark: SparkSession, stub: StubServer) -> None:
+def test_a_new_topic_gets_a_window_of_a_week_and_the_durability(
+    spark: SparkSession, stub: StubServer
+) -> None:
     produce(spark.range(1), "t", target=target(stub), durability="fsync", warn=pytest.fail)
     assert stub.topics["t"].config == {"idempotency_window_ms": WINDOW_MS, "durability": "fsync"}
 
 
-def test_an_existing_topic_keeps_its_window_with_a_warning_when_it_is_short(spark: SparkSession, stub: StubServer) -> None:
+def test_an_existing_topic_keeps_its_window_with_a_warning_when_it_is_short(
+    spark: SparkSession, stub: StubServer
+) -> None:
     stub.make("short")
     stub.make("long", idempotency_window_ms=HOUR_MS)
     lines: list[str] = []
@@ -169,30 +223,49 @@ def test_an_existing_topic_keeps_its_window_with_a_warning_when_it_is_short(spar
     assert "120 s only" in lines[0]
 
 
-def test_a_topic_that_cannot_be_made_fails_before_any_row_is_read(spark: SparkSession, stub: StubServer) -> None:
+def test_a_topic_that_cannot_be_made_fails_before_any_row_is_read(
+    spark: SparkSession, stub: StubServer
+) -> None:
     closed = Target(url="http://127.0.0.1:9", retries=1, backoff_s=0.01)
     with pytest.raises(RequestError, match="unreachable"):
         produce(spark.range(1), "t", target=closed)
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_files_have_the_same_keys_in_every_run(spark: SparkSession, stub: StubServer, tmp_path: Path, form: str) -> None:
+def test_files_have_the_same_keys_in_every_run(
+    spark: SparkSession, stub: StubServer, tmp_path: Path, form: str
+) -> None:
     source = str(tmp_path / f"rows.{form}")
     options = {"header": "true"} if form == "csv" else {}
-    spark.range(0, 2000, 1, 3).selectExpr("id", "id * 2 as twice").write.format(form).options(**options).save(source)
+    spark.range(0, 2000, 1, 3).selectExpr("id", "id * 2 as twice").write.format(form).options(
+        **options
+    ).save(source)
     assert format_of(source) == form
     for expected in (2000, 0):
-        summary = produce(read(spark, source, None, {}), "t", target=target(stub), source=source, batch_records=150)
+        summary = produce(
+            read(spark, source, None, {}),
+            "t",
+            target=target(stub),
+            source=source,
+            batch_records=150,
+        )
         assert (summary.records, summary.appended, summary.agrees) == (2000, expected, True)
     assert sorted(ids(stub)) == list(range(2000))
-    assert all(record["data"]["twice"] == 2 * record["data"]["id"] for record in stub.topics["t"].records)
+    assert all(
+        record["data"]["twice"] == 2 * record["data"]["id"] for record in stub.topics["t"].records
+    )
 
 
-def test_tabs_separate_the_columns_of_a_tsv_file(spark: SparkSession, stub: StubServer, tmp_path: Path) -> None:
+def test_tabs_separate_the_columns_of_a_tsv_file(
+    spark: SparkSession, stub: StubServer, tmp_path: Path
+) -> None:
     source = tmp_path / "rows.tsv"
     source.write_text("id\tname\n1\ta,b\n2\tc\n")
     produce(read(spark, str(source), None, {}), "t", target=target(stub))
-    assert [record["data"] for record in stub.topics["t"].records] == [{"id": 1, "name": "a,b"}, {"id": 2, "name": "c"}]
+    assert [record["data"] for record in stub.topics["t"].records] == [
+        {"id": 1, "name": "a,b"},
+        {"id": 2, "name": "c"},
+    ]
 
 
 def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) -> None:
@@ -203,7 +276,11 @@ def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) ->
 
 
 def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
-    spark: SparkSession, stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    stub: StubServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
     source = tmp_path / "rows.ndjson"
@@ -222,7 +299,11 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
 
 
 def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
-    spark: SparkSession, stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    stub: StubServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
     source = tmp_path / "rows.ndjson"
@@ -240,7 +321,9 @@ def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
         pool.submit(interrupt)
         assert main(line) == 130
     stub.faults.clear()
-    assert capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
+    assert (
+        capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
+    )
     assert main(line) == 0
     assert "50 records" in capsys.readouterr().out
     assert sorted(ids(stub)) == list(range(50))

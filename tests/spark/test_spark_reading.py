@@ -1,4 +1,6 @@
-"""Files arrive as Python's own readers read them, and a line that they would not read refuses the job."""
+"""Files arrive as Python's own readers read them, and a line that they would not read refuses the
+job.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ Load = Callable[..., list[Any]]
 def load(spark: SparkSession, stub: StubServer, tmp_path: Path) -> Load:
     """Write a file, load it into a topic of its own, give the records."""
 
-    def load(name: str, content: bytes, *, tag_column: str | None = None, **options: str) -> list[Any]:
+    def load(
+        name: str, content: bytes, *, tag_column: str | None = None, **options: str
+    ) -> list[Any]:
         topic = f"t{len(stub.topics)}"
         source = tmp_path / name
         source.write_bytes(content)
         target = Target(url=stub.url, retries=1, backoff_s=0.01)
-        produce(read(spark, str(source), None, options), topic, target=target, tag_column=tag_column)
+        produce(
+            read(spark, str(source), None, options), topic, target=target, tag_column=tag_column
+        )
         return stub.topics[topic].records
 
     return load
@@ -71,7 +77,9 @@ NUMBERS = st.one_of(
 
 
 def same(text: str, value: object) -> bool:
-    """Whether a record's value is what a CSV field says: a number only if it is that very number, a text only if it is that text."""
+    """Whether a record's value is what a CSV field says: a number only if it is that very number, a
+    text only if it is that text.
+    """
     if value is None or isinstance(value, bool):
         return text == {None: "", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -83,11 +91,15 @@ def same(text: str, value: object) -> bool:
 
 def as_csv(rows: list[list[str]]) -> bytes:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(rows)  # quotes everything
+    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(
+        rows
+    )  # quotes everything
     return out.getvalue().encode()
 
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.mark.spark
@@ -95,18 +107,26 @@ FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChec
 @pytest.mark.slow
 @FEW
 @given(st.lists(st.tuples(CELLS, CELLS, NUMBERS), min_size=1, max_size=12))
-def test_what_pythons_csv_module_reads_is_what_arrives(load: Load, rows: list[tuple[str, str, str]]) -> None:
+def test_what_pythons_csv_module_reads_is_what_arrives(
+    load: Load, rows: list[tuple[str, str, str]]
+) -> None:
     content = as_csv([["a", "b c", "n"], *map(list, rows)])
     read_by_python = list(csv.reader(io.StringIO(content.decode(), newline="")))[1:]
     records = load("rows.csv", content, tag_column="b c")
     assert len(records) == len(read_by_python)
     for record, row in zip(records, read_by_python, strict=True):
-        assert all(same(text, value) for text, value in zip(row, record["data"].values(), strict=True)), (row, record)
+        assert all(
+            same(text, value) for text, value in zip(row, record["data"].values(), strict=True)
+        ), (row, record)
         assert record.get("tag", "") == row[1]
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**40), 10**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
@@ -120,9 +140,13 @@ JSON_VALUES = st.recursive(
     st.lists(st.dictionaries(TEXTS, JSON_VALUES, max_size=4), min_size=1, max_size=12),
     st.booleans(),
 )
-def test_what_pythons_json_module_reads_is_what_arrives(load: Load, rows: list[dict[str, Any]], ascii_only: bool) -> None:
+def test_what_pythons_json_module_reads_is_what_arrives(
+    load: Load, rows: list[dict[str, Any]], ascii_only: bool
+) -> None:
     content = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows).encode()
-    assert [record["data"] for record in load("rows.json", content)] == [json.loads(line) for line in content.splitlines() if line]
+    assert [record["data"] for record in load("rows.json", content)] == [
+        json.loads(line) for line in content.splitlines() if line
+    ]
 
 
 @pytest.mark.spark
@@ -187,7 +211,9 @@ def test_json_lines_are_sent_byte_by_byte_and_tagged_by_a_member(load: Load) -> 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_times_of_a_frame_keep_their_microseconds_in_utc(spark: SparkSession, stub: StubServer) -> None:
+def test_times_of_a_frame_keep_their_microseconds_in_utc(
+    spark: SparkSession, stub: StubServer
+) -> None:
     df = spark.sql(
         "select timestamp'2024-01-02 03:04:05.123456+02:00' as t, timestamp_ntz'2024-01-02 03:04:05.123456' as n, date'2024-01-02' as d"
     )
@@ -239,11 +265,21 @@ def test_a_broken_line_refuses_the_job_with_file_and_line_and_nothing_is_appende
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_options_of_the_user_win(load: Load) -> None:
-    assert [r["data"] for r in load("a.csv", b"a;b\n1;NA\n", sep=";", nullValue="NA")] == [{"a": 1, "b": None}]
-    assert [r["data"] for r in load("b.csv", b"1,007\n", header="false", inferSchema="true")] == [{"_c0": 1, "_c1": 7}]
-    assert [r["data"] for r in load("c.csv", b"a,b\n1\n2,3\n", mode="DROPMALFORMED", MULTILINE="true")] == [{"a": 2, "b": 3}]
-    assert [r["data"] for r in load("d.csv", b'a,b\n"1\n","x\ny"\n', multiLine="true")] == [{"a": "1\n", "b": "x\ny"}]
-    assert [r["data"] for r in load("e.csv", b"a\ncaf\xe9\n", encoding="ISO-8859-1")] == [{"a": "caf\xe9"}]
+    assert [r["data"] for r in load("a.csv", b"a;b\n1;NA\n", sep=";", nullValue="NA")] == [
+        {"a": 1, "b": None}
+    ]
+    assert [r["data"] for r in load("b.csv", b"1,007\n", header="false", inferSchema="true")] == [
+        {"_c0": 1, "_c1": 7}
+    ]
+    assert [
+        r["data"] for r in load("c.csv", b"a,b\n1\n2,3\n", mode="DROPMALFORMED", MULTILINE="true")
+    ] == [{"a": 2, "b": 3}]
+    assert [r["data"] for r in load("d.csv", b'a,b\n"1\n","x\ny"\n', multiLine="true")] == [
+        {"a": "1\n", "b": "x\ny"}
+    ]
+    assert [r["data"] for r in load("e.csv", b"a\ncaf\xe9\n", encoding="ISO-8859-1")] == [
+        {"a": "caf\xe9"}
+    ]
     assert [r["data"] for r in load("f.json", b'[{"a":1},\n {"a":2}]', multiLine="true")] == [
         {"a": 1},
         {"a": 2},
@@ -252,7 +288,9 @@ def test_options_of_the_user_win(load: Load) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_what_the_check_does_not_see_spark_refuses_and_names_as_far_as_it_tells(load: Load, stub: StubServer) -> None:
+def test_what_the_check_does_not_see_spark_refuses_and_names_as_far_as_it_tells(
+    load: Load, stub: StubServer
+) -> None:
     with pytest.raises(JobError, match=r"broken\.csv holds a broken record: '3'$"):
         load("broken.csv", b"a,b\n1,2\n3\n", multiLine="true")
     with pytest.raises(JobError, match=r"holds a broken record$"):
@@ -262,7 +300,9 @@ def test_what_the_check_does_not_see_spark_refuses_and_names_as_far_as_it_tells(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_other_headers_within_a_folder_are_refused_and_packed_files_are_read(load: Load, spark: SparkSession, tmp_path: Path) -> None:
+def test_other_headers_within_a_folder_are_refused_and_packed_files_are_read(
+    load: Load, spark: SparkSession, tmp_path: Path
+) -> None:
     folder = tmp_path / "many.csv"
     folder.mkdir()
     (folder / "1.csv").write_text("a,b\n1,2\n")
@@ -279,7 +319,9 @@ def test_the_check_of_a_line_reads_as_python_does() -> None:
     assert [check(line) for line in (b"a,b", b'"a,""",', b"", b"x,\xc3\xa9")] == [None] * 4
     assert all(check(line) for line in (b"a", b"a,b,c", b'a,"b', b'a,"b"c', b"a,\xe9", b"  "))
     assert check_csv(1, ",")(b"  ")
-    assert [check_json(line) for line in (b"{}", b" ", b'{"a":[1e400,{}]}'[:0], b'{"a":1} ')] == [None] * 4
+    assert [check_json(line) for line in (b"{}", b" ", b'{"a":[1e400,{}]}'[:0], b'{"a":1} ')] == [
+        None
+    ] * 4
     assert all(
         check_json(line)
         for line in (

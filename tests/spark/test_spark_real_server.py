@@ -1,4 +1,6 @@
-"""The producer against the real server, also across a SIGKILL of all its processes in the middle of a job."""
+"""The producer against the real server, also across a SIGKILL of all its processes in the middle of
+a job.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,18 @@ def url(server: Server) -> str:
 
 
 def test_rows_come_back_as_they_were_sent(spark: SparkSession, server: Server) -> None:
-    df = spark.range(0, 12_000, 1, 3).selectExpr("id", "concat('é\"\\\\', id) as text", "if(id % 2 = 0, 'even', null) as tag")
-    summary = produce(df, "rows", target=target(server), batch_records=1000, tag_column="tag", node="n")
-    assert (summary.appended, summary.requests, summary.retries, summary.agrees) == (12_000, 12, 0, True)
+    df = spark.range(0, 12_000, 1, 3).selectExpr(
+        "id", "concat('é\"\\\\', id) as text", "if(id % 2 = 0, 'even', null) as tag"
+    )
+    summary = produce(
+        df, "rows", target=target(server), batch_records=1000, tag_column="tag", node="n"
+    )
+    assert (summary.appended, summary.requests, summary.retries, summary.agrees) == (
+        12_000,
+        12,
+        0,
+        True,
+    )
     records = read_back(url(server), "rows")
     assert [record["$seq"] for record in records] == list(range(1, 12_001))
     for record in records:
@@ -54,18 +65,27 @@ def test_rows_come_back_as_they_were_sent(spark: SparkSession, server: Server) -
     assert sorted(record["data"]["id"] for record in records) == list(range(12_000))
 
 
-def test_a_job_is_not_repeated_after_a_restart_of_the_server(spark: SparkSession, server: Server) -> None:
+def test_a_job_is_not_repeated_after_a_restart_of_the_server(
+    spark: SparkSession, server: Server
+) -> None:
     df = spark.range(0, 10_000, 1, 2)
     assert produce(df, "rows", target=target(server), job_id="j").appended == 10_000
     server.stop()
     server.start()
     again = produce(df, "rows", target=target(server), job_id="j")
-    assert (again.appended, again.deduped, again.head_after, again.agrees) == (0, 10_000, 10_000, True)
+    assert (again.appended, again.deduped, again.head_after, again.agrees) == (
+        0,
+        10_000,
+        10_000,
+        True,
+    )
 
 
 @pytest.fixture
 def small_blocks(spark: SparkSession) -> Iterator[None]:
-    """Rows pass between the stages of a task in small blocks, so that a stage that waits has let go of what came before."""
+    """Rows pass between the stages of a task in small blocks, so that a stage that waits has let go
+    of what came before.
+    """
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     spark.conf.set(name, "500")
@@ -94,13 +114,18 @@ def test_a_job_outlives_a_kill_of_the_server_and_every_row_stands_once(
             killed.touch()  # whatever happens, nobody waits for ever
         server.start()
 
-    # Two partitions of 40 blocks. The server dies while the first half is being appended, the second meets it dead, then back.
+    # Two partitions of 40 blocks. The server dies while the first half is being appended, the
+    # second meets it dead, then back.
     df = map_arrow(spark.range(0, 40_000, 1, 2), wait_half_way, "id long")
     with ThreadPoolExecutor(1) as pool:
         killer = pool.submit(kill_and_restart)
-        summary = produce(df, "rows", target=target(server), batch_records=100, job_id="j", durability=durability)
+        summary = produce(
+            df, "rows", target=target(server), batch_records=100, job_id="j", durability=durability
+        )
         killer.result()
-    assert sorted(record["data"]["id"] for record in read_back(url(server), "rows")) == list(range(40_000))
+    assert sorted(record["data"]["id"] for record in read_back(url(server), "rows")) == list(
+        range(40_000)
+    )
     assert (summary.records, summary.appended, summary.agrees) == (40_000, 40_000, True)
     assert summary.retries > 0
     again = produce(df, "rows", target=target(server), batch_records=100, job_id="j")

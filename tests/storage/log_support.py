@@ -16,11 +16,25 @@ from topics.actors.shard.commits import Commits
 from topics.actors.shard.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, Follow, Now
-from topics.formats.api.requests import Diff, Limits, decode_append, decode_config, decode_delete, json_bytes
+from topics.formats.api.requests import (
+    Diff,
+    Limits,
+    decode_append,
+    decode_config,
+    decode_delete,
+    json_bytes,
+)
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal.writer import Progress
 
-LIMITS = Limits(batch_records=10_000, record_bytes=1 << 20, meta_bytes=16 << 10, tag_bytes=256, node_bytes=128, limit=1000)
+LIMITS = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
 FILE_BYTES = 64 << 10
 SECTOR = 512
 START = Now(ts=1_000_000, ms=5_000)
@@ -28,13 +42,17 @@ WAIT_MS = 10_000
 
 
 class Client:
-    """One shard between its start and its end. Every call decides, hands over and waits for the answer."""
+    """One shard between its start and its end. Every call decides, hands over and waits for the
+    answer.
+    """
 
     def __init__(
         self, path: Path, *, boot: str = "first", now: Now = START, file_bytes: int = FILE_BYTES, sync_ms: int = 200
     ) -> None:  # fmt: skip
         self.now = now
-        self.shard: Shard = recover(path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot)
+        self.shard: Shard = recover(
+            path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
+        )
         self.engine, self.wal = self.shard.engine, self.shard.wal
         self.commits = Commits(self.engine, self.wal, self.shard.segments, lambda: self.now)
 
@@ -43,10 +61,14 @@ class Client:
 
     # Without waiting
 
-    def start(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> tuple[Any, list[Progress | OSError]]:
+    def start(
+        self, name: str, *datas: Any, key: str | None = None, **body: Any
+    ) -> tuple[Any, list[Progress | OSError]]:
         """Decide and submit an append; the answer stands in the list when it has come."""
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
-        outcome = self.engine.append(name, decode_append(json_bytes(request), None, LIMITS), self.now)
+        outcome = self.engine.append(
+            name, decode_append(json_bytes(request), None, LIMITS), self.now
+        )
         if not isinstance(outcome, Append):
             return outcome, []
         answer = self.submit(outcome)
@@ -78,7 +100,9 @@ class Client:
 
     # With waiting
 
-    def append(self, name: str, *datas: Any, key: str | None = None, **body: Any) -> tuple[int, bool]:
+    def append(
+        self, name: str, *datas: Any, key: str | None = None, **body: Any
+    ) -> tuple[int, bool]:
         """``(first_seq, deduped)`` of a write that must succeed."""
         outcome, answer = self.start(name, *datas, key=key, **body)
         assert self.wait() is None
@@ -126,7 +150,9 @@ class Client:
     # Ends
 
     def kill(self) -> None:
-        """SIGKILL: what the kernel has been given stays, whatever was synced. Lets the writer finish what it holds."""
+        """SIGKILL: what the kernel has been given stays, whatever was synced. Lets the writer
+        finish what it holds.
+        """
         self.wal.stop()
 
     def stop(self) -> None:
@@ -161,16 +187,20 @@ def log_files(path: Path) -> list[Path]:
 
 
 class ForgetfulDisk:
-    """Remembers, for every file and folder, what it held when it was last synced: POSIX at its strictest.
+    """Remembers, for every file and folder, what it held when it was last synced: POSIX at its
+    strictest.
 
-    ``power_loss`` builds what a disk may hold after the power went: the synced bytes, and of the others each 512-byte sector
-    or none, as ``chosen`` says. A name is there only when its folder was synced.
+    ``power_loss`` builds what a disk may hold after the power went: the synced bytes, and of the
+    others each 512-byte sector or none, as ``chosen`` says. A name is there only when its folder
+    was synced.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
-        self._lock = threading.Lock()  # or of two threads that sync the same, the one that looked first may have the last word
+        self._lock = (
+            threading.Lock()
+        )  # or of two threads that sync the same, the one that looked first may have the last word
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
 
@@ -180,13 +210,17 @@ class ForgetfulDisk:
                 real(fd)
                 path = Path(f"/proc/self/fd/{fd}")
                 if path.is_dir():
-                    self._names[path.resolve()] = {child.name: child.stat().st_ino for child in path.iterdir()}
+                    self._names[path.resolve()] = {
+                        child.name: child.stat().st_ino for child in path.iterdir()
+                    }
                 else:
                     self._contents[os.fstat(fd).st_ino] = path.read_bytes()
 
         return sync
 
-    def power_loss(self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False) -> None:
+    def power_loss(
+        self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False
+    ) -> None:
         """Build in ``target`` what is left of ``source``; it is what that disk holds from now on."""
         target.mkdir()
         for name, inode in self._names.get(source.resolve(), {}).items():
@@ -199,14 +233,21 @@ class ForgetfulDisk:
             left = _mixed(synced, now, chosen)
             (target / name).write_bytes(left)
             self._contents[(target / name).stat().st_ino] = left
-        self._names[target.resolve()] = {child.name: child.stat().st_ino for child in target.iterdir()}
+        self._names[target.resolve()] = {
+            child.name: child.stat().st_ino for child in target.iterdir()
+        }
 
 
 def _mixed(synced: bytes, now: bytes, chosen: Callable[[], bool]) -> bytes:
     if synced == now or len(synced) != len(now):
         return synced
     sectors = range(0, len(now), SECTOR)
-    return b"".join((now if now[at : at + SECTOR] != synced[at : at + SECTOR] and chosen() else synced)[at : at + SECTOR] for at in sectors)
+    return b"".join(
+        (now if now[at : at + SECTOR] != synced[at : at + SECTOR] and chosen() else synced)[
+            at : at + SECTOR
+        ]
+        for at in sectors
+    )
 
 
 def chance(dice: random.Random, share: float) -> Callable[[], bool]:

@@ -1,4 +1,6 @@
-"""Long writes at a start: what is wrong with a blob is told by its path, what is right is not read twice, and the start shows life."""
+"""Long writes at a start: what is wrong with a blob is told by its path, what is right is not read
+twice, and the start shows life.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ def append_long(client: Client, name: str, records: list[dict[str, Any]]) -> Pat
     return client.wal.blobs.path(topic.id, change.first_seq)
 
 
-def make(path: Path, records: list[dict[str, Any]], *, orderly: bool, follow: Callable[[Client], object] = lambda _: None) -> Path:
+def make(
+    path: Path,
+    records: list[dict[str, Any]],
+    *,
+    orderly: bool,
+    follow: Callable[[Client], object] = lambda _: None,
+) -> Path:
     """A directory with one blob: its path."""
     client = Client(path)
     client.put("a")
@@ -50,7 +58,9 @@ def make(path: Path, records: list[dict[str, Any]], *, orderly: bool, follow: Ca
 
 
 def start(path: Path, report: Callable[[float], None] = lambda _: None) -> None:
-    recover(path, 0, 1, START, wal_file_bytes=1 << 20, wal_sync_ms=200, boot="first", report=report).wal.stop()
+    recover(
+        path, 0, 1, START, wal_file_bytes=1 << 20, wal_sync_ms=200, boot="first", report=report
+    ).wal.stop()
 
 
 FOLLOWED: dict[str, Callable[[Client], object]] = {
@@ -60,9 +70,18 @@ FOLLOWED: dict[str, Callable[[Client], object]] = {
     "a delete of a tag": lambda client: client.delete_records("a", match="t1"),
 }
 HURT: dict[str, Callable[[bytes], bytes | None]] = {
-    **{f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :] for at in (0, 8, 12, 16, 24, 32, 39, 63)},
-    **{f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :] for at in (64, 70, 100, 300, 600, -2)},
-    **{f"cut to {length}": lambda data, length=length: data[:length] for length in (0, 1, 63, 64, 65, 100, 400, -1)},
+    **{
+        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+        for at in (0, 8, 12, 16, 24, 32, 39, 63)
+    },
+    **{
+        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+        for at in (64, 70, 100, 300, 600, -2)
+    },
+    **{
+        f"cut to {length}": lambda data, length=length: data[:length]
+        for length in (0, 1, 63, 64, 65, 100, 400, -1)
+    },
     "one byte more": lambda data: data + b"x",
     "zeros": lambda data: bytes(len(data)),
     "not there": lambda _: None,
@@ -71,8 +90,12 @@ HURT: dict[str, Callable[[bytes], bytes | None]] = {
 
 @pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("records", [RECORDS, [{"data": "x" * 100}] * 40], ids=["tagged", "plain"])
-def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(tmp_path: Path, records: list[dict[str, Any]], orderly: bool) -> None:
-    """At the start, or, when that follows an orderly stop and needs nothing of it, when its records are first wanted."""
+def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(
+    tmp_path: Path, records: list[dict[str, Any]], orderly: bool
+) -> None:
+    """At the start, or, when that follows an orderly stop and needs nothing of it, when its records
+    are first wanted.
+    """
     for number, follow in enumerate(FOLLOWED.values()):
         path = tmp_path / f"{number}"
         blob = make(path, records, orderly=orderly, follow=follow)
@@ -93,7 +116,9 @@ def _start_and_read(path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         opened: list[WalFile] = []
         real = WalFile.open
-        patch.setattr(WalFile, "open", lambda path, shard: opened.append(real(path, shard)) or opened[-1])
+        patch.setattr(
+            WalFile, "open", lambda path, shard: opened.append(real(path, shard)) or opened[-1]
+        )
         try:
             client = Client(path)
             try:
@@ -106,7 +131,9 @@ def _start_and_read(path: Path) -> None:
                 file.close()
 
 
-def test_after_an_orderly_stop_a_blob_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_orderly_stop_a_blob_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     real = BlobStore._crc_of_rest
 
@@ -126,13 +153,19 @@ def test_after_an_orderly_stop_a_blob_is_not_read_again(tmp_path: Path, monkeypa
     assert len(read) == 2, "a kill: the start looks at all of it"
 
 
-def test_a_start_shows_life_in_each_of_its_long_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_shows_life_in_each_of_its_long_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path / "data", RECORDS * 20, orderly=False)
     monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
     steps: list[str] = []
     for step in ("_open_log", "_restore"):
         monkeypatch.setattr(recovery, step, _noting(steps, step, getattr(recovery, step)))
-    for where, step in ((BlobStore, "_crc_of_rest"), (BlobStore, "sweep"), (ShardEngine, "finish_replay")):
+    for where, step in (
+        (BlobStore, "_crc_of_rest"),
+        (BlobStore, "sweep"),
+        (ShardEngine, "finish_replay"),
+    ):
         monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
     monkeypatch.setattr("topics.storage.pulse.ITEMS", 1)
     told: list[float] = []

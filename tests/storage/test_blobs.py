@@ -86,13 +86,17 @@ def test_what_this_process_has_not_written_is_read_whole_once_and_before_any_byt
 
 
 @pytest.mark.parametrize("length", [0, 64, len(BODY)])
-def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(store: BlobStore, length: int) -> None:
+def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(
+    store: BlobStore, length: int
+) -> None:
     os.truncate(put(store), length)
     with pytest.raises(Damaged):
         store.body(5, 10)
 
 
-def test_a_disk_that_does_not_give_it_is_damage(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_give_it_is_damage(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(store)
 
     def fail(*_: object, **__: object) -> None:

@@ -115,7 +115,9 @@ def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(pat
     good = (path / "meta").read_bytes()
     (path / "meta").write_bytes(good[:12] + b"\x07" + good[13:])
     for _ in range(2):
-        with pytest.raises(DataDirectoryDamaged, match=rf"{path}/meta: offset 20: its checksum is wrong"):
+        with pytest.raises(
+            DataDirectoryDamaged, match=rf"{path}/meta: offset 20: its checksum is wrong"
+        ):
             DataDirectory(path, shards=2)
     (path / "meta").write_bytes(good)
     DataDirectory(path, shards=2).close()
@@ -124,7 +126,9 @@ def test_damaged_meta_is_refused_with_path_and_offset_and_the_lock_is_let_go(pat
 def test_an_unknown_version_is_refused_by_its_number(path: Path) -> None:
     DataDirectory(path, shards=2).close()
     (path / "meta").write_bytes(encode_meta(2, version=9))
-    with pytest.raises(DataDirectoryDamaged, match="its format version is 9, this program knows only 1"):
+    with pytest.raises(
+        DataDirectoryDamaged, match="its format version is 9, this program knows only 1"
+    ):
         DataDirectory(path, shards=2)
 
 
@@ -135,7 +139,9 @@ def test_a_directory_that_holds_something_else_is_not_taken(path: Path) -> None:
         DataDirectory(path, shards=1)
     with pytest.raises(NotADataDirectory, match=r"not empty: it holds thesis\.tex"):
         check_place(path)
-    assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], "nothing of ours is left there"
+    assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], (
+        "nothing of ours is left there"
+    )
 
 
 def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path: Path) -> None:
@@ -143,7 +149,10 @@ def test_a_directory_that_has_lost_its_meta_is_damaged_and_not_a_wrong_path(path
     check_place(path)
     with pytest.raises(DataDirectoryDamaged, match="it holds wal"):
         DataDirectory(path, shards=1)
-    with pytest.raises(DataDirectoryDamaged, match="has wal, but its file meta is missing"), held_for_reading(path):
+    with (
+        pytest.raises(DataDirectoryDamaged, match="has wal, but its file meta is missing"),
+        held_for_reading(path),
+    ):
         pass
 
 
@@ -162,7 +171,9 @@ def test_an_empty_mounted_volume_is_taken(path: Path) -> None:
     assert (path / "meta").exists()
 
 
-def test_a_crash_before_the_rename_leaves_a_directory_that_is_still_new(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_before_the_rename_leaves_a_directory_that_is_still_new(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def power_cut(*_args: object) -> None:
         raise OSError("power cut")
 
@@ -175,7 +186,9 @@ def test_a_crash_before_the_rename_leaves_a_directory_that_is_still_new(path: Pa
     again.close()
 
 
-def test_meta_is_synced_before_its_rename_and_the_directory_after(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meta_is_synced_before_its_rename_and_the_directory_after(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[str] = []
     fsync, rename = os.fsync, Path.replace
 
@@ -193,7 +206,9 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(path: Path, mo
     assert steps[-3:] == ["sync meta.new", "rename", "sync data"]
 
 
-def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_meta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_meta(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also one that a process made that was killed before it could sync it."""
     path.parent.mkdir()
     synced: list[Path] = []
@@ -210,7 +225,9 @@ def test_every_folder_on_the_way_to_a_new_directory_is_durable_before_it_has_a_m
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_does_not_keep_a_server_from_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_keep_a_server_from_the_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DataDirectory(path, shards=1).close()
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     DataDirectory(path, shards=1).close()

@@ -23,7 +23,11 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Path, int, int]] = []
-        patch.setattr(prefetch, "will_need", lambda path, offset, length: self.asked.append((path, offset, length)))
+        patch.setattr(
+            prefetch,
+            "will_need",
+            lambda path, offset, length: self.asked.append((path, offset, length)),
+        )
 
     def taken(self) -> list[tuple[Path, int, int]]:
         asked, self.asked = self.asked, []
@@ -38,11 +42,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def store(tmp_path: Path) -> SegmentStore:
-    """Three segments with an extent of topic 1 each, and one of another topic before it in the last."""
+    """Three segments with an extent of topic 1 each, and one of another topic before it in the
+    last.
+    """
     made = SegmentStore.open(tmp_path, 0, [])
     for number, topics in ((1, [1]), (2, [1]), (3, [0, 1])):
         writer = made.begin(number, number, number + 1)
-        for piece in build(writer.header, [source(topic, number * RECORDS, [plain(RECORDS, SIZE)])[0] for topic in topics]):
+        for piece in build(
+            writer.header,
+            [source(topic, number * RECORDS, [plain(RECORDS, SIZE)])[0] for topic in topics],
+        ):
             writer.write([piece])
         made.add(writer.finish())
     return made
@@ -51,13 +60,19 @@ def store(tmp_path: Path) -> SegmentStore:
 PLACES = [place_of(1, 0), place_of(2, 0), place_of(3, 1)]
 
 
-def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(store: SegmentStore, asked: Disk) -> None:
+def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
+    store: SegmentStore, asked: Disk
+) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
     for number, place in enumerate(PLACES):
         following = PLACES[number + 1] if place != PLACES[-1] else None
         of_segment, extent = split_place(place)
-        segment, entry, ends = store.segments[of_segment], store.entry(place), store.records(place).ends
+        segment, entry, ends = (
+            store.segments[of_segment],
+            store.entry(place),
+            store.records(place).ends,
+        )
         for index in range(0, RECORDS, 5):
             ahead.expect(place, index, following)
             for path, offset, length in asked.taken():
@@ -65,16 +80,26 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(sto
             at = entry.offset + (ends[index - 1] if index else 0)
             end = min(at + AHEAD // 2, entry.offset + entry.blob_bytes)
             known = wanted[segment.path]
-            assert all(any(byte in part for part in known) for byte in (at, end - 1)), f"at {index} of {place:x}"
+            assert all(any(byte in part for part in known) for byte in (at, end - 1)), (
+                f"at {index} of {place:x}"
+            )
         if number:
-            assert range(entry.tables_at, entry.tables_at + entry.tables_len) in wanted[segment.path]
+            assert (
+                range(entry.tables_at, entry.tables_at + entry.tables_len) in wanted[segment.path]
+            )
             line = segment.trailer.directory_at + ENTRY_BYTES * extent
             assert range(line, line + ENTRY_BYTES) in wanted[segment.path]
-        blobs = [part for part in wanted[segment.path] if part.start < entry.offset + entry.blob_bytes and part.stop > entry.offset]
+        blobs = [
+            part
+            for part in wanted[segment.path]
+            if part.start < entry.offset + entry.blob_bytes and part.stop > entry.offset
+        ]
         assert sum(map(len, blobs)) == entry.blob_bytes
 
 
-def test_what_follows_is_asked_for_when_the_reader_comes_near(store: SegmentStore, asked: Disk) -> None:
+def test_what_follows_is_asked_for_when_the_reader_comes_near(
+    store: SegmentStore, asked: Disk
+) -> None:
     first, second, _ = PLACES
     ends, after = store.records(first).ends, store.segments[2].path
     size = store.entry(first).blob_bytes
@@ -83,20 +108,28 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(store: SegmentStor
         Prefetch(store).expect(first, index, second)
         seen.append((size - ends[index - 1], sum(path == after for path, _, _ in asked.taken())))
     assert {count for distance, count in seen if distance > 2 * AHEAD} == {0}
-    assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {1}  # its line of the directory
+    assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {
+        1
+    }  # its line of the directory
     assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
 
 
-def test_a_second_reader_behind_the_first_is_served_like_it(store: SegmentStore, asked: Disk) -> None:
+def test_a_second_reader_behind_the_first_is_served_like_it(
+    store: SegmentStore, asked: Disk
+) -> None:
     ahead = Prefetch(store)
     for index in (0, 50, 0, 50):
         ahead.expect(PLACES[0], index, None)
         entry, ends = store.entry(PLACES[0]), store.records(PLACES[0]).ends
         at = ends[index - 1] if index else 0
-        assert asked.taken() == [(store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))]
+        assert asked.taken() == [
+            (store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))
+        ]
 
 
-def test_it_forgets_what_it_asked_for_long_ago(store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_forgets_what_it_asked_for_long_ago(
+    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefetch, "KNOWN_MAX", 2)
     ahead = Prefetch(store)
     for place in PLACES:
@@ -108,7 +141,9 @@ def test_it_forgets_what_it_asked_for_long_ago(store: SegmentStore, asked: Disk,
     assert len(asked.taken()) == 1
 
 
-def test_what_cannot_be_read_is_left_for_the_reader_to_find(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_left_for_the_reader_to_find(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.records(PLACES[0])
     for number in (1, 2):
         store.segments[number].path.unlink()
@@ -118,10 +153,20 @@ def test_what_cannot_be_read_is_left_for_the_reader_to_find(store: SegmentStore,
     ahead.expect(PLACES[1], 0, None)
 
 
-def test_the_kernel_is_asked_in_parts_of_which_it_cuts_none_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_asked_in_parts_of_which_it_cuts_none_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[tuple[int, int]] = []
-    monkeypatch.setattr(disk.os, "posix_fadvise", lambda _, offset, length, advice: heard.append((offset, length)) or advice)
+    monkeypatch.setattr(
+        disk.os,
+        "posix_fadvise",
+        lambda _, offset, length, advice: heard.append((offset, length)) or advice,
+    )
     path = tmp_path / "file"
     path.touch()
     disk.will_need(path, 100, 2 * disk.ADVICE_BYTES + 1)
-    assert heard == [(100, disk.ADVICE_BYTES), (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES), (100 + 2 * disk.ADVICE_BYTES, 1)]
+    assert heard == [
+        (100, disk.ADVICE_BYTES),
+        (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES),
+        (100 + 2 * disk.ADVICE_BYTES, 1),
+    ]

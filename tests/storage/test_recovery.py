@@ -14,11 +14,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import FILE_BYTES, START, Client, ForgetfulDisk, failing, log_files, state
+from tests.storage.log_support import (
+    FILE_BYTES,
+    START,
+    Client,
+    ForgetfulDisk,
+    failing,
+    log_files,
+    state,
+)
 from topics.engine.shard import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
-from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    check_frame,
+)
 from topics.storage import checkpoints
 from topics.storage import disk as disk_functions
 from topics.storage.disk import Damaged, boot_id, make_directory
@@ -34,7 +48,9 @@ def frames_of(path: Path) -> list[tuple[int, FrameHeader]]:
     file = WalFile.open(path, 0)
     found = []
     position = file.base
-    while isinstance(header := check_frame(file.view(), file.offset(position), position, file.seed), FrameHeader):
+    while isinstance(
+        header := check_frame(file.view(), file.offset(position), position, file.seed), FrameHeader
+    ):
         found.append((file.offset(position), header))
         position = header.end
     file.close()
@@ -112,11 +128,19 @@ def test_the_log_goes_on_where_it_ended(tmp_path: Path) -> None:
         assert client.append("a", number) == (number + 1, False)
         client.kill()
     client = Client(tmp_path / "data")
-    assert [record["data"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))] == [0, 1, 2, 3, 4]
+    assert [record["data"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     client.kill()
 
 
-def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_used_again(tmp_path: Path) -> None:
+def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_used_again(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path / "data")
     client.append("a", 1)
     first = client.engine.topic("a")
@@ -136,7 +160,16 @@ def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_use
 def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
     busy_client(tmp_path / "data", file_bytes=4096 + 1024).kill()
     told: list[float] = []
-    shard = recover(tmp_path / "data", 0, 1, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200, report=told.append, boot="x")
+    shard = recover(
+        tmp_path / "data",
+        0,
+        1,
+        START,
+        wal_file_bytes=FILE_BYTES,
+        wal_sync_ms=200,
+        report=told.append,
+        boot="x",
+    )
     shard.wal.stop()
     assert told == sorted(told)
     assert len(told) > 3
@@ -162,7 +195,9 @@ def test_before_the_first_write_the_disk_knows_of_this_start(tmp_path: Path) -> 
     client.kill()
 
 
-def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy_client(tmp_path / "data").kill()
     expected = recovered_state(tmp_path / "data")
     for path in (tmp_path / "data" / "wal" / "00").glob("*.[rs]*e"):
@@ -182,7 +217,9 @@ def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(tmp_path: P
     assert recovered_state(tmp_path / "data").keys() == expected.keys() | {"after"}
 
 
-def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.append("a", 1)
     client.append("a", "written, not synced")
@@ -253,7 +290,11 @@ def test_a_wall_clock_that_went_back_ends_no_key(tmp_path: Path) -> None:
 def alive(client: Client, name: str, *keys: str) -> list[str]:
     """Which of the keys still stand for a write."""
     topic = client.engine.topic(name)
-    return [key for key in keys if topic.dedupe.find(key, client.now.ms, topic.config.idempotency_window_ms)]
+    return [
+        key
+        for key in keys
+        if topic.dedupe.find(key, client.now.ms, topic.config.idempotency_window_ms)
+    ]
 
 
 # Each step: milliseconds to wait, then a key to write with or a window to set.
@@ -293,7 +334,9 @@ def test_a_restart_keeps_the_keys_that_live_when_windows_have_changed(
 # Power loss: names
 
 
-def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     make_directory(tmp_path / "data")
     with monkeypatch.context() as patch:
@@ -315,7 +358,9 @@ def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(tmp_p
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("losses", [1, 2])
-def test_no_seq_is_given_twice_when_the_power_goes(durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_seq_is_given_twice_when_the_power_goes(
+    durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     client = Client(tmp_path / "0", sync_ms=60_000)
     client.put("a", durability=durability)
@@ -334,7 +379,9 @@ def test_no_seq_is_given_twice_when_the_power_goes(durability: str, losses: int,
 
 
 @pytest.mark.parametrize("before", ["memory", "disk"])
-def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.put("a", durability=before)
@@ -362,7 +409,9 @@ def test_no_seq_is_given_twice_after_a_kill(durability: str, tmp_path: Path) -> 
     client.kill()
 
 
-def test_records_in_memory_only_are_gone_after_a_restart_and_the_topic_is_not(tmp_path: Path) -> None:
+def test_records_in_memory_only_are_gone_after_a_restart_and_the_topic_is_not(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path / "data")
     client.put("a", durability="ephemeral", cap_records=5)
     client.append("a", 1, 2, 3)
@@ -384,7 +433,9 @@ def test_an_orderly_stop_keeps_the_head_of_records_in_memory_only(tmp_path: Path
     client.kill()
 
 
-def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     client = Client(tmp_path / "data")
     client.put("a", durability="ephemeral")
@@ -399,7 +450,9 @@ def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(tmp_path: Path, m
     client.kill()
 
 
-def test_many_records_in_memory_only_are_never_ahead_of_their_reservation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_in_memory_only_are_never_ahead_of_their_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     client = Client(tmp_path / "data", sync_ms=60_000)
     client.put("a", durability="ephemeral")
@@ -432,7 +485,9 @@ def test_a_change_of_class_in_place_gives_no_seq_twice(
         else:
             shutil.copytree(tmp_path / f"{start - 1}", tmp_path / f"{start}")
         client.kill()
-        client = Client(tmp_path / f"{start}", boot=f"boot {start}" if loses_power else "first", sync_ms=60_000)
+        client = Client(
+            tmp_path / f"{start}", boot=f"boot {start}" if loses_power else "first", sync_ms=60_000
+        )
         assert client.engine.topic("a").config.durability == after
         first = client.append("a", "next")[0]
         assert first > last
@@ -472,7 +527,9 @@ def promised(path: Path) -> int:
 
 
 def changed(path: Path, target: Path, content: bytes) -> Path:
-    """``path`` with another content of its only log file, in the folder ``target`` (which may hold an earlier try)."""
+    """``path`` with another content of its only log file, in the folder ``target`` (which may hold
+    an earlier try).
+    """
     folder = target / "wal" / "00"
     folder.mkdir(parents=True, exist_ok=True)
     for later in log_files(target)[1:]:
@@ -497,10 +554,16 @@ def prefixes(path: Path) -> dict[int, dict[str, bytes]]:
     (file,) = log_files(path)
     content = file.read_bytes()
     offsets = [offset for offset, _ in frames_of(file)]
-    end = offsets[-1] + FRAME_HEADER_BYTES + len(content[offsets[-1] + FRAME_HEADER_BYTES :].rstrip(b"\0"))
+    end = (
+        offsets[-1]
+        + FRAME_HEADER_BYTES
+        + len(content[offsets[-1] + FRAME_HEADER_BYTES :].rstrip(b"\0"))
+    )
     found: dict[int, dict[str, bytes]] = {}
     for number, offset in enumerate([*offsets, end]):
-        target = changed(path, path.with_name(f"prefix {number}"), content[:offset].ljust(len(content), b"\0"))
+        target = changed(
+            path, path.with_name(f"prefix {number}"), content[:offset].ljust(len(content), b"\0")
+        )
         shown = seen(target)
         assert isinstance(shown, dict)
         found[offset] = shown
@@ -522,7 +585,9 @@ def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
     for cut in range(FILE_HEADER_BYTES, max(expected) + 1):
         target = changed(small, tmp_path / "cut", content[:cut].ljust(len(content), b"\0"))
         # Where a frame ends in zeros of its own, less than all of it may have been cut.
-        whole = max(offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut)
+        whole = max(
+            offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut
+        )
         assert seen(target) == expected[whole], cut
         if cut % 8 == 0:
             assert seen(target) == expected[whole], "the tail was cut for good"
@@ -533,7 +598,13 @@ def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
 def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path) -> None:
     content = log_files(small)[0].read_bytes()
     end = len(content.rstrip(b"\0"))
-    for cut in (FILE_HEADER_BYTES, end - 1, end, len(content) - 1, *random.Random(1).sample(range(FILE_HEADER_BYTES, end), 40)):
+    for cut in (
+        FILE_HEADER_BYTES,
+        end - 1,
+        end,
+        len(content) - 1,
+        *random.Random(1).sample(range(FILE_HEADER_BYTES, end), 40),
+    ):
         target = changed(small, tmp_path / "cut", content[:cut])
         found = seen(target)
         assert isinstance(found, Damaged)
@@ -543,7 +614,9 @@ def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(small: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(
+    small: Path, tmp_path: Path
+) -> None:
     expected = prefixes(small)
     content = log_files(small)[0].read_bytes()
     frames = [offset for offset, _ in frames_of(log_files(small)[0])]
@@ -716,7 +789,9 @@ def test_a_file_of_an_unknown_version_is_refused_by_name(small: Path) -> None:
     content = bytearray(path.read_bytes())
     content[8] = 9
     path.write_bytes(content)
-    with pytest.raises(Damaged, match="has format version 9; this program reads versions up to 2") as raised:
+    with pytest.raises(
+        Damaged, match="has format version 9; this program reads versions up to 2"
+    ) as raised:
         Client(small)
     assert raised.value.path == path
 
@@ -770,7 +845,9 @@ def test_a_checkpoint_of_an_unknown_version_is_refused_by_name(stopped: Path) ->
     content = bytearray(path.read_bytes())
     content[8] = 9
     path.write_bytes(content)
-    with pytest.raises(Damaged, match=f"{path.name}, offset 8: has format version 9; this program reads version 2"):
+    with pytest.raises(
+        Damaged, match=f"{path.name}, offset 8: has format version 9; this program reads version 2"
+    ):
         Client(stopped)
 
 
@@ -800,11 +877,15 @@ def test_two_checkpoints_are_kept(stopped: Path) -> None:
 
 
 def ts_of(client: Client, name: str, seq: int) -> int:
-    (record,) = msgspec.json.decode(b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).pieces)))
+    (record,) = msgspec.json.decode(
+        b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).pieces))
+    )
     return int(record["$ts"])
 
 
-def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(tmp_path: Path) -> None:
+def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.put("a", durability="disk")
     client.append("a", 1)
@@ -821,7 +902,9 @@ def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_c
 
 
 @pytest.mark.parametrize("idle_ms", [0, 900, 1_900, 2_100, 60_000])
-def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_steps_back(tmp_path: Path, idle_ms: int) -> None:
+def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_steps_back(
+    tmp_path: Path, idle_ms: int
+) -> None:
     """It may have been written to all the time, or after a while."""
     client, before = Client(tmp_path), 0
     client.put("a", durability="ephemeral")
@@ -838,7 +921,9 @@ def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_st
     client.kill()
 
 
-def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(tmp_path: Path) -> None:
+def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.put("a", durability="ephemeral")
     seq, _ = client.append("a", 1)

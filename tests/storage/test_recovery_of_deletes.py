@@ -1,4 +1,6 @@
-"""What went from a topic before a restart has gone after it: by cap, age and delete, in every class that keeps its records."""
+"""What went from a topic before a restart has gone after it: by cap, age and delete, in every class
+that keeps its records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def seqs(client: Client, name: str = "a") -> list[int]:
 
 
 def tagged(client: Client, *tags: str | None) -> None:
-    records: list[dict[str, Any]] = [{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
+    records: list[dict[str, Any]] = [
+        {"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags
+    ]
     client.append("a", records=records)
 
 
@@ -89,7 +93,9 @@ def test_what_was_too_old_stays_gone_when_the_clock_has_stepped_back(tmp_path: P
     client.kill()
 
 
-def test_records_in_memory_are_told_as_lost_and_others_below_them_are_read_first(tmp_path: Path) -> None:
+def test_records_in_memory_are_told_as_lost_and_others_below_them_are_read_first(
+    tmp_path: Path,
+) -> None:
     client = Client(tmp_path)
     client.append("a", 1, 2)
     client.put("a", durability="ephemeral")
@@ -103,7 +109,11 @@ def test_records_in_memory_are_told_as_lost_and_others_below_them_are_read_first
     assert client.read("a", 0).next_from_seq == 2
     page = client.read("a", 2)
     assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (3, 4, "mixed")
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        3,
+        4,
+        "mixed",
+    )
     assert (page.count, page.next_from_seq) == (1, 5)
     client.kill()
 
@@ -116,7 +126,11 @@ def test_a_topic_in_memory_tells_its_loss_from_the_first_seq(tmp_path: Path) -> 
     client = Client(tmp_path)
     page = client.read("a", 0)
     assert page.tombstone is not None
-    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 2, "mixed")
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        1,
+        2,
+        "mixed",
+    )
     assert (page.next_from_seq, page.earliest_seq) == (2, 3)
     client.kill()
 

@@ -44,7 +44,9 @@ MAKERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_file_that_has_no_room_takes_none_for_a_moment(make: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_file_that_has_no_room_takes_none_for_a_moment(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         leave(patch, SIZE)
         with pytest.raises(OSError, match="No space left") as raised:
@@ -53,12 +55,16 @@ def test_a_file_that_has_no_room_takes_none_for_a_moment(make: Callable[[Path], 
     assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) == 0
 
 
-def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave(monkeypatch, MARGIN_BYTES + SIZE)
     check_room(tmp_path, SIZE)
     with pytest.raises(OSError, match="No space left"):
         check_room(tmp_path, SIZE + 512)
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096))
+    monkeypatch.setattr(
+        os, "statvfs", lambda _: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096)
+    )
     with pytest.raises(OSError, match="Input/output error"):
         allocate(0, tmp_path, SIZE)
 
@@ -73,7 +79,9 @@ def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(
     os.close(write)
 
 
-def test_zeros_are_written_where_the_disk_has_no_call_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_are_written_where_the_disk_has_no_call_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 10_000)
     with path.open("r+b") as file:
@@ -101,7 +109,9 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     stock = WalStock(tmp_path, SIZE)
     stock.add([log_file(tmp_path, base) for base in range(2 + SPARES)])
     assert (stock.has_reserve, len(stock)) == (True, SPARES)
-    assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES)] + ["log.reserve"]
+    assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES)] + [
+        "log.reserve"
+    ]
     stock.add([log_file(tmp_path, 77, 2 * SIZE)])
     assert len(names(tmp_path)) == 1 + SPARES
     again = WalStock(tmp_path, SIZE)
@@ -111,7 +121,9 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
 
 
-def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stock, files = WalStock(tmp_path, SIZE), [log_file(tmp_path, base) for base in range(2)]
     with monkeypatch.context() as patch:
         patch.setattr(wal_stock, "sync_directory", failing(errno.EIO))
@@ -164,7 +176,9 @@ def items() -> list[bytes]:
     return [checkpoints.encode_item({"segments": [], "boot": "b"})]
 
 
-def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints.keep_room(tmp_path)
     inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
     real, left = os.pwritev, [1]

@@ -26,12 +26,20 @@ from topics.storage.segments.store import (
     split_place,
 )
 
-TOPICS = [(1, 5, [plain(300, 400, tag="t%d")]), (2, 9, [plain(2), Write([("n", None, b"1", None)], key="k")]), (3, 1, [plain(1)])]
+TOPICS = [
+    (1, 5, [plain(300, 400, tag="t%d")]),
+    (2, 9, [plain(2), Write([("n", None, b"1", None)], key="k")]),
+    (3, 1, [plain(1)]),
+]
 
 
-def add(store: SegmentStore, number: int, topics: Iterable[tuple[int, int, list[Write]]] = TOPICS) -> Segment:
+def add(
+    store: SegmentStore, number: int, topics: Iterable[tuple[int, int, list[Write]]] = TOPICS
+) -> Segment:
     writer = store.begin(number, 100 * number, 100 * number + 100)
-    sources: list[Source] = [source(topic_id, first_seq, batch)[0] for topic_id, first_seq, batch in topics]
+    sources: list[Source] = [
+        source(topic_id, first_seq, batch)[0] for topic_id, first_seq, batch in topics
+    ]
     for piece in build(writer.header, sources):
         writer.write([piece])
     segment = writer.finish()
@@ -63,10 +71,15 @@ def test_a_place_is_bit_62_the_segments_number_and_the_extents() -> None:
 def test_what_was_written_is_read_then_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     for held in (store, reopened(store)):
-        found = [(split_place(place), entry.topic_id, entry.first_seq, entry.record_count) for place, entry in held.entries(1)]
+        found = [
+            (split_place(place), entry.topic_id, entry.first_seq, entry.record_count)
+            for place, entry in held.entries(1)
+        ]
         assert found == [((1, 0), 1, 5, 300), ((1, 1), 2, 9, 3), ((1, 2), 3, 1, 1)]
         for (place, entry), (_, first_seq, batch) in zip(held.entries(1), TOPICS, strict=True):
-            expected = b",".join(bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1])
+            expected = b",".join(
+                bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1]
+            )
             assert held.records(place).slice(0, entry.record_count) == expected
             assert held.dead(place) is None
         assert held.segments[1].header.base == 100
@@ -103,11 +116,15 @@ def test_an_abandoned_segment_leaves_nothing(store: SegmentStore, folder: Path) 
     assert [*folder.iterdir()] == []
 
 
-def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(store: SegmentStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(
+    store: SegmentStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[str, list[str]]] = []
 
     def note(fd: int) -> None:
-        synced.append((Path(f"/proc/self/fd/{fd}").readlink().name, [path.name for path in folder.iterdir()]))
+        synced.append(
+            (Path(f"/proc/self/fd/{fd}").readlink().name, [path.name for path in folder.iterdir()])
+        )
 
     monkeypatch.setattr(os, "fdatasync", note)
     monkeypatch.setattr(os, "fsync", note)
@@ -115,7 +132,10 @@ def test_a_segment_has_its_name_only_when_it_is_whole_on_disk(store: SegmentStor
     assert synced == [("0000000001.tmp", ["0000000001.tmp"]), ("03", ["0000000001.seg"])]
 
 
-@pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + TRAILER_BYTES, -1, -TRAILER_BYTES, -4096])
+@pytest.mark.parametrize(
+    "length",
+    [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + TRAILER_BYTES, -1, -TRAILER_BYTES, -4096],
+)
 def test_a_cut_file_is_refused(store: SegmentStore, length: int) -> None:
     segment = add(store, 1)
     os.truncate(segment.path, length if length >= 0 else segment.size + length)
@@ -137,22 +157,31 @@ def test_another_version_is_refused_and_named(store: SegmentStore) -> None:
     whole = bytearray(segment.path.read_bytes())
     whole[8] = 9
     segment.path.write_bytes(whole)
-    with pytest.raises(Damaged, match="offset 8: segment has format version 9; this program reads version 1"):
+    with pytest.raises(
+        Damaged, match="offset 8: segment has format version 9; this program reads version 1"
+    ):
         reopened(store)
 
 
 @pytest.mark.parametrize(("shard", "number"), [(4, 1), (3, 2)])
-def test_another_shards_or_numbers_segment_is_refused(store: SegmentStore, shard: int, number: int) -> None:
+def test_another_shards_or_numbers_segment_is_refused(
+    store: SegmentStore, shard: int, number: int
+) -> None:
     segment = add(store, 1)
     segment.path.rename(segment_path(store.folder, number))
     with pytest.raises(Damaged, match="belongs to shard 3, number 1"):
         SegmentStore.open(store.folder, shard, [number])
 
 
-def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(store: SegmentStore) -> None:
+def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(
+    store: SegmentStore,
+) -> None:
     segment = add(store, 1)
     (place, entry), (other, _), _ = store.entries(1)
-    for at, offset in ((entry.offset + 70_000, entry.offset + 65536), (entry.tables_at + 50, entry.tables_at)):
+    for at, offset in (
+        (entry.offset + 70_000, entry.offset + 65536),
+        (entry.tables_at + 50, entry.tables_at),
+    ):
         whole = bytearray(segment.path.read_bytes())
         whole[at] ^= 1
         segment.path.write_bytes(whole)
@@ -174,7 +203,12 @@ def test_no_more_segments_are_mapped_than_were_allowed(folder: Path) -> None:
     gc.disable()  # a map must go when it is let go, not when the collector comes
     try:
         for number in (1, 2, 3, 2, 4, 2, 5, 1):
-            assert store.records(place_of(number, 0)).slice(0, 1).tobytes().startswith(b'{"$seq":%d,' % number)
+            assert (
+                store.records(place_of(number, 0))
+                .slice(0, 1)
+                .tobytes()
+                .startswith(b'{"$seq":%d,' % number)
+            )
             assert store.mapped_count <= 2
             assert len(maps(folder)) == store.mapped_count
         assert maps(folder) == {"0000000001.seg", "0000000005.seg"}
@@ -212,7 +246,9 @@ def maps(folder: Path) -> set[str]:
     return {line.split("/")[-1] for line in lines if str(folder) in line}
 
 
-def test_a_view_is_made_once_while_its_segment_is_mapped(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_is_made_once_while_its_segment_is_mapped(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(store, 1)
     places = [place for place, _ in store.entries(1)]
     assert store.records(places[0]) is store.records(places[0])
@@ -245,7 +281,9 @@ def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
 
 
-def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(store: SegmentStore) -> None:
+def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
+    store: SegmentStore,
+) -> None:
     add(store, 1)
     place, other = place_of(1, 0), place_of(1, 1)
     for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
@@ -266,20 +304,26 @@ def dead_of(store: SegmentStore, place: int) -> list[int]:
 
 def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
     count = 2 * MARK_BYTES + 10
-    segment = add(store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])])
+    segment = add(
+        store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
+    )
     before = segment.path.read_bytes()
     marked = [0, MARK_BYTES - 1, MARK_BYTES, 2 * MARK_BYTES + 9]
     store.mark(place_of(1, 0), marked, 0)
     store.write_marks(0)
     after = bytearray(segment.path.read_bytes())
     at = segment.trailer.flags_at
-    assert [index for index in range(len(after)) if after[index] != before[index]] == [at + index for index in marked]
+    assert [index for index in range(len(after)) if after[index] != before[index]] == [
+        at + index for index in marked
+    ]
     store.mark(place_of(1, 0), [], 0)
     store.mark(place_of(1, 1), [], 0)
     assert store.dead(place_of(1, 1)) is None
 
 
-def test_marks_survive_a_power_loss_once_they_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_survive_a_power_loss_once_they_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
@@ -291,10 +335,15 @@ def test_marks_survive_a_power_loss_once_they_are_synced(tmp_path: Path, monkeyp
     disk.power_loss(store.folder, tmp_path / "after")
     held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
     dead = [held.dead(place_of(number, 0)) for number in (1, 2)]
-    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [[1], [2]]
+    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [
+        [1],
+        [2],
+    ]
 
 
-def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
@@ -308,7 +357,9 @@ def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(tmp_path: P
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 
 
-def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(store, 1)
     add(store, 2)
     store.mark(place_of(2, 0), [1], 0)
@@ -321,7 +372,9 @@ def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(stor
         patch.setattr(os, "fdatasync", failing)
         with pytest.raises(OSError, match="Input/output"):
             store.sync(0)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    monkeypatch.setattr(
+        os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+    )
     store.sync(0)
     store.sync(0)
     assert synced == ["0000000002.seg"]

@@ -1,4 +1,6 @@
-"""Looking for damage, and at files: every byte counts, and nothing that a crash may leave is called damage."""
+"""Looking for damage, and at files: every byte counts, and nothing that a crash may leave is called
+damage.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,26 @@ from test_segments import add
 
 from tests.formats.segment_support import Write, plain
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, Entry, encode_entry
-from topics.storage.data_dir import DataDirectory, DataDirectoryInUse, NotADataDirectory, held_for_reading
+from topics.storage.data_dir import (
+    DataDirectory,
+    DataDirectoryInUse,
+    NotADataDirectory,
+    held_for_reading,
+)
 from topics.storage.disk import mapped
 from topics.storage.inspect import ForeignFile, describe
 from topics.storage.segments.store import SegmentStore, place_of
 from topics.storage.verify import Finding, verify_directory, verify_segment
 
 MIXED = [
-    (1, 5, [plain(40, tag="t%d"), Write([("n", "t", b"1", b"{}"), (None, None, b"2", b'{"a":1}')], key="k")]),
+    (
+        1,
+        5,
+        [
+            plain(40, tag="t%d"),
+            Write([("n", "t", b"1", b"{}"), (None, None, b"2", b'{"a":1}')], key="k"),
+        ],
+    ),
     (2, 9, [Write([("a", None, b"1", None)] * 3, ts_ms=5), plain(2)]),
     (3, 1, [Write([("a", "x", b"1", None)] * 3)]),
 ]
@@ -52,7 +66,13 @@ def test_every_flipped_byte_is_found(store: SegmentStore) -> None:
     flags = range(segment.trailer.flags_at, segment.trailer.flags_at + segment.trailer.record_count)
     dice = random.Random(5)
     used = [at for at in range(len(whole)) if whole[at]]
-    for at in {*dice.sample(used, 300), *dice.sample(range(len(whole)), 300), *flags, *range(60), *range(len(whole) - 100, len(whole))}:
+    for at in {
+        *dice.sample(used, 300),
+        *dice.sample(range(len(whole)), 300),
+        *flags,
+        *range(60),
+        *range(len(whole) - 100, len(whole)),
+    }:
         if at >= len(whole):
             continue
         data = bytearray(whole)
@@ -89,7 +109,9 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     moved = segment.path.rename(segment.path.with_name("0000000002.seg"))
     assert reasons(moved) == ["belongs to shard 3, number 1"]
-    assert [finding.reason for finding in verify_segment(moved, 3)] == ["belongs to shard 3, number 1"]
+    assert [finding.reason for finding in verify_segment(moved, 3)] == [
+        "belongs to shard 3, number 1"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,9 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
         ({"last_ts": 1}, "other times"),
     ],
 )
-def test_a_directory_that_contradicts_the_rest_is_found(store: SegmentStore, change: dict[str, int], reason: str) -> None:
+def test_a_directory_that_contradicts_the_rest_is_found(
+    store: SegmentStore, change: dict[str, int], reason: str
+) -> None:
     segment = add(store, 1, [(1, 5, [plain(4)])])
     (entry,) = segment.entries()
     rewrite(segment.path, segment.trailer.directory_at, encode_entry(entry._replace(**change)))
@@ -120,7 +144,9 @@ def test_a_directory_that_contradicts_the_rest_is_found(store: SegmentStore, cha
         ("postings", 1, "the postings are not those of the tags"),
     ],
 )
-def test_tables_that_contradict_each_other_are_found_behind_right_checksums(store: SegmentStore, at: str, value: int, reason: str) -> None:
+def test_tables_that_contradict_each_other_are_found_behind_right_checksums(
+    store: SegmentStore, at: str, value: int, reason: str
+) -> None:
     segment = add(store, 1, [(1, 5, [plain(4, tag="t%d")])])
     (entry,) = segment.entries()
     number = {"ends": 3, "tag_refs": 4, "tag_ends": 9, "postings": 17}[at]
@@ -173,7 +199,11 @@ def data(tmp_path: Path) -> Path:
 
 def findings(data: Path) -> list[str]:
     with held_for_reading(data) as shards:
-        return [f"{found.path.name}: {found.reason}" for found in verify_directory(data, shards) if isinstance(found, Finding)]
+        return [
+            f"{found.path.name}: {found.reason}"
+            for found in verify_directory(data, shards)
+            if isinstance(found, Finding)
+        ]
 
 
 def test_a_directory_after_an_orderly_stop_is_whole(data: Path) -> None:
@@ -225,7 +255,9 @@ def test_a_hurt_header_is_damage(data: Path, kind: str) -> None:
     assert any(found.startswith(path.name) for found in findings(data))
 
 
-def test_a_directory_that_a_server_has_is_refused_and_one_that_is_read_is_not_taken(data: Path) -> None:
+def test_a_directory_that_a_server_has_is_refused_and_one_that_is_read_is_not_taken(
+    data: Path,
+) -> None:
     held = DataDirectory(data, shards=1)
     with pytest.raises(DataDirectoryInUse, match=str(os.getpid())), held_for_reading(data):
         pass
@@ -246,7 +278,13 @@ def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
 
 
 def topics(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "topics", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "topics", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -258,7 +296,10 @@ def test_the_command_says_what_it_found(data: Path) -> None:
     whole[HEADER_BYTES + 20] ^= 1
     path.write_bytes(whole)
     done = topics("verify", str(data))
-    assert (done.returncode, done.stdout) == (3, f"{path}, offset 4096: records are damaged\n5 files, 1 findings\n")
+    assert (done.returncode, done.stdout) == (
+        3,
+        f"{path}, offset 4096: records are damaged\n5 files, 1 findings\n",
+    )
     held = DataDirectory(data, shards=1)
     done = topics("verify", str(data))
     held.close()
@@ -267,11 +308,18 @@ def test_the_command_says_what_it_found(data: Path) -> None:
     done = topics("verify", str(data / "nowhere"))
     assert (done.returncode, done.stderr) == (2, f"topics: {data}/nowhere: no such directory\n")
     done = topics("inspect", str(data / "nowhere"))
-    assert (done.returncode, done.stderr) == (2, f"topics: {data}/nowhere: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"topics: {data}/nowhere: No such file or directory\n",
+    )
 
 
 def test_each_kind_of_file_is_shown(data: Path) -> None:
-    lines = {path.suffix or path.name: [*describe(path)] for path in sorted(data.rglob("*")) if path.is_file() and path.name != "LOCK"}
+    lines = {
+        path.suffix or path.name: [*describe(path)]
+        for path in sorted(data.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
     assert lines["meta"] == ["data directory of 1 shards"]
     assert lines[".reserve"][0].endswith(" bytes of room, not in use")
     (data / "next.reserve").touch()  # as a full disk leaves it
@@ -298,7 +346,9 @@ def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
     client.delete_records("t", before_seq=2)
     client.delete_records("t", match=["tag", "Eq", "a"])
     client.stop()
-    shown = [line for path in log_files(tmp_path / "data") for line in describe(path) if "DELETE" in line]
+    shown = [
+        line for path in log_files(tmp_path / "data") for line in describe(path) if "DELETE" in line
+    ]
     assert "DELETE, topic 1, seqs below 2, 0 bytes" in shown[0]
     assert "DELETE, topic 1, 1 runs of seqs, 16 bytes" in shown[1]
 

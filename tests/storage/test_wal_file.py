@@ -43,11 +43,18 @@ def test_a_new_file_has_its_name_its_header_and_all_its_room(file: WalFile, tmp_
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_file_and_its_name_are_synced_before_the_first_frame(file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_and_its_name_are_synced_before_the_first_frame(
+    file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[str, list[str]]] = []
 
     def note(fd: int) -> None:
-        synced.append((Path(f"/proc/self/fd/{fd}").readlink().name, [path.suffix for path in tmp_path.iterdir()]))
+        synced.append(
+            (
+                Path(f"/proc/self/fd/{fd}").readlink().name,
+                [path.suffix for path in tmp_path.iterdir()],
+            )
+        )
 
     monkeypatch.setattr(os, "fdatasync", note)
     monkeypatch.setattr(os, "fsync", note)
@@ -55,11 +62,17 @@ def test_a_new_file_and_its_name_are_synced_before_the_first_frame(file: WalFile
     assert synced == [("0000000000001000.new", [".new"]), (tmp_path.name, [".wal"])]
 
 
-def test_only_the_first_file_that_was_a_spare_waits_for_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power loss may take the others' names: there is one before them that says where they belong."""
+def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss may take the others' names: there is one before them that says where they
+    belong.
+    """
     disk = ForgetfulDisk(monkeypatch)
     for base in (0, 4096, 8192):
-        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(wal_file.prepare(tmp_path, f"{base}", SIZE))
+        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(
+            wal_file.prepare(tmp_path, f"{base}", SIZE)
+        )
     disk.power_loss(tmp_path, tmp_path / "left")
     found = wal_file.log_paths(tmp_path / "left", 0)
     assert [WalFile.open(path, 0).base for path in found] == [0, 4096, 8192]
@@ -91,7 +104,9 @@ def test_a_size_beyond_what_the_process_may_write_is_no_room(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(file: WalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(
+    file: WalFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wal_file, "sync_directory", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error") as raised:
         file.create()
@@ -101,7 +116,12 @@ def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(file
 def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
     file.create()
     opened = WalFile.open(file.path, 3)
-    assert (opened.header, opened.size, opened.base, opened.seed) == (file.header, SIZE, 0x1000, file.seed)
+    assert (opened.header, opened.size, opened.base, opened.seed) == (
+        file.header,
+        SIZE,
+        0x1000,
+        file.seed,
+    )
     opened.close()
 
 
@@ -110,12 +130,22 @@ def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
     [
         ("0000000000001000.wal", b"", "shorter than its header"),
         ("0000000000001000.wal", bytes(SIZE), "is no log file"),
-        ("0000000000002000.wal", encode_file_header(FileHeader(3, 0x1000, 7)), "belongs to shard 3, position 0x1000"),
-        ("0000000000001000.wal", encode_file_header(FileHeader(4, 0x1000, 7)), "belongs to shard 4, position 0x1000"),
+        (
+            "0000000000002000.wal",
+            encode_file_header(FileHeader(3, 0x1000, 7)),
+            "belongs to shard 3, position 0x1000",
+        ),
+        (
+            "0000000000001000.wal",
+            encode_file_header(FileHeader(4, 0x1000, 7)),
+            "belongs to shard 4, position 0x1000",
+        ),
         ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7)), "belongs to shard 3"),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says_is_damage(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_what_its_name_says_is_damage(
+    name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(Damaged, match=reason) as raised:
@@ -166,10 +196,14 @@ def test_a_cut_shows_in_the_map_and_keeps_the_room(file: WalFile) -> None:
     assert (os.fstat(file.fd).st_size, os.fstat(file.fd).st_blocks) == (SIZE, blocks)
 
 
-def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(file: WalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(
+    file: WalFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A crash in between would leave a file that seems to have lost its end."""
     file.create()
-    monkeypatch.setattr("topics.storage.disk._fallocate", None)  # it is written then, piece by piece
+    monkeypatch.setattr(
+        "topics.storage.disk._fallocate", None
+    )  # it is written then, piece by piece
     sizes: list[int] = []
     for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
         real = getattr(os, name)

@@ -17,7 +17,15 @@ import pytest
 
 from tests.storage.log_support import ForgetfulDisk, failing
 from topics.formats.api.requests import Buffer
-from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, Frame, FrameHeader, FrameKind, Stop, check_frame
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    Frame,
+    FrameHeader,
+    FrameKind,
+    Stop,
+    check_frame,
+)
 from topics.storage.disk import make_directory, write_all
 from topics.storage.wal import writer as wal_writer
 from topics.storage.wal.blobs import BlobStore
@@ -32,15 +40,40 @@ ROOM = FILE_BYTES - FILE_HEADER_BYTES
 
 def frame(size: int = 100, seq: int = 1) -> Frame:
     """An APPEND frame whose body is one table entry and ``size`` bytes of blob."""
-    return Frame(FrameKind.APPEND, 1, seq, 0, 1, 0, 0, (size.to_bytes(4, "little"), b"%c" % (65 + seq % 26) * size))
+    return Frame(
+        FrameKind.APPEND,
+        1,
+        seq,
+        0,
+        1,
+        0,
+        0,
+        (size.to_bytes(4, "little"), b"%c" % (65 + seq % 26) * size),
+    )
 
 
 class Log(Wal):
     """A log whose reports are taken one at a time."""
 
-    def __init__(self, folder: Path, *, sync_ms: int, file_bytes: int, files: Sequence[WalFile] = (), position: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sync_ms: int,
+        file_bytes: int,
+        files: Sequence[WalFile] = (),
+        position: int = 0,
+    ) -> None:
         self._reports: deque[Progress] = deque()
-        super().__init__(folder, 0, [*files], position, blobs=BlobStore(folder.parent / "blob"), file_bytes=file_bytes, sync_ms=sync_ms)
+        super().__init__(
+            folder,
+            0,
+            [*files],
+            position,
+            blobs=BlobStore(folder.parent / "blob"),
+            file_bytes=file_bytes,
+            sync_ms=sync_ms,
+        )
 
     def next_progress(self) -> Progress:
         while not self._reports:
@@ -83,7 +116,10 @@ def frames_on_disk(folder: Path) -> list[FrameHeader]:
     for path in sorted(folder.glob("*.wal")):
         file = WalFile.open(path, 0)
         assert file.base == position
-        while isinstance(header := check_frame(file.view(), file.offset(position), position, file.seed), FrameHeader):
+        while isinstance(
+            header := check_frame(file.view(), file.offset(position), position, file.seed),
+            FrameHeader,
+        ):
             found.append(header)
             position = header.end
         assert header is Stop.END
@@ -164,7 +200,9 @@ def test_flush_without_anything_to_do_does_nothing(wal: Log) -> None:
     assert wal.counters.batches == 1
 
 
-def test_groups_that_wait_share_one_write_and_one_sync(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_wait_share_one_write_and_one_sync(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     wal.append(frame())
     wal.flush(sync=True)
@@ -224,7 +262,9 @@ def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Pat
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
 
-def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hand_over(wal, frame(seq=1))
     gate = Gate(monkeypatch)
     wal.append(frame(seq=2))
@@ -237,8 +277,12 @@ def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(w
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
 
-def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was woken for the first of several writes of the loop, and a group of its own waits by the time that it looks."""
+def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was woken for the first of several writes of the loop, and a group of its own waits by the
+    time that it looks.
+    """
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)
     wal.stop()
@@ -246,7 +290,9 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Pa
     file = WalFile.open(wal.folder / "0000000000000000.wal", 0)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
-        again = Log(wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], position=wal.position)
+        again = Log(
+            wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], position=wal.position
+        )
     for seq in (2, 3):
         assert at_once(again, frame(seq=seq)) is not None
     again.flush(sync=True)
@@ -263,7 +309,9 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(tmp_path: Pa
 
 
 def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> None:
-    """However the loop's writes fall between the looks of the writer, none is forgotten: so they come at times left to chance."""
+    """However the loop's writes fall between the looks of the writer, none is forgotten: so they
+    come at times left to chance.
+    """
     wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
     hand_over(wal, frame(), sync=True)
     chance = random.Random(1)
@@ -279,7 +327,9 @@ def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> No
     wal.stop()
 
 
-def test_much_that_was_written_at_once_is_synced_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_that_was_written_at_once_is_synced_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     length = frame().length
     monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
     looks = threading.Semaphore(0)
@@ -293,7 +343,9 @@ def test_much_that_was_written_at_once_is_synced_before_its_time(tmp_path: Path,
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(), sync=True)
     assert at_once(wal, frame(seq=2)) is not None
-    for _ in range(3):  # at the start, after the first frame, and after the second, for which it was woken
+    for _ in range(
+        3
+    ):  # at the start, after the first frame, and after the second, for which it was woken
         assert looks.acquire(timeout=WAIT_MS / 1000)
     for seq in range(3, 9):
         assert at_once(wal, frame(seq=seq)) is not None
@@ -302,7 +354,9 @@ def test_much_that_was_written_at_once_is_synced_before_its_time(tmp_path: Path,
     wal.stop()
 
 
-def test_an_error_of_the_loops_own_write_breaks_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_loops_own_write_breaks_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     good = hand_over(wal, frame(seq=1), sync=True)
     with monkeypatch.context() as patch:
@@ -341,7 +395,9 @@ def test_steady_writing_does_not_put_the_sync_off(tmp_path: Path) -> None:
     wal.stop()
 
 
-def test_the_writer_starts_from_where_the_log_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_starts_from_where_the_log_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late: list[threading.Thread] = []
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
@@ -357,7 +413,9 @@ def test_the_writer_starts_from_where_the_log_was_made(tmp_path: Path, monkeypat
 # Files
 
 
-def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     order: list[str] = []
     real_sync, real_create = WalFile.sync, WalFile.create
@@ -379,7 +437,14 @@ def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(tmp_path: Pat
     wal.flush(sync=False)
     wal.stop()
     second, third = fit * length, 2 * fit * length
-    assert order == ["create 0", "sync 0", f"create {second}", f"sync {second}", f"create {third}", f"sync {third}"]
+    assert order == [
+        "create 0",
+        "sync 0",
+        f"create {second}",
+        f"sync {second}",
+        f"create {third}",
+        f"sync {third}",
+    ]
 
 
 def test_a_frame_takes_the_last_byte_of_a_file(wal: Log) -> None:
@@ -434,7 +499,9 @@ def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = hand_over(wal, frame(2000, seq=1), sync=True)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
@@ -450,7 +517,9 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(wal: Log, monk
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_a_delete_gets_the_reserve_where_an_append_has_no_room(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hand_over(wal, frame(4000), sync=True)
     wal.writer.stock.fill_reserve()
     assert not wal.short_of_room
@@ -464,7 +533,10 @@ def test_a_delete_gets_the_reserve_where_an_append_has_no_room(wal: Log, monkeyp
             wal.resume(refused.written)
         assert hand_over(wal, delete, sync=True).synced == wal.position
         assert not wal.find_room()
-    assert [header.kind for header in frames_on_disk(wal.folder)] == [FrameKind.APPEND, FrameKind.DELETE]
+    assert [header.kind for header in frames_on_disk(wal.folder)] == [
+        FrameKind.APPEND,
+        FrameKind.DELETE,
+    ]
     assert wal.short_of_room
     assert wal.find_room()
     assert not wal.short_of_room
@@ -488,7 +560,9 @@ def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     wal.append(frame(2000, seq=1))
     wal.flush(sync=True)
@@ -508,7 +582,9 @@ def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(w
     assert wal.take_progress() == []
 
 
-def test_without_room_for_the_first_file_the_log_can_still_begin_later(wal: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_the_first_file_the_log_can_still_begin_later(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         assert isinstance(hand_over(wal, frame()).error, NoRoom)
@@ -523,7 +599,9 @@ def test_without_room_for_the_first_file_the_log_can_still_begin_later(wal: Log,
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_after_an_error_nothing_is_ever_written_again(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_nothing_is_ever_written_again(
+    call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     good = hand_over(wal, frame(seq=1), sync=True)
     with monkeypatch.context() as patch:
@@ -542,7 +620,9 @@ def test_after_an_error_nothing_is_ever_written_again(call: str, code: int, tmp_
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_what_is_refused_is_cut_off_before_its_refusal_is_known(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what was reported as written stays, synced or not: it is acknowledged."""
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)
@@ -558,13 +638,18 @@ def test_what_is_refused_is_cut_off_before_its_refusal_is_known(call: str, tmp_p
         patch.setattr(os, call, torn if call == "pwritev" else failing(errno.EIO))
         lost = hand_over(wal, frame(3000, seq=3), frame(seq=4), sync=True)
     assert lost.error is not None
-    assert (lost.written, [header.first_seq for header in frames_on_disk(wal.folder)]) == (end, [1, 2])
+    assert (lost.written, [header.first_seq for header in frames_on_disk(wal.folder)]) == (
+        end,
+        [1, 2],
+    )
     content = next(wal.folder.glob("*.wal")).read_bytes()
     assert not content[FILE_HEADER_BYTES + end :].strip(b"\0")
     wal.stop()
 
 
-def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the loop writes meanwhile is refused with the rest, though its write went well."""
     wal = start(tmp_path / "wal", sync_ms=60_000)
     good = hand_over(wal, frame(seq=1))
@@ -603,7 +688,9 @@ def test_frames_that_cannot_be_cut_off_are_told_of(
     wal.stop()
 
 
-def test_a_background_sync_that_fails_breaks_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_sync_that_fails_breaks_the_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal", sync_ms=1)
     hand_over(wal, frame(), sync=True)
     monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
@@ -613,7 +700,9 @@ def test_a_background_sync_that_fails_breaks_the_log_too(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(2000), sync=True)
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
@@ -626,7 +715,9 @@ def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(tmp_path: Path,
 # Waiting and stopping
 
 
-def test_waiting_for_the_disk_raises_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_disk_raises_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
@@ -652,7 +743,9 @@ def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1))
     wal.append(frame(seq=2))
@@ -667,7 +760,9 @@ def test_stopping_a_log_without_a_frame_makes_no_file(tmp_path: Path) -> None:
     assert list(wal.folder.iterdir()) == []
 
 
-def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ForgetfulDisk(monkeypatch)
     wal = start(tmp_path / "wal")
     for seq in range(1, 4):
@@ -679,4 +774,6 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(tmp_path
     disk.power_loss(tmp_path / "wal", tmp_path / "left")
     wal.stop()
     assert retired
-    assert not {file.path.name for file in retired} & {path.name for path in (tmp_path / "left").iterdir()}
+    assert not {file.path.name for file in retired} & {
+        path.name for path in (tmp_path / "left").iterdir()
+    }

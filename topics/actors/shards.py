@@ -17,7 +17,14 @@ from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.heads import HeadReader, Mark
 from topics.actors.link.link import Link
-from topics.actors.link.pulse import DAMAGED, DISK_STALLED, DISK_STALLED_S, STALLED, STALLED_S, Pulse
+from topics.actors.link.pulse import (
+    DAMAGED,
+    DISK_STALLED,
+    DISK_STALLED_S,
+    STALLED,
+    STALLED_S,
+    Pulse,
+)
 from topics.actors.rpc.message_router import (
     Attachment,
     Block,
@@ -35,7 +42,9 @@ from topics.formats.names import shard_of
 from topics.formats.wire.message import Buffer, MessageFrame, PeerGone
 
 _BY_CODE: dict[str, type[TopicsError]] = {
-    error.code: error for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code")
+    error.code: error
+    for error in vars(errors).values()
+    if isinstance(error, type) and hasattr(error, "code")
 }
 log: Final = structlog.get_logger()
 WRITES = ("append", "append.many", "topic.put", "topic.delete", "topic.delete_records")
@@ -85,7 +94,9 @@ class ShardReply:
 
 
 class Listener(Protocol):
-    """Hears of shards without having asked. Called from the loop that takes messages out of a ring: it must not wait."""
+    """Hears of shards without having asked. Called from the loop that takes messages out of a ring:
+    it must not wait.
+    """
 
     def opened(self, shard: int) -> None:
         """The shard serves, from here on or again."""
@@ -128,7 +139,9 @@ class ShardLink:
         await self.link.run(self._opened, self._arrived, self._closed)
 
     def _opened(self) -> None:
-        self.session = self.answering = self._router.open_session(f"shard-{self.link.pair[1]}", self.link)
+        self.session = self.answering = self._router.open_session(
+            f"shard-{self.link.pair[1]}", self.link
+        )
         self._pulse = Pulse()
         self.listener.opened(self.link.pair[1])
 
@@ -191,7 +204,12 @@ class Shards:
         def heard(message: InboundMessage) -> None:
             assert message.notification is not None, "event/ subjects come with a notification"
             shard = self._shard_of_session[message.peer_id]
-            listener.event(shard, message.subject.removeprefix("event/"), message.notification.params, message.attachment)
+            listener.event(
+                shard,
+                message.subject.removeprefix("event/"),
+                message.notification.params,
+                message.attachment,
+            )
             message.release()
 
         for name in EVENTS:
@@ -215,7 +233,9 @@ class Shards:
         """The shard that owns the topic."""
         return shard_of(topic, self.shards)
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: Attachment = b"") -> ShardReply:
+    async def call(
+        self, shard: int, method: str, params: dict[str, Any], body: Attachment = b""
+    ) -> ShardReply:
         """Ask one shard and wait.
 
         Raises the shard's `TopicsError`; `NotReady` when it is down, recovering or stalled, or
@@ -238,9 +258,16 @@ class Shards:
             raise self._not_ready(shard) from error
 
     def ask(
-        self, shard: int, method: str, params: dict[str, Any], body: Attachment, then: Callable[[ShardReply | TopicsError], None]
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: Attachment,
+        then: Callable[[ShardReply | TopicsError], None],
     ) -> None:
-        """As `call`, and ``then`` gets the answer or the failure from the loop that takes it out of the ring; `flush` sends it off."""
+        """As `call`, and ``then`` gets the answer or the failure from the loop that takes it out of
+        the ring; `flush` sends it off.
+        """
         link = self._links[shard].link
         session = self._links[shard].answering
         if session is None:
@@ -311,11 +338,15 @@ class Shards:
 
     def readiness(self) -> Readiness:
         """Of all shards together."""
-        unwell = tuple((shard, trouble) for shard in range(self.shards) if (trouble := self._trouble(shard)))
+        unwell = tuple(
+            (shard, trouble) for shard in range(self.shards) if (trouble := self._trouble(shard))
+        )
         progress = sum(map(self._progress, range(self.shards))) / self.shards
         topics = sum(self._board.shard(shard).topics for shard in range(self.shards))
         states = {shard: self._board.shard(shard).state for shard in range(self.shards)}
-        limited = tuple((shard, state.name.lower()) for shard, state in states.items() if state in LIMITED)
+        limited = tuple(
+            (shard, state.name.lower()) for shard, state in states.items() if state in LIMITED
+        )
         return Readiness(not unwell, progress, topics, self._board.draining, unwell, limited)
 
     def _trouble(self, shard: int) -> str:
@@ -333,23 +364,39 @@ class Shards:
         return self._board.shard(shard).disk_silent_ms >= DISK_STALLED_S * 1000
 
     def _progress(self, shard: int) -> float:
-        serves = self._links[shard].session is not None and self._board.shard(shard).state in SERVING
+        serves = (
+            self._links[shard].session is not None and self._board.shard(shard).state in SERVING
+        )
         return 1.0 if serves else self._board.shard(shard).progress_ppm / 1e6
 
     def _not_ready(self, shard: int) -> NotReady:
         progress = self._progress(shard)
         if self._links[shard].is_stalled:
-            return NotReady("the shard of this topic does not answer", reason=STALLED, replay_progress=progress)
+            return NotReady(
+                "the shard of this topic does not answer", reason=STALLED, replay_progress=progress
+            )
         if self._board.shard(shard).state is ShardState.DAMAGED:
-            return NotReady("the data of this topic's shard is damaged", reason=DAMAGED, replay_progress=progress)
+            return NotReady(
+                "the data of this topic's shard is damaged",
+                reason=DAMAGED,
+                replay_progress=progress,
+            )
         if self._links[shard].session is not None and self._waits_for_disk(shard):
-            return NotReady("the disk of this topic's shard does not answer", reason=DISK_STALLED, replay_progress=progress)
+            return NotReady(
+                "the disk of this topic's shard does not answer",
+                reason=DISK_STALLED,
+                replay_progress=progress,
+            )
         return NotReady("the shard of this topic is not ready", replay_progress=progress)
 
 
 def _as_ours(error: RemoteError) -> TopicsError:
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
-        return TopicsError.restore(_BY_CODE[error.data["code"]], error.message, error.data["detail"])
+        return TopicsError.restore(
+            _BY_CODE[error.data["code"]], error.message, error.data["detail"]
+        )
     if error.code == ErrorCode.TIMEOUT:  # a shard answers so only what it has not begun to change
-        return NotReady("the shard was too busy to begin in time; nothing was done", reason="timeout")
+        return NotReady(
+            "the shard was too busy to begin in time; nothing was done", reason="timeout"
+        )
     return Internal(error.message)

@@ -1,4 +1,5 @@
-"""A small synchronous client for batch writers: one request at a time, many records a request, no event loop.
+"""A small synchronous client for batch writers: one request at a time, many records a request, no
+event loop.
 
     http.py       put, state, append and ready over a urllib3 pool that obeys Retry-After
     chunks.py     cuts a stream of encoded records into request bodies, by count and bytes alone

@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m topics.client")
     parser.add_argument("command", choices=["ready"])
     parser.add_argument("--url", default=os.environ.get("TOPICS_URL", DEFAULT_URL))
-    parser.add_argument("--wait-s", type=float, default=0.0, help="how long to keep asking (default: ask once)")
+    parser.add_argument(
+        "--wait-s", type=float, default=0.0, help="how long to keep asking (default: ask once)"
+    )
     options = parser.parse_args(arguments)
     key = os.environ.get("TOPICS_API_KEY")
     target = Target(url=options.url, api_key=key, connect_s=1.0, read_s=2.0)

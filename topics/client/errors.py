@@ -1,4 +1,6 @@
-"""What a batch writer may meet, as one exception whose text is one line: a job log shows the last line first."""
+"""What a batch writer may meet, as one exception whose text is one line: a job log shows the last
+line first.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ ADVICE = {
 class RequestError(Exception):
     """A request that will not succeed by being sent again now.
 
-    ``status`` is the HTTP status, 0 when no answer came; ``code`` is the contract's ``error.code`` (§0.5), or ``unreachable``
-    or ``bad_answer``. The text names topic, status, code and what to do, in one line.
+    ``status`` is the HTTP status, 0 when no answer came; ``code`` is the contract's ``error.code``
+    (§0.5), or ``unreachable`` or ``bad_answer``. The text names topic, status, code and what to do,
+    in one line.
     """
 
     def __init__(self, topic: str, status: int, code: str, message: str) -> None:
@@ -32,4 +35,7 @@ class RequestError(Exception):
         self.code = code
         self.message = " ".join(message.split())
         advice = ADVICE.get(code)
-        super().__init__(f'topic "{topic}": {status or "no answer"} {code}: {self.message}' + (f" ({advice})" if advice else ""))
+        super().__init__(
+            f'topic "{topic}": {status or "no answer"} {code}: {self.message}'
+            + (f" ({advice})" if advice else "")
+        )

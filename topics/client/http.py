@@ -1,8 +1,9 @@
-"""The requests that a batch writer needs: make a topic, ask its state, append a batch, ask whether the server is ready.
+"""The requests that a batch writer needs: make a topic, ask its state, append a batch, ask whether
+the server is ready.
 
-Every append carries an idempotency key, so every request here may be sent again: 429, 502, 503, 504 and broken connections
-are retried, after ``Retry-After`` where the server gives one, else after a doubling, capped, jittered pause. Anything else
-that is not a success is a ``RequestError`` at once.
+Every append carries an idempotency key, so every request here may be sent again: 429, 502, 503, 504
+and broken connections are retried, after ``Retry-After`` where the server gives one, else after a
+doubling, capped, jittered pause. Anything else that is not a success is a ``RequestError`` at once.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 
 
 class TopicsClient:
-    """One keep-alive connection to one server. Not for use by several threads; not picklable, send the ``Target``.
+    """One keep-alive connection to one server. Not for use by several threads; not picklable, send
+    the ``Target``.
 
     ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
     """
@@ -105,7 +107,9 @@ class TopicsClient:
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         timeout = Timeout(connect=target.connect_s, read=target.read_s)
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, headers=headers, retries=target.policy(), timeout=timeout)
+        self._pool = urllib3.PoolManager(
+            num_pools=1, maxsize=1, headers=headers, retries=target.policy(), timeout=timeout
+        )
         self._headers = headers
         self._url = target.url.rstrip("/")
         self.requests = 0
@@ -114,7 +118,12 @@ class TopicsClient:
     def __enter__(self) -> TopicsClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -137,18 +146,28 @@ class TopicsClient:
         return _json_object(topic, _success(topic, status, body))
 
     def append(self, topic: str, body: bytes, count: int, key: str) -> Receipt:
-        """Append the ``count`` records of a finished JSON body, once for each ``key`` within the topic's window (§2)."""
-        status, answer = self._send("POST", topic, "?return_seqs=false", body, {"Idempotency-Key": key})
+        """Append the ``count`` records of a finished JSON body, once for each ``key`` within the
+        topic's window (§2).
+        """
+        status, answer = self._send(
+            "POST", topic, "?return_seqs=false", body, {"Idempotency-Key": key}
+        )
         try:
             receipt = _receipts.decode(_success(topic, status, answer))
         except msgspec.DecodeError as error:
             raise RequestError(topic, status, "bad_answer", str(error)) from error
         if receipt.count != count or receipt.last_seq - receipt.first_seq + 1 != count:
-            raise RequestError(topic, status, "bad_answer", f"{count} records sent under key {key}, answered with {receipt}")
+            raise RequestError(
+                topic,
+                status,
+                "bad_answer",
+                f"{count} records sent under key {key}, answered with {receipt}",
+            )
         return receipt
 
     def check_access(self, topic: str, *, configure: bool) -> None:
-        """Raise ``RequestError`` unless this key may append, and make or configure if ``configure``.
+        """Raise ``RequestError`` unless this key may append, and make or configure if
+        ``configure``.
 
         Nothing is written: both requests are wrong in themselves, and a caller without the right
         to ask is told that first.
@@ -162,7 +181,9 @@ class TopicsClient:
                 raise RequestError(topic, status, code, _error_of(answer).message)
 
     def ready(self) -> bool:
-        """Whether the server takes requests now. One try, no retry: the caller has its own patience."""
+        """Whether the server takes requests now. One try, no retry: the caller has its own
+        patience.
+        """
         try:
             response = self._pool.request("GET", f"{self._url}/v0/ready", retries=False)
         except urllib3.exceptions.HTTPError:
@@ -170,11 +191,18 @@ class TopicsClient:
         return response.status == 200
 
     def _send(
-        self, method: str, topic: str, query: str, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        topic: str,
+        query: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         url = f"{self._url}/v0/topics/{quote(topic, safe=':')}{query}"
         try:
-            response = self._pool.request(method, url, body=body, headers={**self._headers, **(headers or {})})
+            response = self._pool.request(
+                method, url, body=body, headers={**self._headers, **(headers or {})}
+            )
         except urllib3.exceptions.HTTPError as error:
             raise RequestError(topic, 0, "unreachable", f"{self._url}: {_reason(error)}") from error
         self.requests += 1
@@ -183,7 +211,11 @@ class TopicsClient:
 
 
 def _reason(error: urllib3.exceptions.HTTPError) -> str:
-    return str(error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error)
+    return str(
+        error.reason
+        if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason
+        else error
+    )
 
 
 def _success(topic: str, status: int, body: bytes) -> bytes:

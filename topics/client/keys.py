@@ -1,9 +1,10 @@
 """Idempotency keys of chunks (§0.8): equal for the same work, whoever repeats it.
 
-The key names the job, the partition, the chunk's place in it and the chunk's bytes. A task that is retried and a job that is
-run again send the same keys, so the server answers with the first answer and appends nothing. The bytes are part of the key
-because a retry may see other rows (a nondeterministic query): then the rows are appended again, which a reader can notice,
-where a key without content would drop them, which nobody can.
+The key names the job, the partition, the chunk's place in it and the chunk's bytes. A task that is
+retried and a job that is run again send the same keys, so the server answers with the first answer
+and appends nothing. The bytes are part of the key because a retry may see other rows (a
+nondeterministic query): then the rows are appended again, which a reader can notice, where a key
+without content would drop them, which nobody can.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ MAX_KEY_CHARS = 256
 PREFIX = "spark-"
 
 
-def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, body: bytes | bytearray | memoryview) -> str:
-    """The key of chunk ``number`` of ``partition``: ASCII, 46 characters, whatever the length of ``scope``.
+def chunk_key(
+    scope: str,
+    topic: str,
+    partition: int,
+    number: int,
+    count: int,
+    body: bytes | bytearray | memoryview,
+) -> str:
+    """The key of chunk ``number`` of ``partition``: ASCII, 46 characters, whatever the length of
+    ``scope``.
 
     ``body`` is the whole request body, so another ``node`` is another write.
     """
     content = blake2b(body, digest_size=20).hexdigest()
-    # repr() quotes the two free texts, so no scope can be written that looks like another scope with other numbers.
+    # repr() quotes the two free texts, so no scope can be written that looks like another scope
+    # with other numbers.
     place = repr((scope, topic, partition, number, count, content))
     return PREFIX + blake2b(place.encode(), digest_size=20).hexdigest()
 

@@ -1,4 +1,5 @@
-"""Who may do what (§0.2): keys, scopes and name prefixes. Of a secret only its SHA-256 digest is kept.
+"""Who may do what (§0.2): keys, scopes and name prefixes. Of a secret only its SHA-256 digest is
+kept.
 
 One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
 
@@ -7,9 +8,9 @@ One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
     key:scopes:prefixes     the scopes, names that start with one of the prefixes
     key::prefixes           all scopes, names that start with one of the prefixes
 
-``scopes`` are joined by ``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field does not restrict;
-white space around an entry and empty entries mean nothing. Anything else is refused: a key must never grant more, or
-less, than its author meant.
+``scopes`` are joined by ``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field
+does not restrict; white space around an entry and empty entries mean nothing. Anything else is
+refused: a key must never grant more, or less, than its author meant.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _TOKENS = {
     "a": Scope.ADMIN,
     "rw": Scope.READ | Scope.WRITE,
 }
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)  # what the name of a topic or a router can start with
+_PREFIX = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII
+)  # what the name of a topic or a router can start with
 _ENTRY = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
 _SECRET = re.compile(rb"[\x21-\x7e]+")  # what fits into an Authorization header
 
@@ -55,7 +58,9 @@ class Principal:
 
     __slots__ = ("_mask", "digest", "prefixes", "scopes")
 
-    def __init__(self, digest: bytes, scopes: Scope = ALL_SCOPES, prefixes: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, digest: bytes, scopes: Scope = ALL_SCOPES, prefixes: tuple[str, ...] | None = None
+    ) -> None:
         self.digest = digest
         self.scopes = scopes
         self.prefixes = prefixes
@@ -66,7 +71,9 @@ class Principal:
         return not scope.value & ~self._mask
 
     def covers(self, name: str) -> bool:
-        """Is the name of a topic or a router inside the key's allowlist? A byte prefix of the raw name; names are ASCII."""
+        """Is the name of a topic or a router inside the key's allowlist? A byte prefix of the raw
+        name; names are ASCII.
+        """
         return self.prefixes is None or name.startswith(self.prefixes)
 
 
@@ -87,21 +94,28 @@ class Access:
 
     @classmethod
     def parse(cls, text: str | bytearray) -> Access:
-        """Read comma-separated entries; ``ValueError`` names the entry by its position, never by its content.
+        """Read comma-separated entries; ``ValueError`` names the entry by its position, never by
+        its content.
 
-        Nothing but white space configures no key. A bytearray is read in place and overwritten with zeros, whatever happens.
+        Nothing but white space configures no key. A bytearray is read in place and overwritten with
+        zeros, whatever happens.
         """
         buffer = bytearray(text, "utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
             entries = [found.span() for found in _ENTRY.finditer(buffer)]
             if not entries and b"," in buffer:
                 raise ValueError("there are commas and no key")
-            return cls(_principal(position, buffer, *span) for position, span in enumerate(entries, start=1))
+            return cls(
+                _principal(position, buffer, *span)
+                for position, span in enumerate(entries, start=1)
+            )
         finally:
             buffer[:] = bytes(len(buffer))
 
     def authenticate(self, token: bytes) -> Principal | None:
-        """The key of a bearer token, or None. Compares with every key, so that the time tells nothing about which one matched."""
+        """The key of a bearer token, or None. Compares with every key, so that the time tells
+        nothing about which one matched.
+        """
         if not self.enabled:
             return ANYONE
         digest = hashlib.sha256(token).digest()
@@ -118,7 +132,9 @@ def _principal(position: int, buffer: bytearray, start: int, end: int) -> Princi
     secret_end = end if colon < 0 else colon
     with memoryview(buffer) as view, view[start:secret_end] as secret:
         if not _SECRET.fullmatch(secret):
-            raise ValueError(f"entry {position}: the key must be one or more visible ASCII characters")
+            raise ValueError(
+                f"entry {position}: the key must be one or more visible ASCII characters"
+            )
         digest = hashlib.sha256(secret).digest()
     scopes, _, prefixes = buffer[secret_end + 1 : end].decode("ascii", "replace").partition(":")
     return Principal(digest, _scopes(position, scopes), _prefixes(position, prefixes))
@@ -130,7 +146,9 @@ def _scopes(position: int, field: str) -> Scope:
     if not field:
         return ALL_SCOPES
     if any(token not in _TOKENS for token in tokens):
-        raise ValueError(f"entry {position}: a scope is none of {', '.join(_TOKENS)} (joined by '+'), or the key contains ':'")
+        raise ValueError(
+            f"entry {position}: a scope is none of {', '.join(_TOKENS)} (joined by '+'), or the key contains ':'"
+        )
     return reduce(or_, (_TOKENS[token] for token in tokens))
 
 
@@ -139,5 +157,7 @@ def _prefixes(position: int, field: str) -> tuple[str, ...] | None:
     if not field:
         return None
     if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
-        raise ValueError(f"entry {position}: a name prefix (joined by '|') is empty or starts no possible name")
+        raise ValueError(
+            f"entry {position}: a name prefix (joined by '|') is empty or starts no possible name"
+        )
     return tuple(dict.fromkeys(prefixes))

@@ -18,7 +18,9 @@ from topics.formats.disk.wal import Frame, FrameKind
 
 
 class Now(NamedTuple):
-    """Both clocks in milliseconds: ``ts`` is what people read, ``ms`` never steps and measures durations."""
+    """Both clocks in milliseconds: ``ts`` is what people read, ``ms`` never steps and measures
+    durations.
+    """
 
     ts: int
     ms: int
@@ -36,20 +38,36 @@ class Change:
 class Append(Change):
     """Records on their way. ``resident`` holds them when the class keeps them in memory only.
 
-    ``ceiling``: up to which seq the frames reserve, 0 when they do not; ``ts_ceiling`` the same for `$ts`.
-    ``tags``: ``(index, tag)`` of the records that have one.
+    ``ceiling``: up to which seq the frames reserve, 0 when they do not; ``ts_ceiling`` the same for
+    `$ts`. ``tags``: ``(index, tag)`` of the records that have one.
     """
 
-    __slots__ = ("ceiling", "count", "created", "first_seq", "followers", "key", "resident", "size", "tags", "ts", "ts_ceiling")
+    __slots__ = (
+        "ceiling",
+        "count",
+        "created",
+        "first_seq",
+        "followers",
+        "key",
+        "resident",
+        "size",
+        "tags",
+        "ts",
+        "ts_ceiling",
+    )
 
-    def __init__(self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None) -> None:
+    def __init__(
+        self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None
+    ) -> None:
         super().__init__(topic, [], False)
         self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
         self.created = False
         self.ceiling = self.ts_ceiling = 0
         self.resident: EncodedRecords | None = None
         self.tags: Sequence[tuple[int, bytes]] = ()
-        self.followers: list[Any] = []  # retries of the same key that came meanwhile; the caller answers them
+        self.followers: list[
+            Any
+        ] = []  # retries of the same key that came meanwhile; the caller answers them
 
     @property
     def last_seq(self) -> int:
@@ -81,11 +99,15 @@ class Delete(Change):
 
 
 class DeleteRecords(Change):
-    """Records that are going: those in ``runs``, or all below ``bound`` when that is None. ``deleted`` says how many, at last."""
+    """Records that are going: those in ``runs``, or all below ``bound`` when that is None.
+    ``deleted`` says how many, at last.
+    """
 
     __slots__ = ("bound", "deleted", "match", "runs")
 
-    def __init__(self, topic: Topic, bound: int, runs: Sequence[Range] | None, match: Match | None) -> None:
+    def __init__(
+        self, topic: Topic, bound: int, runs: Sequence[Range] | None, match: Match | None
+    ) -> None:
         super().__init__(topic, [], False)
         self.bound, self.runs, self.match = bound, runs, match
         self.deleted = 0
@@ -130,7 +152,9 @@ def topic_frame(topic: Topic, now: Now) -> Frame:
             "keys_from": topic.keys_from_seq,
         }
     )  # fmt: skip
-    return Frame(FrameKind.TOPIC, topic.id, topic.reserved_seq, now.ts, ext_len=len(body), parts=(body,))
+    return Frame(
+        FrameKind.TOPIC, topic.id, topic.reserved_seq, now.ts, ext_len=len(body), parts=(body,)
+    )
 
 
 def floor_frame(topic: Topic) -> Frame:

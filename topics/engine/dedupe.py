@@ -1,4 +1,6 @@
-"""Idempotency keys of one topic (§0.8): key to the seqs of the write that used it, for the length of the topic's window."""
+"""Idempotency keys of one topic (§0.8): key to the seqs of the write that used it, for the length
+of the topic's window.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import NamedTuple
 
 
 class Remembered(NamedTuple):
-    """The write that a key stands for; ``at_ms`` on the monotonic clock, so that a step of the wall clock changes nothing."""
+    """The write that a key stands for; ``at_ms`` on the monotonic clock, so that a step of the wall
+    clock changes nothing.
+    """
 
     first_seq: int
     record_count: int
@@ -22,7 +26,8 @@ class DedupeWindow:
 
     def __init__(self) -> None:
         self._keys: dict[str, Remembered] = {}
-        # A dict alone would do, but looking for its first entry passes over all that were deleted before it.
+        # A dict alone would do, but looking for its first entry passes over all that were deleted
+        # before it.
         self._order: deque[str] = deque()
 
     def __len__(self) -> int:
@@ -54,14 +59,18 @@ class DedupeWindow:
     def remember(self, key: str, write: Remembered, window_ms: int) -> None:
         """Keep ``key`` from now on and let go of those that have grown too old."""
         self.expire(write.at_ms, window_ms)
-        if self._keys.pop(key, None):  # it was not alive, so this is rare: an expired entry must not keep its early place
+        if self._keys.pop(
+            key, None
+        ):  # it was not alive, so this is rare: an expired entry must not keep its early place
             self._order.remove(key)
         if window_ms:
             self._keys[key] = write
             self._order.append(key)
 
     def expire(self, now_ms: int, window_ms: int) -> None:
-        """Drop keys of ``window_ms`` and more. They stand in order of time, so this looks at no more than it drops."""
+        """Drop keys of ``window_ms`` and more. They stand in order of time, so this looks at no
+        more than it drops.
+        """
         keys, order = self._keys, self._order
         while order and now_ms - keys[order[0]].at_ms >= window_ms:
             del keys[order.popleft()]

@@ -1,8 +1,10 @@
-"""Where the live records of one topic lie: one entry for each write or extent, in five arrays (32 bytes an entry).
+"""Where the live records of one topic lie: one entry for each write or extent, in five arrays (32
+bytes an entry).
 
-``size`` counts the rendered bytes of what is live in the entry; 0 means that nothing is. Records that are gone from an entry by a
-delete, or because the topic now begins behind them, are counted in a sparse dict as long as others of the entry live. *Which*
-records of an entry are deleted stands in its flags (`Store.dead`); where the topic begins is ``Topic.start_seq``.
+``size`` counts the rendered bytes of what is live in the entry; 0 means that nothing is. Records
+that are gone from an entry by a delete, or because the topic now begins behind them, are counted in
+a sparse dict as long as others of the entry live. *Which* records of an entry are deleted stands in
+its flags (`Store.dead`); where the topic begins is ``Topic.start_seq``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,16 @@ class Entry(NamedTuple):
 class FrameIndex:
     """Entries in seq order; between two of them there may be a hole."""
 
-    __slots__ = ("_counts", "_first_seqs", "_front", "_places", "_sizes", "_ts", "dead_entries", "gone")
+    __slots__ = (
+        "_counts",
+        "_first_seqs",
+        "_front",
+        "_places",
+        "_sizes",
+        "_ts",
+        "dead_entries",
+        "gone",
+    )
 
     def __init__(self) -> None:
         self.gone = _NOBODY  # by first seq, how many records of an entry are gone while others live
@@ -74,7 +85,9 @@ class FrameIndex:
         return Entry(*self.entry(index), self._ts[index + self._front])
 
     def find(self, seq: int) -> int:
-        """Index of the entry that holds ``seq``, or of the next one after it; ``len(self)`` when there is none."""
+        """Index of the entry that holds ``seq``, or of the next one after it; ``len(self)`` when
+        there is none.
+        """
         index = bisect_right(self._first_seqs, seq, self._front) - 1
         if index >= self._front and seq < self._first_seqs[index] + self._counts[index]:
             return index - self._front
@@ -85,9 +98,13 @@ class FrameIndex:
         return bisect_left(self._ts, ts, self._front) - self._front
 
     def find_place(self, position: int) -> int:
-        """Index of the first entry that stands in the log at ``position`` or later. Behind it no other kind of entry may stand."""
+        """Index of the first entry that stands in the log at ``position`` or later. Behind it no
+        other kind of entry may stand.
+        """
         places = self._places
-        return bisect_left(range(self._front, len(places)), True, key=lambda at: position <= places[at] < EXTENT)
+        return bisect_left(
+            range(self._front, len(places)), True, key=lambda at: position <= places[at] < EXTENT
+        )
 
     def live_count(self, index: int) -> int:
         """How many records of an entry are live."""
@@ -98,14 +115,20 @@ class FrameIndex:
         """Count and bytes of what is live in a range of entries."""
         start, stop = start + self._front, stop + self._front
         counts, sizes = self._counts[start:stop], self._sizes[start:stop]
-        live = sum(count for count, size in zip(counts, sizes, strict=True) if size) if self.dead_entries else sum(counts)
+        live = (
+            sum(count for count, size in zip(counts, sizes, strict=True) if size)
+            if self.dead_entries
+            else sum(counts)
+        )
         if self.gone:
             live -= sum([self.gone.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]])
         return live, sum(sizes)
 
     def places(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
         """Places of a range of entries, of all if nothing is said."""
-        return self._places[start + self._front : len(self._places) if stop is None else stop + self._front]
+        return self._places[
+            start + self._front : len(self._places) if stop is None else stop + self._front
+        ]
 
     def from_seq(self, seq: int) -> Iterator[Entry]:
         """The entries that hold ``seq`` or what follows. The index may change between two of them."""
@@ -115,7 +138,8 @@ class FrameIndex:
             seq = entry.last_seq + 1
 
     def entries_between(self, place_from: int, place_to: int, seq: int = 0) -> Iterator[Entry]:
-        """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows, in seq order.
+        """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows,
+        in seq order.
 
         The index may change between two of them.
         """
@@ -127,13 +151,20 @@ class FrameIndex:
             yield entry
 
     def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
-        """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive): ``(first_seq, count, place)`` of entries of
-        which some records live, and without a place holes and entries of which none does. Both may reach over the ends.
+        """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive):
+        ``(first_seq, count, place)`` of entries of which some records live, and without a place
+        holes and entries of which none does. Both may reach over the ends.
         """
         start, gone, expected = self.find(begin) + self._front, self.gone, begin
         stop = bisect_left(self._first_seqs, end, start)
         for index, (first_seq, count, size) in enumerate(
-            zip(self._first_seqs[start:stop], self._counts[start:stop], self._sizes[start:stop], strict=True), start
+            zip(
+                self._first_seqs[start:stop],
+                self._counts[start:stop],
+                self._sizes[start:stop],
+                strict=True,
+            ),
+            start,
         ):
             if first_seq > expected:
                 yield expected, first_seq - expected, None
@@ -148,7 +179,9 @@ class FrameIndex:
     # What goes
 
     def take(self, index: int, count: int, size: int) -> int:
-        """So many live records of an entry are gone; how many bytes that are. ``size`` may be a guess."""
+        """So many live records of an entry are gone; how many bytes that are. ``size`` may be a
+        guess.
+        """
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
         assert gone <= whole, "a record goes once"
@@ -168,7 +201,9 @@ class FrameIndex:
         self.gone[first_seq] = count
 
     def drop(self, number: int) -> None:
-        """Remove the first entries. The arrays are cut now and then, so that each entry is moved a few times at most."""
+        """Remove the first entries. The arrays are cut now and then, so that each entry is moved a
+        few times at most.
+        """
         if self.gone:
             self._forget_gone(0, number)
         if self.dead_entries:
@@ -182,7 +217,9 @@ class FrameIndex:
             self._front = 0
 
     def replace(self, first: int, stop: int, entries: Sequence[Entry], gone: Sequence[int]) -> None:
-        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were; of each so many records are gone, never all."""
+        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were; of each so many
+        records are gone, never all.
+        """
         assert first < stop, "entries take the place of others"
         self._forget_gone(first, stop)
         start, end = first + self._front, stop + self._front

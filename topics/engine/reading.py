@@ -10,7 +10,8 @@ from topics.engine.topic import Range, Topic
 from topics.formats.api.requests import Buffer, Diff
 from topics.formats.disk.records import json_nodes, live_runs
 
-# A read that must skip most of what it sees gives way to others after so many records; one that skips nothing never gets there.
+# A read that must skip most of what it sees gives way to others after so many records; one that
+# skips nothing never gets there.
 SCAN_RECORDS_MAX = 4000
 
 
@@ -44,7 +45,9 @@ class Page:
     pieces: list[Buffer] = field(default_factory=list)  # rendered records, to be joined by commas
     count: int = 0
     scanned: int = 0
-    unfinished: bool = False  # nothing was found yet and there is more to look at: ask again from next_from_seq
+    unfinished: bool = (
+        False  # nothing was found yet and there is more to look at: ask again from next_from_seq
+    )
 
     @property
     def caught_up(self) -> bool:
@@ -57,12 +60,20 @@ class Page:
         return bool(self.count or self.tombstone)
 
 
-def read(topic: Topic, asked: Diff, store: Store, from_seq: int | None = None, head_seq: int | None = None) -> Page:
-    """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at least one.
+def read(
+    topic: Topic,
+    asked: Diff,
+    store: Store,
+    from_seq: int | None = None,
+    head_seq: int | None = None,
+) -> Page:
+    """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at
+    least one.
 
-    ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one stopped. ``head_seq`` is what the reader
-    is to take for the head, if it may not see all that is committed. No page goes past that, nor does a gap; past ``asked.until_seq``
-    only one whose gap does: a gap is told whole.
+    ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one
+    stopped. ``head_seq`` is what the reader is to take for the head, if it may not see all that is
+    committed. No page goes past that, nor does a gap; past ``asked.until_seq`` only one whose gap
+    does: a gap is told whole.
     """
     start = asked.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
@@ -86,47 +97,68 @@ def _earliest(topic: Topic, head: int) -> int:
 
 
 def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
-    """The cursor belongs to an earlier topic of this name: its epoch says so, or a seq that this one never had."""
+    """The cursor belongs to an earlier topic of this name: its epoch says so, or a seq that this
+    one never had.
+    """
     if asked.epoch == topic.epoch or (asked.epoch is None and asked.from_seq <= topic.head_seq):
         return None
     return Tombstone(1, head, "recreated", _earliest(topic, head), head)
 
 
 def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
-    """The cursor has fallen behind a floor. The reason is the cause that took something above it; several, or a restart, are mixed."""
-    causes = {"cap": topic.cap_floor, "ttl": topic.ttl_floor, "mixed": topic.loss_floor, "damaged": topic.damage_floor}
+    """The cursor has fallen behind a floor. The reason is the cause that took something above it;
+    several, or a restart, are mixed.
+    """
+    causes = {
+        "cap": topic.cap_floor,
+        "ttl": topic.ttl_floor,
+        "mixed": topic.loss_floor,
+        "damaged": topic.damage_floor,
+    }
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
     gap_to = min(topic.start_seq - 1, last)
-    return Tombstone(from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head)
+    return Tombstone(
+        from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head
+    )
 
 
 def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
-    """The reader has come to what a restart took, or to what was damaged, and has got nothing before it.
+    """The reader has come to what a restart took, or to what was damaged, and has got nothing
+    before it.
 
     What its filter dropped is not part of the gap.
     """
     if lost in topic.damaged:
         return _damaged(page, (max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq)))
     gap_from = lost[0] if page.scanned else page.from_seq + 1
-    return Tombstone(gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq)
+    return Tombstone(
+        gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq
+    )
 
 
 def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
     """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
     if seq > last or not (topic.losses or topic.damaged):
         return None
-    return min((lost for lost in (*topic.losses, *topic.damaged) if lost[1] >= seq and lost[0] <= last), default=None)
+    return min(
+        (lost for lost in (*topic.losses, *topic.damaged) if lost[1] >= seq and lost[0] <= last),
+        default=None,
+    )
 
 
 class Hurt(NamedTuple):
-    """Seqs ``first`` to ``last`` cannot be read. ``told``: those that the reader would get, first and last."""
+    """Seqs ``first`` to ``last`` cannot be read. ``told``: those that the reader would get, first
+    and last.
+    """
 
     first: int
     last: int
     told: Range | None
 
 
-def _hurt(topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]) -> Hurt:
+def _hurt(
+    topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]
+) -> Hurt:
     """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
     first_seq, _, place, _ = topic.frames.entry(index)
     start, stop, dead = seq - first_seq, end - first_seq, None
@@ -138,7 +170,9 @@ def _hurt(topic: Topic, store: Store, index: int, seq: int, end: int, nodes: fro
     except Unreadable:  # not even the tables: whatever is not deleted
         runs = [*live_runs(dead, start, stop)]
         told = (runs[0][0], runs[-1][1] - 1) if runs else None
-    return Hurt(first_seq + start, first_seq + stop - 1, told and (first_seq + told[0], first_seq + told[1]))
+    return Hurt(
+        first_seq + start, first_seq + stop - 1, told and (first_seq + told[0], first_seq + told[1])
+    )
 
 
 def _damaged(page: Page, lost: Range) -> Tombstone:
@@ -146,7 +180,9 @@ def _damaged(page: Page, lost: Range) -> Tombstone:
 
 
 def _end(topic: Topic, last: int) -> tuple[int, int]:
-    """Index past the entries that hold anything up to ``last``, and of the one that goes on behind it, -1 for none."""
+    """Index past the entries that hold anything up to ``last``, and of the one that goes on behind
+    it, -1 for none.
+    """
     frames = topic.frames
     if last == topic.head_seq:
         return len(frames), -1
@@ -157,7 +193,12 @@ def _end(topic: Topic, last: int) -> tuple[int, int]:
 
 def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
     nodes = json_nodes(asked.nodes) if asked.nodes and topic.committed.dedupe_node else frozenset()
-    frames, gone, limit, budget = topic.frames, topic.frames.gone, asked.limit, asked.max_batch_bytes
+    frames, gone, limit, budget = (
+        topic.frames,
+        topic.frames.gone,
+        asked.limit,
+        asked.max_batch_bytes,
+    )
     seq = min(max(page.from_seq + 1, topic.start_seq), last + 1)
     end, cut = _end(topic, last)
     index, lost, looked = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last), 0
@@ -185,7 +226,12 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
                     break
                 page.tombstone = _damaged(page, hurt.told)
             page.scanned += hurt.last + 1 - seq
-            index, seq, looked, hurt = index + (hurt.last + 1 == first_seq + count), hurt.last + 1, looked + 1, None
+            index, seq, looked, hurt = (
+                index + (hurt.last + 1 == first_seq + count),
+                hurt.last + 1,
+                looked + 1,
+                None,
+            )
             continue
         if index == end:
             seq = last + 1
@@ -196,7 +242,9 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
         if not size:  # nothing lives in it
             index, seq, looked = index + 1, first_seq + count, looked + 1
             continue
-        bound = count if hurt is None else hurt.first - first_seq  # nothing before it is known as damaged
+        bound = (
+            count if hurt is None else hurt.first - first_seq
+        )  # nothing before it is known as damaged
         start, stop, dead = seq - first_seq, bound, None
         try:
             if first_seq in gone and (dead := store.dead(place)) is not None:
@@ -210,7 +258,9 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
             if page.count >= limit or budget <= 0:
                 break
             view = store.records(place)
-            whole = view.cuts_nothing(nodes, asked.include_tags, asked.include_meta, asked.include_data)
+            whole = view.cuts_nothing(
+                nodes, asked.include_tags, asked.include_meta, asked.include_data
+            )
             room = start + limit - page.count
             stop = view.fit(start, min(stop if whole else bound, room), budget)
             if stop == start:
@@ -224,10 +274,20 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
                 page.scanned += stop - start
                 budget -= len(piece)
             else:
-                found = view.select(start, stop, nodes, asked.include_tags, asked.include_meta, dead, asked.include_data)
+                found = view.select(
+                    start,
+                    stop,
+                    nodes,
+                    asked.include_tags,
+                    asked.include_meta,
+                    dead,
+                    asked.include_data,
+                )
                 page.pieces.extend(record for _, record in found)
                 page.count += len(found)
-                page.scanned += stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
+                page.scanned += (
+                    stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
+                )
                 budget -= sum(len(record) for _, record in found)
         except Unreadable:
             hurt = _hurt(topic, store, index, seq, first_seq + count, nodes)

@@ -1,10 +1,13 @@
-"""A shard's topics, and how they come back: from a checkpoint, from the extents of segments, and from the frames of the log.
+"""A shard's topics, and how they come back: from a checkpoint, from the extents of segments, and
+from the frames of the log.
 
-    restore_engine, restore_topic ...  ->  restore_extent ...  ->  replay_* for each frame  ->  finish_replay
+    restore_engine, restore_topic ...  ->  restore_extent ...  ->  replay_* for each frame  ->
+    finish_replay
 
-Without a checkpoint the replay begins with the first frame that there ever was. With one, frames are replayed over a state that is
-newer than they are: ``checkpointed`` says that a frame stands below the checkpoint's position, where it may tell of what is known
-already, or of a topic that has gone since. Nothing else may: `Misfit`.
+Without a checkpoint the replay begins with the first frame that there ever was. With one, frames
+are replayed over a state that is newer than they are: ``checkpointed`` says that a frame stands
+below the checkpoint's position, where it may tell of what is known already, or of a topic that has
+gone since. Nothing else may: `Misfit`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ import msgspec
 
 from topics.engine.changes import Now, floors, runs_of_frame, topic_frame
 from topics.engine.dedupe import Remembered
-from topics.engine.retention import apply_caps, cut_to, delete_runs, lose, lose_damaged, settle, trim
+from topics.engine.retention import (
+    apply_caps,
+    cut_to,
+    delete_runs,
+    lose,
+    lose_damaged,
+    settle,
+    trim,
+)
 from topics.engine.store import Marks, Store
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic, united
@@ -31,13 +42,17 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class Misfit(Exception):
-    """A frame or an extent that cannot follow on what came before it: something is damaged or missing."""
+    """A frame or an extent that cannot follow on what came before it: something is damaged or
+    missing.
+    """
 
 
 class TopicTable:
-    """Topics of one shard. Ids are unique over all shards and never used again: ``id % shards == shard``.
+    """Topics of one shard. Ids are unique over all shards and never used again: ``id % shards ==
+    shard``.
 
-    ``store`` reaches their records. It must be set before anything is taken from a topic: by caps, age, deletes, or a replay.
+    ``store`` reaches their records. It must be set before anything is taken from a topic: by caps,
+    age, deletes, or a replay.
     """
 
     store: Store
@@ -48,7 +63,8 @@ class TopicTable:
         self.by_id: dict[int, Topic] = {}
         self.last_id = shard
         self.last_epoch = 0
-        # No record in memory has a `$ts` above it, unless the log or a checkpoint knows its topic to be there.
+        # No record in memory has a `$ts` above it, unless the log or a checkpoint knows its topic
+        # to be there.
         self.reserved_ts = self.reserving_ts = 0
         self.marks = Marks()  # of records that are in no segment; for the store to keep
 
@@ -75,7 +91,9 @@ class TopicTable:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
 
-    def _note_tags(self, topic: Topic, first_seq: int, tagged: Iterable[tuple[int, bytes]], generation: int) -> None:
+    def _note_tags(
+        self, topic: Topic, first_seq: int, tagged: Iterable[tuple[int, bytes]], generation: int
+    ) -> None:
         if topic.tags is None:
             topic.tags = {}
         index = topic.tags.get(generation)
@@ -89,21 +107,36 @@ class Replay(TopicTable):
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         super().__init__(shard, shards)
-        # By topic id, of topics that came from a checkpoint: their head, and the position from which on frames are news.
+        # By topic id, of topics that came from a checkpoint: their head, and the position from
+        # which on frames are news.
         self._restored: dict[int, tuple[int, int]] = {}
 
     # Frames
 
-    def replay_append(self, header: FrameHeader, external_size: int = 0, generation: int = 0, checkpointed: bool = False) -> Topic | None:
-        """A write; None when it is passed over. ``generation``: base of the log file. Raises `Misfit`."""
+    def replay_append(
+        self,
+        header: FrameHeader,
+        external_size: int = 0,
+        generation: int = 0,
+        checkpointed: bool = False,
+    ) -> Topic | None:
+        """A write; None when it is passed over. ``generation``: base of the log file. Raises
+        `Misfit`.
+        """
         _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
         topic = self.by_id.get(topic_id)
         if topic is None or first_seq <= topic.head_seq:
             if not checkpointed:
-                raise Misfit("the topic is not known" if topic is None else f"seq {first_seq} is there already")
+                raise Misfit(
+                    "the topic is not known"
+                    if topic is None
+                    else f"seq {first_seq} is there already"
+                )
             return None
         # `commit_records` and more, for each of the many frames of a start.
-        size = external_size or (blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count)
+        size = external_size or (
+            blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
+        )
         topic.frames.add(first_seq, count, place, size, ts_ms)
         topic.next_seq = next_seq = first_seq + count
         topic.head_seq = topic.logged_seq = next_seq - 1
@@ -114,13 +147,17 @@ class Replay(TopicTable):
         if first_seq < topic.start_seq:
             trim(topic, len(topic.frames) - 1, self.store)
         if flags & _TAGS:
-            self._note_tags(topic, first_seq, self.store.records(place).tagged(0, count), generation)
+            self._note_tags(
+                topic, first_seq, self.store.records(place).tagged(0, count), generation
+            )
         if topic.capped and place >= self._news_from(topic):
             apply_caps(topic, self.store)
         return topic
 
     def replay_topic(self, header: FrameHeader, body: dict[str, Any]) -> None:
-        """A topic made or configured. One that the checkpoint no longer knows comes back until its end is replayed too."""
+        """A topic made or configured. One that the checkpoint no longer knows comes back until its
+        end is replayed too.
+        """
         self.replay_ts_reserved(header)
         config = msgspec.convert(body["config"], TopicConfig)
         topic = self.by_id.get(header.topic_id)
@@ -134,7 +171,9 @@ class Replay(TopicTable):
         topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
         topic.keys_from_seq = max(topic.keys_from_seq, body.get("keys_from", 0))
         topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
-        topic.damaged = united(topic.damaged, ((first, last) for first, last in body.get("damaged", ())))
+        topic.damaged = united(
+            topic.damaged, ((first, last) for first, last in body.get("damaged", ()))
+        )
         topic.head_seq = max(topic.head_seq, body["head"])
         topic.next_seq = topic.head_seq + 1
         self._raise_floors(topic, body.get("floors", (1, 1, 1)), body.get("start", 1))
@@ -162,7 +201,9 @@ class Replay(TopicTable):
         """A process began: what it found reserved it put into the topics."""
         self.reserved_ts = header.ts_ms + TS_AHEAD_MS
 
-    def replay_delete(self, header: FrameHeader, body: Buffer, *, checkpointed: bool = False) -> None:
+    def replay_delete(
+        self, header: FrameHeader, body: Buffer, *, checkpointed: bool = False
+    ) -> None:
         """Records deleted; doing it twice does no harm. Raises `Misfit`."""
         topic = self._known(header, checkpointed)
         if topic is None:
@@ -179,10 +220,15 @@ class Replay(TopicTable):
             self._raise_floors(topic, body, header.first_seq)
 
     def finish_replay(
-        self, now: Now, watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter, *, clean: bool, tail_may_be_lost: bool
+        self,
+        now: Now,
+        watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter,
+        *,
+        clean: bool,
+        tail_may_be_lost: bool,
     ) -> list[Frame]:
-        """After the last frame. Where seqs may have gone with unsynced or resident records, go on above the
-        reserved ones; where records in memory have gone, at the reserved `$ts`.
+        """After the last frame. Where seqs may have gone with unsynced or resident records, go on
+        above the reserved ones; where records in memory have gone, at the reserved `$ts`.
 
         ``watched`` gives the topics back as they are, and sees how far we are.
 
@@ -193,7 +239,8 @@ class Replay(TopicTable):
             restored_head, _ = self._restored.get(topic.id, (0, 0))
             topic.head_seq = max(topic.head_seq, restored_head)
             durability = topic.config.durability
-            # The frame that made a topic `fsync` was synced together with every write before it, and tells the head.
+            # The frame that made a topic `fsync` was synced together with every write before it,
+            # and tells the head.
             at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
             skipped = not clean and at_risk and topic.head_seq < topic.reserved_seq
             if skipped:
@@ -212,7 +259,9 @@ class Replay(TopicTable):
         return frames
 
     def _lose_again(self, topic: Topic) -> None:
-        """Writes that were found damaged before the stop, and not sealed since, came back with the log."""
+        """Writes that were found damaged before the stop, and not sealed since, came back with the
+        log.
+        """
         for first, last in topic.damaged:
             index = topic.frames.find(first)
             while index < len(topic.frames):
@@ -231,17 +280,23 @@ class Replay(TopicTable):
         return topic
 
     def _news_from(self, topic: Topic) -> int:
-        """Frames of the topic below this position have been applied to it: their caps and settings are not applied again."""
+        """Frames of the topic below this position have been applied to it: their caps and settings
+        are not applied again.
+        """
         return self._restored.get(topic.id, (0, 0))[1]
 
     def _raise_floors(self, topic: Topic, told: Iterable[int], start_seq: int) -> None:
         cut_to(topic, start_seq, self.store)
         settle(topic, self.store)
         told = (*told, 1)[:4]  # there was none of damage once
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = map(max, floors(topic), told)
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = map(
+            max, floors(topic), told
+        )
 
     def _add_older(self, topic: Topic) -> None:
-        """A topic that the log tells of: when the checkpoint knows a later one of its name, that one keeps the name."""
+        """A topic that the log tells of: when the checkpoint knows a later one of its name, that
+        one keeps the name.
+        """
         later = self.topics.get(topic.name)
         self._add(topic)
         if later is not None and later.id > topic.id:
@@ -251,7 +306,11 @@ class Replay(TopicTable):
 
     def snapshot_engine(self) -> dict[str, int]:
         """What a checkpoint keeps of the shard itself."""
-        return {"last_id": self.last_id, "last_epoch": self.last_epoch, "reserved_ts": self.reserving_ts}
+        return {
+            "last_id": self.last_id,
+            "last_epoch": self.last_epoch,
+            "reserved_ts": self.reserving_ts,
+        }
 
     def snapshot_topics(self) -> Iterator[Topic]:
         """The topics to be kept. Any of them may change, go or come between two steps."""
@@ -274,14 +333,23 @@ class Replay(TopicTable):
         }  # fmt: skip
 
     def snapshot_keys(self, topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] | None]:
-        """Idempotency keys that no segment will tell of, because no record of their write is left: key, first seq, count, $ts.
+        """Idempotency keys that no segment will tell of, because no record of their write is left:
+        key, first seq, count, $ts.
 
         None for a key that need not be kept. Others may run between two steps.
         """
         for key, write in topic.dedupe.items():
             index = topic.frames.find(write.first_seq)
-            gone = write.first_seq < topic.start_seq or index == len(topic.frames) or topic.frames.entry(index)[0] > write.first_seq
-            yield (key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms)) if gone else None
+            gone = (
+                write.first_seq < topic.start_seq
+                or index == len(topic.frames)
+                or topic.frames.entry(index)[0] > write.first_seq
+            )
+            yield (
+                (key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms))
+                if gone
+                else None
+            )
 
     def restore_engine(self, kept: dict[str, int]) -> None:
         """Take over what `snapshot_engine` gave."""
@@ -290,11 +358,16 @@ class Replay(TopicTable):
         self.reserved_ts = kept.get("reserved_ts", 0)
 
     def restore_topic(self, kept: dict[str, Any]) -> Topic:
-        """Take over what `snapshot_topic` gave, before any extent or frame. Its records come with these."""
+        """Take over what `snapshot_topic` gave, before any extent or frame. Its records come with
+        these.
+        """
         config = msgspec.convert(kept["config"], TopicConfig)
         topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
         topic.start_seq = kept["start"]
-        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = (*kept["floors"], 1)[:4]
+        topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor = (
+            *kept["floors"],
+            1,
+        )[:4]
         topic.losses = tuple((first, last) for first, last in kept["losses"])
         topic.damaged = tuple((first, last) for first, last in kept.get("damaged", ()))
         topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
@@ -304,11 +377,21 @@ class Replay(TopicTable):
         return topic
 
     def restore_extent(
-        self, topic_id: int, first_seq: int, count: int, place: int, size: int, ts: int, dead_count: int, dead_bytes: int
+        self,
+        topic_id: int,
+        first_seq: int,
+        count: int,
+        place: int,
+        size: int,
+        ts: int,
+        dead_count: int,
+        dead_bytes: int,
     ) -> bool:
-        """An extent that the checkpoint names, after its topic, in the order of seqs. False when nothing lives in it: it is not used.
+        """An extent that the checkpoint names, after its topic, in the order of seqs. False when
+        nothing lives in it: it is not used.
 
-        ``size``: all rendered bytes; ``dead_count`` and ``dead_bytes``: what its flags say. Raises `Misfit`.
+        ``size``: all rendered bytes; ``dead_count`` and ``dead_bytes``: what its flags say. Raises
+        `Misfit`.
         """
         topic = self.by_id.get(topic_id)
         if topic is None:
@@ -331,11 +414,19 @@ class Replay(TopicTable):
         trim(topic, len(frames) - 1, self.store)
         return frames.entry(len(frames) - 1)[3] > 0
 
-    def restore_key(self, topic: Topic, key: str, first_seq: int, count: int, ts_ms: int, now: Now) -> None:
+    def restore_key(
+        self, topic: Topic, key: str, first_seq: int, count: int, ts_ms: int, now: Now
+    ) -> None:
         """An idempotency key of an earlier write. The oldest comes first."""
         age_ms = max(0, now.ts - ts_ms)
         topic.dedupe.remember(key, Remembered(first_seq, count, now.ms - age_ms), 1 << 62)
 
 
-def _matching(names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None) -> list[str]:
-    return [name for name in names if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)]
+def _matching(
+    names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None
+) -> list[str]:
+    return [
+        name
+        for name in names
+        if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)
+    ]

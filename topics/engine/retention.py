@@ -1,4 +1,6 @@
-"""What goes from a topic, and where it begins afterwards (decision 0009). Every function leaves counts, bytes and floors exact."""
+"""What goes from a topic, and where it begins afterwards (decision 0009). Every function leaves
+counts, bytes and floors exact.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     if whole < len(frames):
         first_seq, _, _, size = frames.entry(whole)
         if first_seq < seq and size:
-            cut = _live_of(topic, whole, max(topic.start_seq - first_seq, 0), seq - first_seq, store)
+            cut = _live_of(
+                topic, whole, max(topic.start_seq - first_seq, 0), seq - first_seq, store
+            )
             last = cut.last_seq
             if last:
                 _take(topic, whole, cut.record_count, cut.size)
@@ -79,7 +83,9 @@ class _Even(View):
 
 
 def _sized(topic: Topic, index: int, store: Store) -> View:
-    """The records of an entry, for their lengths: damage does not keep the rest of a topic from going."""
+    """The records of an entry, for their lengths: damage does not keep the rest of a topic from
+    going.
+    """
     _, count, place, size = topic.frames.entry(index)
     try:
         return store.records(place)
@@ -135,7 +141,9 @@ def settle(topic: Topic, store: Store) -> None:
 
 
 def trim(topic: Topic, index: int, store: Store) -> None:
-    """Take what an entry that was just added holds below ``start_seq``: a replay comes to what had gone before."""
+    """Take what an entry that was just added holds below ``start_seq``: a replay comes to what had
+    gone before.
+    """
     first_seq, count, _, size = topic.frames.entry(index)
     if size and first_seq < topic.start_seq:
         gone = _live_of(topic, index, 0, min(topic.start_seq - first_seq, count), store)
@@ -156,7 +164,9 @@ def lose_damaged(topic: Topic, index: int, store: Store) -> None:
     if size:
         dead = store.dead(place) if first_seq in frames.gone else None
         live = live_runs(dead, max(topic.start_seq - first_seq, 0), count)
-        topic.damaged = united(topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live])
+        topic.damaged = united(
+            topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live]
+        )
     topic.count -= frames.live_count(index)
     topic.bytes -= size
     frames.replace(index, index + 1, (), ())
@@ -174,7 +184,9 @@ def apply_caps(topic: Topic, store: Store) -> None:
     over_bytes = topic.bytes - config.cap_bytes if config.cap_bytes else 0
     if over_count <= 0 and over_bytes <= 0:
         return
-    unknown_to_log = topic.resident and topic.start_seq <= topic.logged_seq  # a replay finds fewer records, and would take less
+    unknown_to_log = (
+        topic.resident and topic.start_seq <= topic.logged_seq
+    )  # a replay finds fewer records, and would take less
     last = cut_to(topic, _cut_point(topic, over_count, over_bytes, store), store)
     topic.cap_floor = max(topic.cap_floor, last + 1)
     if unknown_to_log:
@@ -183,7 +195,9 @@ def apply_caps(topic: Topic, store: Store) -> None:
 
 def fits(config: TopicConfig, count: int, size: int) -> bool:
     """Whether a topic with so much in it is within its caps."""
-    return (not config.cap_records or count <= config.cap_records) and (not config.cap_bytes or size <= config.cap_bytes)
+    return (not config.cap_records or count <= config.cap_records) and (
+        not config.cap_bytes or size <= config.cap_bytes
+    )
 
 
 def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> int:
@@ -206,7 +220,9 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
     return topic.head_seq + 1
 
 
-def _cut_point_within(topic: Topic, index: int, over_count: int, over_bytes: int, store: Store) -> int:
+def _cut_point_within(
+    topic: Topic, index: int, over_count: int, over_bytes: int, store: Store
+) -> int:
     first_seq, count, place, _ = topic.frames.entry(index)
     dead = store.dead(place) if first_seq in topic.frames.gone else None
     view = _sized(topic, index, store)
@@ -299,9 +315,11 @@ def _delete_in_entry(topic: Topic, index: int, pieces: list[tuple[int, int]], st
 
 
 def seal(topic: Topic, extents: Sequence[Entry], store: Store) -> list[int]:
-    """Let extents take the place of the writes that they hold. Places of those in which nothing lives any more: they are not used.
+    """Let extents take the place of the writes that they hold. Places of those in which nothing
+    lives any more: they are not used.
 
-    A write may go into several extents, an extent may hold many writes; records in memory stay where they are.
+    A write may go into several extents, an extent may hold many writes; records in memory stay
+    where they are.
     """
     unused = []
     for group in _contiguous(extents):
@@ -338,7 +356,11 @@ def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int
     """Count and bytes of the live records from ``start`` to ``end`` (exclusive)."""
     frames = topic.frames
     first, stop = frames.find(start), frames.find(end)
-    cut = {index for index in (first, stop) if index < len(frames) and _is_cut(frames, index, start, end)}
+    cut = {
+        index
+        for index in (first, stop)
+        if index < len(frames) and _is_cut(frames, index, start, end)
+    }
     whole_from = first + (first in cut)
     count, size = frames.totals(whole_from, stop) if whole_from < stop else (0, 0)
     for index in cut:
@@ -352,4 +374,6 @@ def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int
 
 def _is_cut(frames: FrameIndex, index: int, start: int, end: int) -> bool:
     first_seq, count, _, size = frames.entry(index)
-    return size > 0 and (first_seq < start < first_seq + count or first_seq < end < first_seq + count)
+    return size > 0 and (
+        first_seq < start < first_seq + count or first_seq < end < first_seq + count
+    )

@@ -1,10 +1,12 @@
-"""The rules of one shard: its topics, and what each command does to them. Pure: the clock comes in, what must happen comes out.
+"""The rules of one shard: its topics, and what each command does to them. Pure: the clock comes in,
+what must happen comes out.
 
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
                                                                   '->  undo, when that failed
 
-A decision gives out seqs and notes what is on its way; only `ShardEngine.commit` makes it visible. Changes of a topic are committed
-in the order in which they were decided. When the log fails, every change that is not yet committed is undone, last first.
+A decision gives out seqs and notes what is on its way; only `ShardEngine.commit` makes it visible.
+Changes of a topic are committed in the order in which they were decided. When the log fails, every
+change that is not yet committed is undone, last first.
 """
 
 from __future__ import annotations
@@ -53,10 +55,14 @@ class ShardEngine(Replay):
 
     # Decisions
 
-    def append(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None) -> Append | Follow | Remembered:
-        """Give the records their seqs (§2), unless their key is known: then what it stands for, or whom to follow.
+    def append(
+        self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None
+    ) -> Append | Follow | Remembered:
+        """Give the records their seqs (§2), unless their key is known: then what it stands for, or
+        whom to follow.
 
-        Raises `TopicFull` when they do not fit and the topic rejects, `TopicNotFound` when it is not to be made.
+        Raises `TopicFull` when they do not fit and the topic rejects, `TopicNotFound` when it is
+        not to be made.
         """
         topic = self.topics.get(name)
         created = topic is None
@@ -87,12 +93,19 @@ class ShardEngine(Replay):
             change.resident = encoded
             self._keep_in_memory(change, topic.reserving_seq, now)
         else:
-            change.frames.append(Frame(FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts))
+            change.frames.append(
+                Frame(
+                    FrameKind.APPEND, topic.id, change.first_seq, ts, count, flags, len(ext), parts
+                )
+            )
         self._note_pending(change)
         return change
 
-    def append_long(self, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now) -> Append:
-        """The same for a write that is rendered run by run, on a topic that has no other change under way.
+    def append_long(
+        self, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now
+    ) -> Append:
+        """The same for a write that is rendered run by run, on a topic that has no other change
+        under way.
 
         Its frame holds no records: they must be durable in a blob before it is written.
         """
@@ -101,7 +114,16 @@ class ShardEngine(Replay):
         change = self._begin(topic, body, max(now.ts, topic.last_ts), size)
         if topic.config.durability != "ephemeral":
             flags, ext = rendering.flags | RecordFlags.EXTERNAL, rendering.ext
-            frame = Frame(FrameKind.APPEND, topic.id, change.first_seq, change.ts, change.count, flags, len(ext), (ext,))
+            frame = Frame(
+                FrameKind.APPEND,
+                topic.id,
+                change.first_seq,
+                change.ts,
+                change.count,
+                flags,
+                len(ext),
+                (ext,),
+            )
             change.frames.append(frame)
         else:
             # A reservation that is on its way may fail while the records are still being rendered.
@@ -128,7 +150,11 @@ class ShardEngine(Replay):
         topic.pending_bytes += size
         if key is not None:
             topic.pending_keys[key] = change
-        change.sync = topic.pending_sync > 0 or topic.config.durability == "fsync" or change.last_seq > topic.reserved_seq
+        change.sync = (
+            topic.pending_sync > 0
+            or topic.config.durability == "fsync"
+            or change.last_seq > topic.reserved_seq
+        )
         return change
 
     def reserve(self, topic: Topic) -> Reservation | None:
@@ -141,8 +167,17 @@ class ShardEngine(Replay):
         topic.reserving_seq = ceiling
         return Reservation(topic, ceiling)
 
-    def create(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None, size: int = 0) -> Put:
-        """Make the topic that a long write asks for, before its records. ``size``: their bytes, where it matters."""
+    def create(
+        self,
+        name: str,
+        body: AppendBody,
+        now: Now,
+        prefixes: list[str] | None = None,
+        size: int = 0,
+    ) -> Put:
+        """Make the topic that a long write asks for, before its records. ``size``: their bytes,
+        where it matters.
+        """
         topic = self._create_for(name, body, now, prefixes)
         _check_room(topic, len(body.records), size)
         self._add(topic)
@@ -155,8 +190,12 @@ class ShardEngine(Replay):
         change.ts_ceiling = self._reserving_ts(now)
         return change
 
-    def put(self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None) -> Put:
-        """Create or configure a topic (§1.1). Without a difference there is no frame, but still the wait for earlier ones."""
+    def put(
+        self, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None = None
+    ) -> Put:
+        """Create or configure a topic (§1.1). Without a difference there is no frame, but still the
+        wait for earlier ones.
+        """
         topic = self.topics.get(name)
         config = merge(name, topic.config if topic else None, patch)
         _check_prefixes(config, prefixes)
@@ -167,7 +206,9 @@ class ShardEngine(Replay):
         else:
             before, topic.config = topic.config, config
             if config.idempotency_window_ms > before.idempotency_window_ms:
-                topic.dedupe.expire(now.ms, before.idempotency_window_ms)  # a key whose time was over does not come back
+                topic.dedupe.expire(
+                    now.ms, before.idempotency_window_ms
+                )  # a key whose time was over does not come back
                 topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
             change = Put(topic, [topic_frame(topic, now)] if config != before else [], before)
             change.sync = bool(change.frames) or topic.pending_sync > 0
@@ -177,7 +218,9 @@ class ShardEngine(Replay):
         return change
 
     def delete(self, name: str, if_empty: bool, now: Now) -> Delete | None:
-        """Remove a topic with everything in it (§1.4); None when there is none. Raises `TopicNotEmpty`."""
+        """Remove a topic with everything in it (§1.4); None when there is none. Raises
+        `TopicNotEmpty`.
+        """
         topic = self.topics.get(name)
         if topic is None:
             return None
@@ -188,8 +231,12 @@ class ShardEngine(Replay):
         self._note_pending(change)
         return change
 
-    def delete_records(self, name: str, before_seq: int | None, match: Match | None, now: Now) -> DeleteRecords:
-        """Delete the records below ``before_seq`` that match, of those that are there now (§5). Raises `TopicNotFound`."""
+    def delete_records(
+        self, name: str, before_seq: int | None, match: Match | None, now: Now
+    ) -> DeleteRecords:
+        """Delete the records below ``before_seq`` that match, of those that are there now (§5).
+        Raises `TopicNotFound`.
+        """
         topic = self.topic(name)
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
         runs = None if match is None else runs_of_seqs(self._matching(topic, match, bound))
@@ -203,18 +250,28 @@ class ShardEngine(Replay):
         return change
 
     def delete_must_wait(self, name: str) -> bool:
-        """Whether a delete of matching records is to be decided only when nothing else is under way on its topic.
+        """Whether a delete of matching records is to be decided only when nothing else is under way
+        on its topic.
 
-        A replay lets what this delete names live until it comes to it. Had another delete taken some of that before, caps on the way
-        would count it and evict more than they did at first.
+        A replay lets what this delete names live until it comes to it. Had another delete taken
+        some of that before, caps on the way would count it and evict more than they did at first.
         """
         topic = self.topics.get(name)
-        return topic is not None and topic.pending > 0 and (topic.capped or topic.config != topic.committed)
+        return (
+            topic is not None
+            and topic.pending > 0
+            and (topic.capped or topic.config != topic.committed)
+        )
 
     def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
         start = topic.start_seq
-        seqs = [seq for tags in (topic.tags or {}).values() for seq in tags.find(match) if start <= seq < bound]
+        seqs = [
+            seq
+            for tags in (topic.tags or {}).values()
+            for seq in tags.find(match)
+            if start <= seq < bound
+        ]
         for entry in topic.frames.from_seq(start):
             if entry.first_seq >= bound or entry.first_seq > topic.sealed_seq:
                 break
@@ -225,15 +282,26 @@ class ShardEngine(Replay):
 
     def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
         try:
-            view, dead = cast("ExtentView", self.store.records(entry.place)), self.store.dead(entry.place)
-        except Unreadable:  # its tags are unknown, and the rest of the topic is not to stay because of it
+            view, dead = (
+                cast("ExtentView", self.store.records(entry.place)),
+                self.store.dead(entry.place),
+            )
+        except (
+            Unreadable
+        ):  # its tags are unknown, and the rest of the topic is not to stay because of it
             return []
-        found = view.find_tag(json_string(match.text)) if match.op == "Eq" else view.find_prefix(json_prefix(match.text))
+        found = (
+            view.find_tag(json_string(match.text))
+            if match.op == "Eq"
+            else view.find_prefix(json_prefix(match.text))
+        )
         alive = found if dead is None else [index for index in found if dead[index] != 1]
         return [seq for index in alive if start <= (seq := entry.first_seq + index) < bound]
 
     def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
-        """Take what is too old, at once, before anything is answered or decided; the change tells the log, if it must know."""
+        """Take what is too old, at once, before anything is answered or decided; the change tells
+        the log, if it must know.
+        """
         logged = topic.start_seq <= topic.logged_seq
         ttl_ms = topic.committed.ttl_ms
         if ttl_ms and topic.count:
@@ -248,8 +316,9 @@ class ShardEngine(Replay):
     # What became of them
 
     def commit(self, change: Change, place: int, now: Now, generation: int = 0) -> None:
-        """The frames are as durable as the class promises. ``place`` is where an append's records can be found again,
-        ``generation`` the base of the log file, by which its tags are dropped when that is sealed.
+        """The frames are as durable as the class promises. ``place`` is where an append's records
+        can be found again, ``generation`` the base of the log file, by which its tags are dropped
+        when that is sealed.
         """
         topic = change.topic
         if isinstance(change, Append):  # the usual one, so it comes first
@@ -274,7 +343,9 @@ class ShardEngine(Replay):
         elif isinstance(change, DeleteRecords):
             self._commit_delete(change)
 
-    def _commit_append(self, topic: Topic, change: Append, place: int, now: Now, generation: int) -> None:
+    def _commit_append(
+        self, topic: Topic, change: Append, place: int, now: Now, generation: int
+    ) -> None:
         if change.ceiling:
             topic.reserved(change.ceiling)
         if change.ts_ceiling > self.reserved_ts:
@@ -307,9 +378,11 @@ class ShardEngine(Replay):
                 tags.forget(change.match, change.bound)
 
     def undo(self, change: Change) -> None:
-        """The frames could not be written: as if it had never been asked. Last change first, of those that are in the log's hands.
+        """The frames could not be written: as if it had never been asked. Last change first, of
+        those that are in the log's hands.
 
-        It gives back what this change took, and no more: a streamed append of the topic may be decided and not yet in the log's hands.
+        It gives back what this change took, and no more: a streamed append of the topic may be
+        decided and not yet in the log's hands.
         """
         topic = change.topic
         if isinstance(change, FloorMoved):
@@ -345,7 +418,9 @@ class ShardEngine(Replay):
 
     # Inside
 
-    def _create_for(self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None) -> Topic:
+    def _create_for(
+        self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None
+    ) -> Topic:
         config = merge(name, None, body.config or TopicConfigPatch())
         create = body.create
         if create is None:
@@ -357,10 +432,17 @@ class ShardEngine(Replay):
 
     def _new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
         epoch = max(self.last_epoch + 1, now.ts)
-        return Topic(self.last_id + self.shards, name, epoch, config, 0 if config.durability == "fsync" else RESERVE_MIN)
+        return Topic(
+            self.last_id + self.shards,
+            name,
+            epoch,
+            config,
+            0 if config.durability == "fsync" else RESERVE_MIN,
+        )
 
     def _keep_in_memory(self, change: Append, reserved_seq: int, now: Now) -> None:
-        """The log will not tell of these records after a power loss, so their seqs are reserved before they are acknowledged.
+        """The log will not tell of these records after a power loss, so their seqs are reserved
+        before they are acknowledged.
 
         ``reserved_seq``: up to where that is sure when this change's frames are written.
         """
@@ -368,9 +450,11 @@ class ShardEngine(Replay):
         if change.last_seq > reserved_seq:
             change.ceiling = topic.reserve_above(change.last_seq)
             change.frames.append(reserving_frame(topic, change.ceiling))
-        # About once a second such a write waits until it is written that its time may be used. A `$ts` above
-        # the clock is known to the log.
-        if now.ts > self.reserved_ts or (now.ts + TS_AHEAD_MS // 2 > self.reserved_ts == self.reserving_ts):
+        # About once a second such a write waits until it is written that its time may be used. A
+        # `$ts` above the clock is known to the log.
+        if now.ts > self.reserved_ts or (
+            now.ts + TS_AHEAD_MS // 2 > self.reserved_ts == self.reserving_ts
+        ):
             change.ts_ceiling = self._reserving_ts(now)
             change.frames.append(ts_reserving_frame(now))
         topic.note_resident(change.first_seq, change.last_seq)
@@ -401,19 +485,33 @@ def keeps_key(topic: Topic, body: AppendBody) -> bool:
 def check_room(config: TopicConfig, count: int, size: int, name: str) -> None:
     """Raises `TopicFull` when a topic that rejects would hold more than its caps."""
     if config.discard == "reject" and not fits(config, count, size):
-        raise TopicFull(f'topic "{name}" is full', topic=name, cap_records=config.cap_records, cap_bytes=config.cap_bytes)
+        raise TopicFull(
+            f'topic "{name}" is full',
+            topic=name,
+            cap_records=config.cap_records,
+            cap_bytes=config.cap_bytes,
+        )
 
 
 def _check_room(topic: Topic, count: int, size: int) -> None:
     if topic.config.discard == "reject":
         pending = topic.next_seq - topic.head_seq - 1
-        check_room(topic.config, topic.count + pending + count, topic.bytes + topic.pending_bytes + size, topic.name)
+        check_room(
+            topic.config,
+            topic.count + pending + count,
+            topic.bytes + topic.pending_bytes + size,
+            topic.name,
+        )
 
 
 def _tagged(body: AppendBody) -> list[tuple[int, bytes]]:
     if isinstance(body, PlainAppend):
         return []
-    return [(index, json_string(record.tag)) for index, record in enumerate(body.records) if record.tag is not None]
+    return [
+        (index, json_string(record.tag))
+        for index, record in enumerate(body.records)
+        if record.tag is not None
+    ]
 
 
 def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:

@@ -30,7 +30,9 @@ class Store(Protocol):
     """Finds records again by the place that was noted when they were committed."""
 
     def records(self, place: int) -> View:
-        """What stands there; valid until the next change of the store. Reading it may raise `Unreadable`."""
+        """What stands there; valid until the next change of the store. Reading it may raise
+        `Unreadable`.
+        """
 
     def dead(self, place: int) -> Buffer | None:
         """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
@@ -62,7 +64,9 @@ class Marks:
         flags = self._flags.get(place)
         if flags is None:
             if count == 1:
-                self._flags[place] = b"\1"  # one object for all writes of one record, and these are most
+                self._flags[place] = (
+                    b"\1"  # one object for all writes of one record, and these are most
+                )
                 return
             flags = self._flags[place] = bytearray(count)
         if isinstance(flags, bytearray):

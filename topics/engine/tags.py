@@ -1,8 +1,10 @@
-"""Which records have which tag (§5): one index for each (topic, log file), in memory, dropped as a whole when the file is sealed.
+"""Which records have which tag (§5): one index for each (topic, log file), in memory, dropped as a
+whole when the file is sealed.
 
-Tags are JSON strings. An index is a row of portions of 4,096 tags: a portion is a dict from tag to seqs, and when it is full its tags
-are put in order once. So no append waits for more than that: no table of all tags ever grows, and nothing is merged. A tag is
-looked up in each portion, a prefix by bisection in each: a million tags are 250 portions, and take about a millisecond.
+Tags are JSON strings. An index is a row of portions of 4,096 tags: a portion is a dict from tag to
+seqs, and when it is full its tags are put in order once. So no append waits for more than that: no
+table of all tags ever grows, and nothing is merged. A tag is looked up in each portion, a prefix by
+bisection in each: a million tags are 250 portions, and take about a millisecond.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class TagIndex:
     def __init__(self) -> None:
         self.last_seq = 0
         self._open: Portion = {}
-        self._full: list[tuple[Portion, PackedTexts]] = []  # each with its tags in order; some may have been forgotten since
+        self._full: list[
+            tuple[Portion, PackedTexts]
+        ] = []  # each with its tags in order; some may have been forgotten since
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
         """Note ``(index, tag)`` of the records of a write."""
@@ -64,7 +68,9 @@ class TagIndex:
                 del portion[tag]
 
     def let_go(self) -> bool:
-        """Free a part of the memory; True while there is more. Nothing is found in an index that is being let go."""
+        """Free a part of the memory; True while there is more. Nothing is found in an index that is
+        being let go.
+        """
         self._open = {}
         del self._full[-4:]
         return bool(self._full)
@@ -87,7 +93,9 @@ class TagIndex:
 
 
 def json_prefix(text: str) -> bytes:
-    """How the JSON string of each text begins that begins with ``text``: every character is rendered by itself."""
+    """How the JSON string of each text begins that begins with ``text``: every character is
+    rendered by itself.
+    """
     return json_string(text)[:-1]
 
 

@@ -1,13 +1,16 @@
 """State of one topic.
 
-Two heads: ``next_seq`` is what the next write is given, ``head_seq`` the last seq that is as durable as its class promises.
-Readers see no more than ``head_seq``; a write that fails on its way to the disk gives back what it took (`Topic.give_back`).
+Two heads: ``next_seq`` is what the next write is given, ``head_seq`` the last seq that is as
+durable as its class promises. Readers see no more than ``head_seq``; a write that fails on its way
+to the disk gives back what it took (`Topic.give_back`).
 
-Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and speaks for what may be seen.
+Two configs: ``config`` is what was decided last and speaks for writes, ``committed`` is durable and
+speaks for what may be seen.
 
-Three floors: the seq below which a cap, the TTL, or a restart has taken something. All are at most ``start_seq``, which stands on the
-first live record, or on ``head_seq + 1``. What a restart took above live records stands in ``losses``,
-what was found damaged there when it was to be sealed in ``damaged``; a fourth floor is that of damage.
+Three floors: the seq below which a cap, the TTL, or a restart has taken something. All are at most
+``start_seq``, which stands on the first live record, or on ``head_seq + 1``. What a restart took
+above live records stands in ``losses``, what was found damaged there when it was to be sealed in
+``damaged``; a fourth floor is that of damage.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from topics.engine.frames import FrameIndex
 from topics.engine.tags import TagIndex
 from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
 
-# Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took unsynced records.
+# Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took
+# unsynced records.
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
 
@@ -28,7 +32,9 @@ Range = tuple[int, int]
 
 
 class Topic:
-    """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same name."""
+    """One incarnation of a topic. ``epoch`` tells it from earlier and later topics of the same
+    name.
+    """
 
     __slots__ = (
         "bytes", "cap_floor", "capped", "committed", "config", "count", "damage_floor", "damaged", "dedupe", "deleted", "epoch",
@@ -38,7 +44,14 @@ class Topic:
         "sealed_seq", "start_seq", "tags", "ttl_floor",
     )  # fmt: skip
 
-    def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig, reserved_seq: int = RESERVE_MIN) -> None:
+    def __init__(
+        self,
+        topic_id: int,
+        name: str,
+        epoch: int,
+        config: TopicConfig,
+        reserved_seq: int = RESERVE_MIN,
+    ) -> None:
         self.id, self.name, self.epoch = topic_id, name, epoch
         self.config = config
         self.settle_config(config)
@@ -48,7 +61,9 @@ class Topic:
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
         self.losses: tuple[Range, ...] = ()
         self.damaged: tuple[Range, ...] = ()
-        self.resident: tuple[Range, ...] = ()  # seqs of records that are kept in memory only: a restart takes them
+        self.resident: tuple[
+            Range, ...
+        ] = ()  # seqs of records that are kept in memory only: a restart takes them
         self.logged_seq = 0  # no record above it is in the log
         self.sealed_seq = 0  # no record above it is in a segment
         self.floor_due = False  # the log must be told of a floor that it cannot know
@@ -62,7 +77,9 @@ class Topic:
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.last_read_ms: int | None = None  # the same on the monotonic clock
-        self.reserved_seq = reserved_seq  # no seq above it is handed out before a higher reservation is synced
+        self.reserved_seq = (
+            reserved_seq  # no seq above it is handed out before a higher reservation is synced
+        )
         self.reserving_seq = reserved_seq  # the reservation that is on its way to the disk
         self.pending = 0  # changes decided and not yet committed
         self.pending_sync = 0  # those of them that wait for a sync
@@ -100,9 +117,13 @@ class Topic:
         self.last_write_ts = ts_ms
 
     def give_back(self, first_seq: int) -> None:
-        """The write that begins here failed before anyone could see it: its seqs are free again. No later one may be under way."""
+        """The write that begins here failed before anyone could see it: its seqs are free again. No
+        later one may be under way.
+        """
         self.next_seq = first_seq
-        self.resident = tuple((first, min(last, first_seq - 1)) for first, last in self.resident if first < first_seq)
+        self.resident = tuple(
+            (first, min(last, first_seq - 1)) for first, last in self.resident if first < first_seq
+        )
 
     def reserved(self, ceiling: int) -> None:
         """This reservation is durable."""
@@ -110,7 +131,9 @@ class Topic:
         self.reserving_seq = max(self.reserving_seq, ceiling)
 
     def forget_reservation(self, ceiling: int) -> None:
-        """This reservation has failed. Of those before it, only what is durable counts: to reserve too much does no harm."""
+        """This reservation has failed. Of those before it, only what is durable counts: to reserve
+        too much does no harm.
+        """
         if self.reserving_seq == ceiling:  # otherwise a higher one is under way
             self.reserving_seq = self.reserved_seq
 
@@ -126,7 +149,9 @@ class Topic:
         return ceiling
 
     def drop_tags(self, generation: int) -> TagIndex | None:
-        """Segments hold what was written to this log file, tags and all. The index, if there was one: to be let go."""
+        """Segments hold what was written to this log file, tags and all. The index, if there was
+        one: to be let go.
+        """
         return self.tags.pop(generation, None) if self.tags is not None else None
 
     # What a restart takes
@@ -138,7 +163,11 @@ class Topic:
     def losses_at_restart(self, head_seq: int) -> tuple[Range, ...]:
         """What of the seqs up to ``head_seq`` would be lost if the process ended now."""
         start = self.start_seq
-        at_risk = [(max(first, start), min(last, head_seq)) for first, last in self.resident if first <= head_seq and last >= start]
+        at_risk = [
+            (max(first, start), min(last, head_seq))
+            for first, last in self.resident
+            if first <= head_seq and last >= start
+        ]
         return united(self.losses, at_risk)
 
     # Priority
@@ -148,7 +177,9 @@ class Topic:
         self.last_read_ts, self.last_read_ms = now_ts, now_ms
 
     def effective_priority(self, now_ms: int) -> int:
-        """The manual priority; otherwise one point less for each second since the last read, from 500 down to 0."""
+        """The manual priority; otherwise one point less for each second since the last read, from
+        500 down to 0.
+        """
         if self.config.priority is not None:
             return self.config.priority
         if not self.config.auto_priority or self.last_read_ms is None:

@@ -10,12 +10,16 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
 
 
 def valid_topic_name(name: str) -> bool:
-    """Whether ``name`` may name a topic (§1.1): 1 to 255 ASCII characters, the first a letter or digit."""
+    """Whether ``name`` may name a topic (§1.1): 1 to 255 ASCII characters, the first a letter or
+    digit.
+    """
     return _TOPIC_NAME.fullmatch(name) is not None
 
 
 def shard_of(name: str, shards: int) -> int:
-    """The shard that owns the topic, the same in every process and for the life of a data directory."""
+    """The shard that owns the topic, the same in every process and for the life of a data
+    directory.
+    """
     return crc32c.crc32c(name.encode()) % shards
 
 

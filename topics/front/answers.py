@@ -21,7 +21,9 @@ STEP_BYTES = 64 * 1024
 WBITS_GZIP = 31
 
 # Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
-CODING = re.compile(rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+")
+CODING = re.compile(
+    rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+"
+)
 
 
 class StreamAnswer(NamedTuple):
@@ -33,12 +35,19 @@ class StreamAnswer(NamedTuple):
 
 
 class Answer:
-    """One response. With a ``reply`` the body may live in shared memory: whoever sends the answer calls `done` afterwards."""
+    """One response. With a ``reply`` the body may live in shared memory: whoever sends the answer
+    calls `done` afterwards.
+    """
 
     __slots__ = ("body", "headers", "reply", "status", "stream")
 
     def __init__(
-        self, status: int, body: bytes | memoryview, reply: Reply | None = None, headers: Headers = (), stream: StreamAnswer | None = None
+        self,
+        status: int,
+        body: bytes | memoryview,
+        reply: Reply | None = None,
+        headers: Headers = (),
+        stream: StreamAnswer | None = None,
     ) -> None:
         self.stream = stream
         self.status = status
@@ -61,7 +70,9 @@ class Answer:
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:
     """A 200 made in the front, with ``performance`` added. ``at``: monotonic ns."""
-    return Answer(200, msgspec.json.encode({**document, "performance": {"server_total_ms": elapsed_ms(at)}}))
+    return Answer(
+        200, msgspec.json.encode({**document, "performance": {"server_total_ms": elapsed_ms(at)}})
+    )
 
 
 def elapsed_ms(at: int) -> float:
@@ -70,7 +81,9 @@ def elapsed_ms(at: int) -> float:
 
 
 def wants_gzip(accept_encoding: bytes) -> bool:
-    """Whether an Accept-Encoding value allows gzip (RFC 9110 §12.5.3). A value that cannot be read allows nothing."""
+    """Whether an Accept-Encoding value allows gzip (RFC 9110 §12.5.3). A value that cannot be read
+    allows nothing.
+    """
     weights: dict[bytes, float] = {}
     for part in list_members(accept_encoding):
         coding = CODING.fullmatch(part)

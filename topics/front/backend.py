@@ -1,4 +1,6 @@
-"""What the front asks of the shards. The front knows no ring and no process: it is handed one `Backend`."""
+"""What the front asks of the shards. The front knows no ring and no process: it is handed one
+`Backend`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,18 @@ from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
 
-TROUBLES = {DAMAGED: "has damaged data", STALLED: "does not answer", DISK_STALLED: "waits for its disk"}
+TROUBLES = {
+    DAMAGED: "has damaged data",
+    STALLED: "does not answer",
+    DISK_STALLED: "waits for its disk",
+}
 Buffer = bytes | bytearray | memoryview
 
 
 class Reply(Protocol):
-    """A shard's answer. ``body`` may live in shared memory: it is valid until `release`, which is called exactly once."""
+    """A shard's answer. ``body`` may live in shared memory: it is valid until `release`, which is
+    called exactly once.
+    """
 
     @property
     def result(self) -> dict[str, Any]: ...
@@ -28,7 +36,9 @@ class Reply(Protocol):
 
 
 class BodyBlock(Protocol):
-    """Shared memory for one request body. It has one owner, who hands it to `Backend.call` or frees it."""
+    """Shared memory for one request body. It has one owner, who hands it to `Backend.call` or frees
+    it.
+    """
 
     @property
     def view(self) -> memoryview: ...
@@ -56,15 +66,27 @@ class Backend(Protocol):
 
     def shard_of(self, topic: str) -> int: ...
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: Body = b"") -> Reply:
-        """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` while it is down or recovering.
+    async def call(
+        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
+    ) -> Reply:
+        """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` while it is down or
+        recovering.
 
-        A `BodyBlock` belongs to the backend from this call on, also when it raises. A cancelled call tells the
-        shard that nobody waits any more.
+        A `BodyBlock` belongs to the backend from this call on, also when it raises. A cancelled
+        call tells the shard that nobody waits any more.
         """
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: Body, then: Callable[[Reply | TopicsError], None]) -> None:
-        """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends it off."""
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: Body,
+        then: Callable[[Reply | TopicsError], None],
+    ) -> None:
+        """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends
+        it off.
+        """
 
     def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
         """Tell one shard ``event/NAME``. `flush` sends it off."""
@@ -85,7 +107,9 @@ class Backend(Protocol):
         """Tell a slower holder to give up; whether there is one, which does so when others run."""
 
     def head(self, shard: int, mark: Mark) -> int | None:
-        """Head of the topic of a page that was read ahead; None when the page is not its answer any more."""
+        """Head of the topic of a page that was read ahead; None when the page is not its answer any
+        more.
+        """
 
     def readiness(self) -> Readiness: ...
 
@@ -95,7 +119,12 @@ def unready(readiness: Readiness) -> NotReady:
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
     for shard, state in readiness.unwell:
         if state in TROUBLES:
-            return NotReady(f"shard {shard} {TROUBLES[state]}", reason=state, replay_progress=readiness.progress, shards=shards)
+            return NotReady(
+                f"shard {shard} {TROUBLES[state]}",
+                reason=state,
+                replay_progress=readiness.progress,
+                shards=shards,
+            )
     return NotReady("the log is being replayed", replay_progress=readiness.progress, shards=shards)
 
 

@@ -44,7 +44,9 @@ def status_of(failure: errors.TopicsError) -> int:
 
 
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
-    """The envelope. ``at`` (monotonic ns) adds ``performance`` beside it; 0 when nothing was measured."""
+    """The envelope. ``at`` (monotonic ns) adds ``performance`` beside it; 0 when nothing was
+    measured.
+    """
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if failure.detail:
         error["detail"] = failure.detail
@@ -57,7 +59,12 @@ def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
 
 def _headers(status: int, failure: errors.TopicsError) -> Headers:
     if status in (429, 503):
-        return ((b"retry-after", b"%d" % retry_after_s(failure.detail.get("retry_after_ms", DEFAULT_RETRY_MS))),)
+        return (
+            (
+                b"retry-after",
+                b"%d" % retry_after_s(failure.detail.get("retry_after_ms", DEFAULT_RETRY_MS)),
+            ),
+        )
     if status == 401:
         return ((b"www-authenticate", b"Bearer"),)
     if status == 426:

@@ -10,8 +10,9 @@
     6         declared length of the body        413 payload_too_large
     7         name, query, header values         400 invalid_request
 
-`admit` sees a request's head only and keeps nothing, so its outcome may be remembered for the next equal head. What can change
-between two equal heads (draining, the key's requests in flight) is checked by `enter`.
+`admit` sees a request's head only and keeps nothing, so its outcome may be remembered for the next
+equal head. What can change between two equal heads (draining, the key's requests in flight) is
+checked by `enter`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from topics.front.routes.queries import Query, find_token, parse_query
 from topics.front.routes.table import BodyRule, Match, Route, authority_of, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
-JSON_MEDIA = re.compile(rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE)
+JSON_MEDIA = re.compile(
+    rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE
+)
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 RETRY_MS = 1000
@@ -93,7 +96,9 @@ class HeadFields:
 class Guard:
     """The checks, and the small state they need: the drain flag and each key's requests in flight."""
 
-    def __init__(self, settings: Settings, access: Access, backend: Backend, *, probe_auth: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, access: Access, backend: Backend, *, probe_auth: bool = False
+    ) -> None:
         self.draining = False
         self._settings = settings
         self._access = access
@@ -106,7 +111,9 @@ class Guard:
         self._inflight: Counter[bytes] = Counter()
         self._inflight_max = settings.max_inflight_per_key if access.enabled else 0
 
-    def admit(self, method: str, target: bytes, head: HeadFields, content_length: int | None) -> Request:
+    def admit(
+        self, method: str, target: bytes, head: HeadFields, content_length: int | None
+    ) -> Request:
         """Check a head; ``content_length`` None when the body is chunked. Raises `TopicsError`."""
         self._hosts.check([*head.values(b"host"), *authority_of(target)])
         found: TopicsError | None = None
@@ -115,7 +122,11 @@ class Guard:
         except (NotFound, MethodNotAllowed) as failure:
             found = failure
         is_open = found is None and matched.route.open and not self._probe_auth
-        principal = ANYONE if is_open else self._authenticate(head, _token(matched) if found is None else None)
+        principal = (
+            ANYONE
+            if is_open
+            else self._authenticate(head, _token(matched) if found is None else None)
+        )
         if found is not None:
             raise found
         route, topic = matched.route, matched.topic
@@ -128,7 +139,9 @@ class Guard:
         if content_length is not None and content_length > (most := self.body_max(route)):
             raise too_large(most)
         if topic is not None and not valid_topic_name(topic):
-            raise InvalidRequest("not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit")
+            raise InvalidRequest(
+                "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit"
+            )
         if content_length == 0:
             check_length(route, 0)
         return Request(
@@ -153,14 +166,20 @@ class Guard:
         return self._short_body_max if is_short else self._settings.max_body_bytes
 
     def enter(self, request: Request) -> None:
-        """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above the key's cap (§11)."""
+        """Count the request in; pair it with `leave`. Raises `ShuttingDown`, or `Throttled` above
+        the key's cap (§11).
+        """
         if self.draining and not request.route.open:
             raise draining()
         if self._inflight_max and not request.route.open:
             digest = request.principal.digest
             if self._inflight[digest] >= self._inflight_max:
                 limit = self._inflight_max
-                raise Throttled("this key has too many requests in flight", limit="max_inflight_per_key", max=limit)
+                raise Throttled(
+                    "this key has too many requests in flight",
+                    limit="max_inflight_per_key",
+                    max=limit,
+                )
             self._inflight[digest] += 1
 
     def leave(self, request: Request) -> None:
@@ -175,7 +194,9 @@ class Guard:
     def waiting(self) -> Iterator[None]:
         """Around a call that may wait for records. Raises `ShuttingDown` when the server drains."""
         # Whose body comes when the others have been told has time for a page, but not for a wait.
-        with trio.CancelScope(deadline=math.inf if self._may_wait else trio.current_time() + LATE_READ_S) as scope:
+        with trio.CancelScope(
+            deadline=math.inf if self._may_wait else trio.current_time() + LATE_READ_S
+        ) as scope:
             self._waiting.add(scope)
             try:
                 yield
@@ -209,7 +230,9 @@ class Guard:
         if topic is not None and not principal.covers(topic):
             raise Forbidden("the name is outside the key's prefixes")
 
-    def _check_media(self, route: Route, head: HeadFields, content_length: int | None) -> tuple[bool, UnsupportedMediaType | None]:
+    def _check_media(
+        self, route: Route, head: HeadFields, content_length: int | None
+    ) -> tuple[bool, UnsupportedMediaType | None]:
         if route.body is BodyRule.NONE or content_length == 0:
             return False, None
         wrong = None
@@ -226,7 +249,8 @@ class Guard:
 
 
 def _is_foreign(head: HeadFields) -> bool:
-    """Whether a browser asks for a page that came neither from this host nor from the machine that the browser runs on.
+    """Whether a browser asks for a page that came neither from this host nor from the machine that
+    the browser runs on.
 
     Origins without a host (``null``) are foreign: any page can have one.
     """
@@ -240,14 +264,18 @@ def _origin_host(value: bytes) -> bytes | None:
 
 
 def _token(matched: Match) -> bytes | None:
-    """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams only (§7.1)."""
+    """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams
+    only (§7.1).
+    """
     if matched.wid is None:
         return None
     return find_token(matched.query)
 
 
 def check_length(route: Route, length: int) -> None:
-    """Raises `InvalidRequest` for an empty body where one is needed. Elsewhere an empty body means ``{}``."""
+    """Raises `InvalidRequest` for an empty body where one is needed. Elsewhere an empty body means
+    ``{}``.
+    """
     if length == 0 and route.body is BodyRule.REQUIRED:
         raise InvalidRequest("a JSON body is required")
 

@@ -1,7 +1,9 @@
-"""What a server reads from outside before it does anything: settings and keys, all mistakes in one ``ConfigError``.
+"""What a server reads from outside before it does anything: settings and keys, all mistakes in one
+``ConfigError``.
 
-Keys come from ``TOPICS_API_KEYS``, from the file that ``TOPICS_API_KEYS_FILE`` names and from systemd's credential
-``topics.api-keys``; a key file may have line ends instead of commas, and lines that start with ``#``.
+Keys come from ``TOPICS_API_KEYS``, from the file that ``TOPICS_API_KEYS_FILE`` names and from
+systemd's credential ``topics.api-keys``; a key file may have line ends instead of commas, and lines
+that start with ``#``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _NO_KEY = re.compile(rb"^[ \t]*#.*$|[\r\n]+", re.MULTILINE)  # in a key file: co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What was read. ``unknown`` are variables that look like ours and are not, each with the nearest name that is."""
+    """What was read. ``unknown`` are variables that look like ours and are not, each with the
+    nearest name that is.
+    """
 
     settings: Settings
     access: Access
@@ -33,7 +37,9 @@ class Boot:
 
 
 def read(environ: MutableMapping[str, str]) -> Boot:
-    """Read and check everything; ``environ`` loses its secret, and no part of this process keeps a copy of it."""
+    """Read and check everything; ``environ`` loses its secret, and no part of this process keeps a
+    copy of it.
+    """
     problems: list[Problem] = []
     keys: list[Access] = []
     for variable, text in _key_sources(environ, problems):
@@ -72,7 +78,9 @@ def _merged(keys: list[Access], problems: list[Problem]) -> Access:
         return Access()
 
 
-def _key_sources(environ: MutableMapping[str, str], problems: list[Problem]) -> list[tuple[str, bytearray]]:
+def _key_sources(
+    environ: MutableMapping[str, str], problems: list[Problem]
+) -> list[tuple[str, bytearray]]:
     """The name and the text of every place that holds keys; the same file is read once."""
     found = []
     if API_KEYS in environ:
@@ -80,13 +88,21 @@ def _key_sources(environ: MutableMapping[str, str], problems: list[Problem]) -> 
     files: dict[Path, str] = {}
     if named := environ.get("TOPICS_API_KEYS_FILE", "").strip():
         files[Path(named).absolute()] = "TOPICS_API_KEYS_FILE"
-    if (directory := environ.get("CREDENTIALS_DIRECTORY")) and (credential := Path(directory, CREDENTIAL)).exists():
+    if (directory := environ.get("CREDENTIALS_DIRECTORY")) and (
+        credential := Path(directory, CREDENTIAL)
+    ).exists():
         files.setdefault(credential.absolute(), f"$CREDENTIALS_DIRECTORY/{CREDENTIAL}")
     for path, variable in files.items():
         try:
             found.append((variable, _read_keys(path)))
         except (OSError, ValueError) as error:
-            problems.append(Problem(variable, str(path), f"cannot be used: {getattr(error, 'strerror', None) or error}"))
+            problems.append(
+                Problem(
+                    variable,
+                    str(path),
+                    f"cannot be used: {getattr(error, 'strerror', None) or error}",
+                )
+            )
     return found
 
 
@@ -115,6 +131,8 @@ def _take(environ: MutableMapping[str, str], name: str) -> bytearray:
     if address := libc.getenv(name.encode()):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name.encode()]
-    if sys.implementation.name == "cpython":  # the bytes object that os.environ held; nobody else knows it
+    if (
+        sys.implementation.name == "cpython"
+    ):  # the bytes object that os.environ held; nobody else knows it
         ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
     return text

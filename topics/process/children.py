@@ -1,4 +1,6 @@
-"""Making a child process by fork, so that it never outlives its parent and never unwinds into the parent's code."""
+"""Making a child process by fork, so that it never outlives its parent and never unwinds into the
+parent's code.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,17 @@ from setproctitle import setproctitle
 
 from topics.process import logs
 
-OK, FAILED, USAGE, DAMAGED = 0, 1, 2, 3  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
+OK, FAILED, USAGE, DAMAGED = (
+    0,
+    1,
+    2,
+    3,
+)  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
 
 KEPT_BYTES = 16 << 20
-FILES_MAX = 1 << 20  # a larger limit costs programs that close every possible descriptor, and helps nobody
+FILES_MAX = (
+    1 << 20
+)  # a larger limit costs programs that close every possible descriptor, and helps nobody
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -29,10 +38,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int:
-    """Run ``main`` in a child that is called ``topics: NAME``; its pid. Only for a process without threads.
+    """Run ``main`` in a child that is called ``topics: NAME``; its pid. Only for a process without
+    threads.
 
-    The child exits with 0 when ``main`` returns, with the status of a ``SystemExit``, and with 1 after logging any other
-    exception. ``OSError`` when the system has no room for another process.
+    The child exits with 0 when ``main`` returns, with the status of a ``SystemExit``, and with 1
+    after logging any other exception. ``OSError`` when the system has no room for another process.
     """
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # or the child would write what is in them once more
@@ -56,7 +66,13 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         main()
         status = OK
     except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else OK if leaving.code is None else FAILED
+        status = (
+            leaving.code
+            if isinstance(leaving.code, int)
+            else OK
+            if leaving.code is None
+            else FAILED
+        )
     except BaseException:  # the last frame of this process: what is not logged here is never seen
         structlog.get_logger().exception("process failed")
     finally:
@@ -66,9 +82,11 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
 
 
 def keep_memory() -> None:
-    """Let malloc keep what is freed for the next request, up to KEPT_BYTES, instead of handing every long body back to the kernel.
+    """Let malloc keep what is freed for the next request, up to KEPT_BYTES, instead of handing
+    every long body back to the kernel.
 
-    A page that comes anew from the kernel costs more than the copy into it. Nothing happens where malloc is not glibc's.
+    A page that comes anew from the kernel costs more than the copy into it. Nothing happens where
+    malloc is not glibc's.
     """
     with contextlib.suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
@@ -76,7 +94,8 @@ def keep_memory() -> None:
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Make the soft limit of open files the hard one, for this process and what it forks; before and after.
+    """Make the soft limit of open files the hard one, for this process and what it forks; before
+    and after.
 
     Every client takes a descriptor, and the soft limit is often 1,024. A limit that may not be
     raised (a system call filter) stays as it is: the front counts its clients by it.
@@ -124,7 +143,9 @@ def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal
     for number in numbers:
         _libc.sigaddset(wanted, int(number))
     whole = int(seconds)
-    found = _libc.sigtimedwait(wanted, None, (ctypes.c_long * 2)(whole, int((seconds - whole) * 1e9)))
+    found = _libc.sigtimedwait(
+        wanted, None, (ctypes.c_long * 2)(whole, int((seconds - whole) * 1e9))
+    )
     return signal.Signals(found) if found > 0 else None
 
 
@@ -145,4 +166,6 @@ def describe_exit(wait_status: int) -> dict[str, int | str]:
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return {"exit_code": code}
-    return {"signal": signal.Signals(-code).name if -code in signal.valid_signals() else f"SIG{-code}"}
+    return {
+        "signal": signal.Signals(-code).name if -code in signal.valid_signals() else f"SIG{-code}"
+    }

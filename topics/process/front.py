@@ -22,15 +22,29 @@ from topics.process.children import note_sigterm
 HEARTBEAT_S = 0.5
 
 
-def main(settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket) -> None:
-    """Run front ``index``; returns after SIGTERM, when the requests that were under way have been answered."""
+def main(
+    settings: Settings,
+    access: Access,
+    board: Board,
+    links: Sequence[LinkMemory],
+    index: int,
+    listener: socket.socket,
+) -> None:
+    """Run front ``index``; returns after SIGTERM, when the requests that were under way have been
+    answered.
+    """
     gc.freeze()  # what was imported stays: the collector need not look at it again
     trio.run(_serve, settings, access, board, links, index, listener)
     board.front(index).state = FrontState.DOWN
 
 
 async def _serve(
-    settings: Settings, access: Access, board: Board, links: Sequence[LinkMemory], index: int, listener: socket.socket
+    settings: Settings,
+    access: Access,
+    board: Board,
+    links: Sequence[LinkMemory],
+    index: int,
+    listener: socket.socket,
 ) -> None:
     shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
     stop = trio.Event()
@@ -44,7 +58,9 @@ async def _serve(
             nursery.start_soon(shards.run)
             nursery.start_soon(_beat, board, index)
             nursery.start_soon(_stop_on, signals, stop, board, index)
-            await serve(settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth)
+            await serve(
+                settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth
+            )
             nursery.cancel_scope.cancel()
 
 

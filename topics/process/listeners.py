@@ -1,4 +1,6 @@
-"""Listening sockets. They are made before the first fork and outlive every front, so that a restart refuses nobody."""
+"""Listening sockets. They are made before the first fork and outlive every front, so that a restart
+refuses nobody.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,19 @@ BACKLOG = 65_535  # connections that wait while a front restarts; the kernel's n
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
-    """``count`` sockets on one address; the kernel spreads connections over them. Port 0 takes a free one.
+    """``count`` sockets on one address; the kernel spreads connections over them. Port 0 takes a
+    free one.
 
     Raises ``OSError`` when the address is unknown or taken.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)  # of a name's addresses, the IPv4 one
+    family, _, _, _, address = min(
+        found, key=lambda info: info[0] != socket.AF_INET
+    )  # of a name's addresses, the IPv4 one
     shared = count > 1
     if shared and port:
-        # SO_REUSEPORT would let a second server of the same user take half of the connections without an error.
+        # SO_REUSEPORT would let a second server of the same user take half of the connections
+        # without an error.
         _bind(family, address, shared=False).close()
     listeners = [_bind(family, address, shared=shared)]
     chosen = (address[0], listeners[0].getsockname()[1], *address[2:])

@@ -143,13 +143,21 @@ def open_missing_descriptors() -> None:
 
 
 def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
-    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close it."""
+    """The descriptor to use for ``fd``, how to send there (bytes sent, or OSError), how to close
+    it.
+    """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         own = socket.socket(fileno=os.dup(fd))
-        return own.fileno(), lambda data: own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), own.close
+        return (
+            own.fileno(),
+            lambda data: own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL),
+            own.close,
+        )
     if stat.S_ISFIFO(mode) or os.isatty(fd):
-        with contextlib.suppress(OSError):  # made by another user, or a FIFO that nobody reads any more
+        with contextlib.suppress(
+            OSError
+        ):  # made by another user, or a FIFO that nobody reads any more
             own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
             return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
     return fd, partial(_write_what_fits if stat.S_ISFIFO(mode) else os.write, fd), _nothing

@@ -1,10 +1,11 @@
-"""Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is honoured).
+"""Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is
+honoured).
 
-``configure`` once per process, after the fork. Log with ``structlog.get_logger()``; what libraries send to ``logging``
-and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out. Tokens and query
-strings never leave here, whoever logged them. Logging neither raises nor waits: a line that cannot
-be written is dropped, and the number of such lines is logged once there is room again
-(`topics/process/log_sink.py`).
+``configure`` once per process, after the fork. Log with ``structlog.get_logger()``; what libraries
+send to ``logging`` and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out.
+Tokens and query strings never leave here, whoever logged them. Logging neither raises nor waits: a
+line that cannot be written is dropped, and the number of such lines is logged once there is room
+again (`topics/process/log_sink.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from topics.process.log_sink import DescriptorSink, LineStream, Sink, StreamSink, open_missing_descriptors
+from topics.process.log_sink import (
+    DescriptorSink,
+    LineStream,
+    Sink,
+    StreamSink,
+    open_missing_descriptors,
+)
 
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
 _QUERY = re.compile(r"(/[^\s?\"'<>]*)\?[^\s\"'<>]*")
@@ -33,7 +40,9 @@ _sink: Sink | None = None  # the one that `configure` was told
 
 
 def configure(process: str, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send everything that this process logs to ``stream`` (stderr), each line with the process's name."""
+    """Send everything that this process logs to ``stream`` (stderr), each line with the process's
+    name.
+    """
     global _sink
     _sink = sink = _stderr_sink() if stream is None else StreamSink(stream)
     sink.dropped = 0  # a parent's are the parent's to tell
@@ -46,7 +55,9 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
     ]
     structlog.configure(
         processors=[_Rendering([*prepare, *_rendering(sink)])],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=lambda *_names: _Lines(sink),
         cache_logger_on_first_use=False,  # a forked child configures anew; cached loggers would keep the parent's name
     )
@@ -85,21 +96,30 @@ def _stderr_sink() -> DescriptorSink:
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Take tokens and query strings out of every text of an event, tracebacks included."""
-    return {name: "[redacted]" if name.lower() in _SECRET_NAMES else _clean(value) for name, value in event.items()}
+    return {
+        name: "[redacted]" if name.lower() in _SECRET_NAMES else _clean(value)
+        for name, value in event.items()
+    }
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     structlog.get_logger().critical("process failed", exc_info=(kind, error, traceback))
 
 
 def _log_unraisable(args: sys.UnraisableHookArgs) -> None:
     told = args.err_msg or "exception ignored"
-    structlog.get_logger().error(told, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
+    structlog.get_logger().error(
+        told, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback)
+    )
 
 
 def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread else "?"
-    structlog.get_logger().critical("thread failed", thread=name, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
+    structlog.get_logger().critical(
+        "thread failed", thread=name, exc_info=(args.exc_type, args.exc_value, args.exc_traceback)
+    )
 
 
 def _clean(value: Any) -> Any:
@@ -108,7 +128,10 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return _QUERY.sub(r"\1", _BEARER.sub(r"\1 [redacted]", value))
     if isinstance(value, dict):
-        return {name: "[redacted]" if str(name).lower() in _SECRET_NAMES else _clean(item) for name, item in value.items()}
+        return {
+            name: "[redacted]" if str(name).lower() in _SECRET_NAMES else _clean(item)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float) else _clean(str(value))
@@ -125,9 +148,15 @@ def _rendering(sink: Sink) -> list[Processor]:
     """Tracebacks are always plain: pretty ones show local variables, and with them tokens."""
     if sink.isatty():
         colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        console = structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback)
+        console = structlog.dev.ConsoleRenderer(
+            colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
+        )
         return [structlog.processors.format_exc_info, redact, console]
-    return [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(serializer=json.dumps)]
+    return [
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.processors.JSONRenderer(serializer=json.dumps),
+    ]
 
 
 class _Rendering:
@@ -141,7 +170,14 @@ class _Rendering:
         try:
             return self._render(logger, method, event)
         except Exception as error:
-            return self._render(logger, method, {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__})
+            return self._render(
+                logger,
+                method,
+                {
+                    "event": name if isinstance(name, str) else "?",
+                    "not_shown": type(error).__name__,
+                },
+            )
 
     def _render(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
         found: Any = event
@@ -151,7 +187,9 @@ class _Rendering:
 
 
 class _Lines:
-    """The end of the pipeline: one write for each line, so that lines of several processes do not mix."""
+    """The end of the pipeline: one write for each line, so that lines of several processes do not
+    mix.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -1,4 +1,6 @@
-"""Talking to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)). Without systemd, silence."""
+"""Talking to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)).
+Without systemd, silence.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,24 @@ class Notifier:
     """The supervisor's line to systemd."""
 
     def __init__(self, address: str | None = None, *, watchdog_ms: int = 0) -> None:
-        """``address`` is a path, or ``@name`` in the abstract namespace. ``watchdog_ms`` 0: no watchdog."""
+        """``address`` is a path, or ``@name`` in the abstract namespace. ``watchdog_ms`` 0: no
+        watchdog.
+        """
         self.watchdog_ms = watchdog_ms
         self._address = "\0" + address[1:] if address and address.startswith("@") else address or ""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
+        self._socket = (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            if address
+            else None
+        )
         self._last_status = ""
         self._complained = False
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
-        """Take systemd's variables out of ``environ``: they are meant for this process and not for its children."""
+        """Take systemd's variables out of ``environ``: they are meant for this process and not for
+        its children.
+        """
         address = environ.pop("NOTIFY_SOCKET", None)
         watchdog_pid = environ.pop("WATCHDOG_PID", str(pid))
         watchdog_usec = environ.pop("WATCHDOG_USEC", "0")
@@ -35,7 +45,9 @@ class Notifier:
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; sent when it changes, again if systemd could not take it."""
+        """One line for ``systemctl status``; sent when it changes, again if systemd could not take
+        it.
+        """
         if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
 

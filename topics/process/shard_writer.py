@@ -47,15 +47,24 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     except OSError as error:  # the supervisor tries again
         log.critical("start failed", path=error.filename, error=str(error))
         sys.exit(FAILED)
-    log.info("recovered", topics=len(shard.engine.topics), seconds=round(time.monotonic() - began, 3), cut_bytes=shard.cut_bytes)
+    log.info(
+        "recovered",
+        topics=len(shard.engine.topics),
+        seconds=round(time.monotonic() - began, 3),
+        cut_bytes=shard.cut_bytes,
+    )
     if not shard.boot:
-        log.warning("boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID))
+        log.warning(
+            "boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID)
+        )
     gc.freeze()  # what recovery built stays: the collector need not look at it again
     trio.run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED
 
 
-async def _serve(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard) -> None:
+async def _serve(
+    settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard
+) -> None:
     actor = ShardActor(shard, index, board, limits_of(settings))
     stop = trio.Event()
     told_early = note_sigterm()

@@ -1,12 +1,15 @@
-"""The parent of every process: makes what they share, forks them, restarts what dies, stops them in order.
+"""The parent of every process: makes what they share, forks them, restarts what dies, stops them in
+order.
 
-It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it waits for is a signal.
+It is plain and synchronous: no event loop and no thread, so that it can fork at any time. All it
+waits for is a signal.
 
                     death: DOWN, new session,                       SIGTERM, SIGINT, SIGHUP,
                     back-off, fork again                            or no shard is left whose data can be trusted
                        ┌──────┐                                              │
                        ▼      │                                              ▼
-    start ─ fork ─▶  RUNNING ─┘  ──────────────────────────────▶  FRONTS  draining is set, SIGTERM to the fronts
+    start ─ fork ─▶  RUNNING ─┘  ──────────────────────────────▶  FRONTS  draining is set, SIGTERM
+    to the fronts
                                                                      │    all gone, or 8/10 of drain_ms have passed
                                                                      ▼
                                                                   SHARDS  SIGTERM to the shards
@@ -39,7 +42,15 @@ from topics.actors.link import pulse
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import logs
-from topics.process.children import DAMAGED, FAILED, OK, describe_exit, fork, raise_file_limit, wait_for_signal
+from topics.process.children import (
+    DAMAGED,
+    FAILED,
+    OK,
+    describe_exit,
+    fork,
+    raise_file_limit,
+    wait_for_signal,
+)
 from topics.process.listeners import listen, url_of
 from topics.process.notify import Notifier
 
@@ -57,7 +68,9 @@ KILL_AFTER_S = 30.0  # without a sign of life; also while it recovers, where eve
 TICK_S = 1.0
 STARTING_TICK_S = 0.05
 REPLAY_EXTENSION_MS = 30_000
-STOP_EXTENSION_MS = 5_000  # what a stop may take beyond drain_ms, for the kernel to clear away what was killed
+STOP_EXTENSION_MS = (
+    5_000  # what a stop may take beyond drain_ms, for the kernel to clear away what was killed
+)
 
 log = structlog.get_logger()
 
@@ -80,9 +93,13 @@ class Workers:
 
 
 class Child:
-    """One place in the family; processes come and go in it. Times are seconds of the monotonic clock."""
+    """One place in the family; processes come and go in it. Times are seconds of the monotonic
+    clock.
+    """
 
-    def __init__(self, kind: str, index: int, words: FrontWords | ShardWords, main: Callable[[int], None]) -> None:
+    def __init__(
+        self, kind: str, index: int, words: FrontWords | ShardWords, main: Callable[[int], None]
+    ) -> None:
         self.kind = kind
         self.index = index
         self.name = f"{kind} {index}"
@@ -103,13 +120,21 @@ class Child:
         words = self.words
         if _is_up(self):
             self.up_at = min(self.up_at, now)
-        return self.pulse.look((words.spawns, words.heartbeat_ms, words.state, getattr(words, "progress_ppm", 0)), now)
+        return self.pulse.look(
+            (words.spawns, words.heartbeat_ms, words.state, getattr(words, "progress_ppm", 0)), now
+        )
 
     def schedule(self, now: float) -> float:
-        """Plan the restart after a death; the delay in seconds. At once the first time, then 0.1 s, doubling up to 5 s."""
+        """Plan the restart after a death; the delay in seconds. At once the first time, then 0.1 s,
+        doubling up to 5 s.
+        """
         if now - self.up_at >= HEALTHY_S:
             self.failures = 0
-        delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (self.failures - 1)) if self.failures else 0.0
+        delay = (
+            min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (self.failures - 1))
+            if self.failures
+            else 0.0
+        )
         self.failures = min(self.failures + 1, 16)
         self.due = now + delay
         return delay
@@ -133,8 +158,14 @@ class Supervisor:
         self._links = links
         self._listeners = listeners
         self._notifier = notifier
-        self._shards = [Child("shard", index, board.shard(index), workers.shard) for index in range(settings.shards)]
-        self._fronts = [Child("front", index, board.front(index), workers.front) for index in range(settings.fronts)]
+        self._shards = [
+            Child("shard", index, board.shard(index), workers.shard)
+            for index in range(settings.shards)
+        ]
+        self._fronts = [
+            Child("front", index, board.front(index), workers.front)
+            for index in range(settings.fronts)
+        ]
         self._signals = _signals_to_wait_for()
         self._phase = Phase.RUNNING
         self._announced = False
@@ -146,7 +177,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the family alive until it is told to stop; the exit status."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited "ignore" would reap children behind our back
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # an inherited "ignore" would reap children behind our back
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         try:
             while not self._finished():
@@ -174,17 +207,27 @@ class Supervisor:
         child.is_stalled = child.is_condemned = False
         child.words.spawns += 1
         try:
-            child.pid = fork(child.name, lambda: self._in_child(child), log_level=self._settings.log_level)
+            child.pid = fork(
+                child.name, lambda: self._in_child(child), log_level=self._settings.log_level
+            )
         except OSError as error:
-            log.warning("cannot fork", child=child.name, reason=error.strerror, again_in_s=child.schedule(now))
+            log.warning(
+                "cannot fork",
+                child=child.name,
+                reason=error.strerror,
+                again_in_s=child.schedule(now),
+            )
             return
         child.words.pid = child.pid
-        log.info("process started", child=child.name, child_pid=child.pid, spawns=child.words.spawns)
+        log.info(
+            "process started", child=child.name, child_pid=child.pid, spawns=child.words.spawns
+        )
 
     def _in_child(self, child: Child) -> None:
         self._notifier.close()
         for index, listener in enumerate(self._listeners):
-            # A copy that nobody accepts from would keep clients waiting after the others have closed theirs.
+            # A copy that nobody accepts from would keep clients waiting after the others have
+            # closed theirs.
             if (child.kind, child.index) != ("front", index):
                 listener.close()
         child.main(child.index)
@@ -195,7 +238,9 @@ class Supervisor:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            if child := by_pid.pop(pid, None):  # others are orphans that came to us, as they do to process 1 of a container
+            if child := by_pid.pop(
+                pid, None
+            ):  # others are orphans that came to us, as they do to process 1 of a container
                 self._on_death(child, wait_status)
 
     def _on_death(self, child: Child, wait_status: int) -> None:
@@ -263,14 +308,20 @@ class Supervisor:
 
     def _advance(self) -> None:
         """Go on to the next phase of a stop when this one is done, or its time is up."""
-        if self._phase is Phase.FRONTS and (not any(front.pid for front in self._fronts) or self._waited(FRONTS_SHARE)):
+        if self._phase is Phase.FRONTS and (
+            not any(front.pid for front in self._fronts) or self._waited(FRONTS_SHARE)
+        ):
             self._phase = Phase.SHARDS
             self._send(signal.SIGTERM, self._shards)
         if self._phase is Phase.SHARDS and self._waited(1.0):
             self._phase = Phase.KILL
             left = [child.name for child in self._children() if child.pid]
             if left:
-                log.error("processes killed at the end of the drain", children=left, drain_ms=self._settings.drain_ms)
+                log.error(
+                    "processes killed at the end of the drain",
+                    children=left,
+                    drain_ms=self._settings.drain_ms,
+                )
             self._send(signal.SIGKILL, self._children())
 
     def _waited(self, share: float) -> bool:
@@ -282,7 +333,9 @@ class Supervisor:
     def _send(self, number: signal.Signals, children: Sequence[Child]) -> None:
         for child in children:
             if child.pid:
-                os.kill(child.pid, number)  # it is ours and not yet reaped, so the pid is still its own
+                os.kill(
+                    child.pid, number
+                )  # it is ours and not yet reaped, so the pid is still its own
 
     def _kill_all(self) -> None:
         """Leave nobody behind, whatever has gone wrong."""
@@ -295,7 +348,9 @@ class Supervisor:
     # What systemd and the log hear
 
     def _tick(self) -> None:
-        """Once in a while: look at the board and tell systemd. Never twice within one tick, however many signals come."""
+        """Once in a while: look at the board and tell systemd. Never twice within one tick, however
+        many signals come.
+        """
         now = time.monotonic()
         if now < self._tick_at or self._phase is not Phase.RUNNING:
             return
@@ -308,10 +363,19 @@ class Supervisor:
             self._announced = True
             self._notifier.ready()
             damaged = [shard.index for shard in self._shards if shard.is_damaged]
-            log.info("ready", topics=sum(self._board.shard(shard.index).topics for shard in self._shards), damaged=damaged)
+            log.info(
+                "ready",
+                topics=sum(self._board.shard(shard.index).topics for shard in self._shards),
+                damaged=damaged,
+            )
         if self._announced and self._notifier.watchdog_ms:
             self._notifier.watchdog()
-        if waiting and not self._announced and now >= self._extend_at and not any(child.is_stalled for child in self._children()):
+        if (
+            waiting
+            and not self._announced
+            and now >= self._extend_at
+            and not any(child.is_stalled for child in self._children())
+        ):
             self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
             self._extend_at = now + TICK_S
         self._notifier.status(self._status_line(waiting))
@@ -324,36 +388,55 @@ class Supervisor:
         """
         if silent_s >= KILL_AFTER_S and not child.is_condemned:
             child.is_condemned = True
-            log.error("stalled process killed", child=child.name, child_pid=child.pid, silent_s=round(silent_s, 1))
+            log.error(
+                "stalled process killed",
+                child=child.name,
+                child_pid=child.pid,
+                silent_s=round(silent_s, 1),
+            )
             self._send(signal.SIGKILL, [child])
         elif child.is_stalled != (silent_s >= STALLED_S):
             child.is_stalled = not child.is_stalled
             if child.is_stalled:
-                log.error("process stalled", child=child.name, child_pid=child.pid, killed_after_s=KILL_AFTER_S)
+                log.error(
+                    "process stalled",
+                    child=child.name,
+                    child_pid=child.pid,
+                    killed_after_s=KILL_AFTER_S,
+                )
             else:
                 log.info("process answers again", child=child.name, child_pid=child.pid)
 
     def _status_line(self, waiting: Sequence[Child]) -> str:
         total, damaged = len(self._shards), [shard for shard in self._shards if shard.is_damaged]
         troubles = "".join(f"; {shard.name} is damaged, see the log" for shard in damaged)
-        troubles += "".join(f"; {child.name} is stalled" for child in self._children() if child.is_stalled)
+        troubles += "".join(
+            f"; {child.name} is stalled" for child in self._children() if child.is_stalled
+        )
         if not waiting:
             serving = f"{total - len(damaged)} of {total} shards" if damaged else f"{total} shards"
             return (f"serving, {serving}" if self._announced else "starting") + troubles
-        done = sum(self._board.shard(shard.index).progress_ppm if shard in waiting else 1_000_000 for shard in self._shards)
+        done = sum(
+            self._board.shard(shard.index).progress_ppm if shard in waiting else 1_000_000
+            for shard in self._shards
+        )
         ready = total - len(waiting) - len(damaged)
         return f"replaying, {done // (10_000 * total)} %, {ready} of {total} shards ready{troubles}"
 
     def _tick_s(self) -> float:
         if not self._announced:
             return STARTING_TICK_S
-        return min(TICK_S, self._notifier.watchdog_ms / 3000) if self._notifier.watchdog_ms else TICK_S
+        return (
+            min(TICK_S, self._notifier.watchdog_ms / 3000) if self._notifier.watchdog_ms else TICK_S
+        )
 
     def _patience(self) -> float:
         """How long nothing but a signal can be of interest, in seconds."""
         next_at = math.inf
         if self._phase is Phase.RUNNING:
-            next_at = min([self._tick_at, *(child.due for child in self._children() if not child.pid)])
+            next_at = min(
+                [self._tick_at, *(child.due for child in self._children() if not child.pid)]
+            )
         elif self._phase is not Phase.KILL:
             share = FRONTS_SHARE if self._phase is Phase.FRONTS else 1.0
             next_at = self._stop_at + share * self._settings.drain_ms / 1000
@@ -380,7 +463,11 @@ def _is_up(child: Child) -> bool:
 def _signals_to_wait_for() -> set[signal.Signals]:
     """A hang-up stops the server, unless it was started with nohup."""
     wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    return wanted if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else wanted - {signal.SIGHUP}
+    return (
+        wanted
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        else wanted - {signal.SIGHUP}
+    )
 
 
 MakeWorkers = Callable[
@@ -390,7 +477,11 @@ MakeWorkers = Callable[
 
 
 def _real_workers(
-    settings: Settings, access: Access, board: Board, links: Sequence[Sequence[LinkMemory]], listeners: Sequence[socket.socket]
+    settings: Settings,
+    access: Access,
+    board: Board,
+    links: Sequence[Sequence[LinkMemory]],
+    listeners: Sequence[socket.socket],
 ) -> Workers:
     """Each imports its program in the child, so that the parent never loads a server."""
 
@@ -407,7 +498,12 @@ def _real_workers(
     return Workers(front, shard)
 
 
-def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: MakeWorkers = _real_workers) -> int:
+def serve(
+    settings: Settings,
+    access: Access,
+    notifier: Notifier,
+    make_workers: MakeWorkers = _real_workers,
+) -> int:
     """Run a whole server; the exit status."""
     from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
@@ -422,7 +518,10 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
         log.critical("cannot start", reason=str(error))
         return FAILED
     except OSError as error:
-        log.critical("cannot start", reason=f"{error} (host {settings.host}, port {settings.port}, data {settings.data_dir})")
+        log.critical(
+            "cannot start",
+            reason=f"{error} (host {settings.host}, port {settings.port}, data {settings.data_dir})",
+        )
         return FAILED
     settings = _with_stored_shards(settings, directory.shards)
     soft_limit, file_limit = raise_file_limit()
@@ -434,16 +533,22 @@ def serve(settings: Settings, access: Access, notifier: Notifier, make_workers: 
 def _with_stored_shards(settings: Settings, stored: int) -> Settings:
     if stored == settings.shards:
         return settings
-    log.warning("the data directory keeps its shard count", shards=stored, asked_for=settings.shards)
+    log.warning(
+        "the data directory keeps its shard count", shards=stored, asked_for=settings.shards
+    )
     return replace(settings, shards=stored)
 
 
 def _announce(settings: Settings, access: Access, listeners: Sequence[socket.socket]) -> None:
     """The first lines of the log; programs read ``url`` from the event ``listening``."""
     if not access.enabled:
-        log.warning("NO API KEYS ARE CONFIGURED: everyone who reaches this port may read, write and delete everything")
+        log.warning(
+            "NO API KEYS ARE CONFIGURED: everyone who reaches this port may read, write and delete everything"
+        )
         if not settings.loopback:
-            log.warning("THE PORT IS OPEN TO THE NETWORK WITHOUT KEYS, because TOPICS_ALLOW_INSECURE_NO_AUTH is set")
+            log.warning(
+                "THE PORT IS OPEN TO THE NETWORK WITHOUT KEYS, because TOPICS_ALLOW_INSECURE_NO_AUTH is set"
+            )
     log.info(
         "listening",
         url=url_of(listeners[0]),
@@ -456,7 +561,11 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
 
 
 def _run_family(
-    settings: Settings, access: Access, notifier: Notifier, listeners: Sequence[socket.socket], make_workers: MakeWorkers
+    settings: Settings,
+    access: Access,
+    notifier: Notifier,
+    listeners: Sequence[socket.socket],
+    make_workers: MakeWorkers,
 ) -> int:
     """Make what the processes share, then be their parent."""
     from topics.actors.link.board import Board
@@ -464,6 +573,9 @@ def _run_family(
 
     board = Board.create(settings.shards, settings.fronts)
     board.started_ms = time.time_ns() // 1_000_000
-    links = [[LinkMemory.create(front, shard, settings) for shard in range(settings.shards)] for front in range(settings.fronts)]
+    links = [
+        [LinkMemory.create(front, shard, settings) for shard in range(settings.shards)]
+        for front in range(settings.fronts)
+    ]
     workers = make_workers(settings, access, board, links, listeners)
     return Supervisor(settings, board, links, listeners, workers, notifier).run()

@@ -16,7 +16,9 @@ _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
 
 
 class JobError(Exception):
-    """The job did not finish. The text is one line: the refusal or the broken line, if there is one."""
+    """The job did not finish. The text is one line: the refusal or the broken line, if there is
+    one.
+    """
 
 
 class BrokenLine(Exception):

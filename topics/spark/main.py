@@ -141,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_job(options: argparse.Namespace) -> Summary:
     """The job that the command line asks for, in a session of its own."""
-    target = Target(url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), retries=options.retries)
+    target = Target(
+        url=options.url, api_key=os.environ.get("TOPICS_API_KEY"), retries=options.retries
+    )
     source = options.source if "://" in options.source else str(Path(options.source).resolve())
     # Everything that needs no JVM comes first; PySpark alone takes a second to load.
     check_source(source)

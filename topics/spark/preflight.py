@@ -32,8 +32,8 @@ def check_source(source: str) -> None:
 def check_server(target: Target, topic: str, durability: str | None) -> None:
     """Ask for the topic, and whether this key may do what the job does. Changes nothing.
 
-    A server that is busy or recovering is waited for, as by the job; an address where nobody answers
-    is told at once. Raises ``RequestError`` or ``JobError``.
+    A server that is busy or recovering is waited for, as by the job; an address where nobody
+    answers is told at once. Raises ``RequestError`` or ``JobError``.
     """
     if mistake := mistake_in(target):
         raise JobError(mistake)
@@ -61,7 +61,9 @@ def _ask(target: Target, topic: str, durability: str | None) -> dict[str, Any] |
 def refuse_queue(topic: str, state: dict[str, Any]) -> None:
     """Raises ``JobError`` for a queue: rows that land there are jobs that somebody works off."""
     if state["config"].get("type", "log") != "log":
-        raise JobError(f'topic "{topic}" is a {state["config"]["type"]}; rows are loaded into a topic of type log only')
+        raise JobError(
+            f'topic "{topic}" is a {state["config"]["type"]}; rows are loaded into a topic of type log only'
+        )
 
 
 def check_spark() -> None:
@@ -73,12 +75,18 @@ def check_spark() -> None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     where = f"{java}{' (from JAVA_HOME)' if home else ''}"
     if java is None:
-        raise JobError(f"Spark needs Java {JAVA_MIN} or newer, and there is no java on PATH. {INSTALL_JAVA}")
+        raise JobError(
+            f"Spark needs Java {JAVA_MIN} or newer, and there is no java on PATH. {INSTALL_JAVA}"
+        )
     version = _java_version(java)
     if version is None:
-        raise JobError(f"Spark needs Java {JAVA_MIN} or newer, and {where} does not run. {INSTALL_JAVA}")
+        raise JobError(
+            f"Spark needs Java {JAVA_MIN} or newer, and {where} does not run. {INSTALL_JAVA}"
+        )
     if version < JAVA_MIN:
-        raise JobError(f"Spark needs Java {JAVA_MIN} or newer, and {where} is of version {version}. {INSTALL_JAVA}")
+        raise JobError(
+            f"Spark needs Java {JAVA_MIN} or newer, and {where} is of version {version}. {INSTALL_JAVA}"
+        )
 
 
 def _java_version(java: str) -> int | None:

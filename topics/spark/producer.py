@@ -2,10 +2,11 @@
 
     python -m topics.spark SOURCE TOPIC [options]
 
-Spark encodes each row as JSON, the executors cut the rows into batches and append them, one request a batch. Every batch has
-an idempotency key made of job, partition, place and content, so a task that Spark retries, and a whole job that is run again
-within the topic's ``idempotency_window_ms``, append nothing twice. What the job id must not hide: other ``--partitions``,
-``--batch-records`` or ``--batch-bytes`` make other batches, which are appended again.
+Spark encodes each row as JSON, the executors cut the rows into batches and append them, one request
+a batch. Every batch has an idempotency key made of job, partition, place and content, so a task
+that Spark retries, and a whole job that is run again within the topic's ``idempotency_window_ms``,
+append nothing twice. What the job id must not hide: other ``--partitions``, ``--batch-records`` or
+``--batch-bytes`` make other batches, which are appended again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 HOUR_MS = 60 * 60 * 1000
-WINDOW_MS = 7 * 24 * HOUR_MS  # of a topic that the producer makes: a job that failed on Friday is run again on Monday
+WINDOW_MS = (
+    7 * 24 * HOUR_MS
+)  # of a topic that the producer makes: a job that failed on Friday is run again on Monday
 FIRST_CONNECTS = 3
 TAG_LINES = 1000  # JSON lines in which a tag column is looked for
 
@@ -44,7 +47,8 @@ def say(line: str) -> None:
 
 
 def session(*, cores: int = 2, partitions: int = 8, name: str = "topics-producer") -> SparkSession:
-    """A local session whose tasks are retried, with executors that find this interpreter and this package.
+    """A local session whose tasks are retried, with executors that find this interpreter and this
+    package.
 
     ``partitions`` fixes how files are split, so that the number of cores has no part in the keys.
     Raises ``JobError`` without a Java that Spark can run on.
@@ -91,16 +95,20 @@ def produce(
 ) -> Summary:
     """Append every row of ``df`` to ``topic`` and return the figures.
 
-    A row becomes ``{"data": {column: value, ...}}`` (nulls kept), with ``tag_column``'s value as tag where it is not null.
-    A TIMESTAMP is shown in UTC, a TIMESTAMP_NTZ without a zone, both with microseconds.
-    ``job_id`` names the job for idempotency; ``df`` is then computed once, and ``progress`` has a share to show only when the
-    number of rows is given as ``total``. By default the job is named after ``source``, the schema and the rows themselves, so
-    the same rows are the same job; that computes ``df`` twice. Computed again, it must give the same rows in the same
-    partitions and order: what comes out of a shuffle must be sorted within its partitions first. Raises ``RequestError`` when
-    the topic cannot be made, ``JobError`` when it is a queue, or tasks failed for good: what they had
-    appended stays, and the same job run again does not append it twice.
+    A row becomes ``{"data": {column: value, ...}}`` (nulls kept), with ``tag_column``'s value as
+    tag where it is not null. A TIMESTAMP is shown in UTC, a TIMESTAMP_NTZ without a zone, both with
+    microseconds. ``job_id`` names the job for idempotency; ``df`` is then computed once, and
+    ``progress`` has a share to show only when the number of rows is given as ``total``. By default
+    the job is named after ``source``, the schema and the rows themselves, so the same rows are the
+    same job; that computes ``df`` twice. Computed again, it must give the same rows in the same
+    partitions and order: what comes out of a shuffle must be sorted within its partitions first.
+    Raises ``RequestError`` when the topic cannot be made, ``JobError`` when it is a queue, or tasks
+    failed for good: what they had appended stays, and the same job run again does not append it
+    twice.
     """
-    target = target or Target(url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY"))
+    target = target or Target(
+        url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY")
+    )
     started = time.monotonic()
     # A wrong address is told at once; later, a server that restarts is waited for.
     with TopicsClient(replace(target, connect_retries=FIRST_CONNECTS)) as client:
@@ -109,7 +117,9 @@ def produce(
         with spark_errors():
             _look_for_tags(df, tag_column, warn)
             encoded = df.select(record_column(df, tag_column).alias("record"))
-            total, job = (total, job_id) if job_id else fingerprint(encoded, source, df.schema.json())
+            total, job = (
+                (total, job_id) if job_id else fingerprint(encoded, source, df.schema.json())
+            )
             task = SendTask(
                 target=target,
                 topic=topic,
@@ -133,7 +143,9 @@ def _look_for_tags(df: DataFrame, tag_column: str | None, warn: Callable[[str], 
     if tag_column is None or not are_lines(df):
         return
     if not df.limit(TAG_LINES).where(member(tag_column).isNotNull()).limit(1).collect():
-        warn(f'none of the first {TAG_LINES:,} lines has a member "{tag_column}": their records have no tag')
+        warn(
+            f'none of the first {TAG_LINES:,} lines has a member "{tag_column}": their records have no tag'
+        )
 
 
 def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
@@ -148,8 +160,12 @@ def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
     return told if moved else ""
 
 
-def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: Callable[[str], None]) -> dict[str, Any]:
-    """Make the topic if it is absent and return its state. A topic that exists keeps its config, but for a named durability."""
+def open_topic(
+    client: TopicsClient, topic: str, durability: str | None, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Make the topic if it is absent and return its state. A topic that exists keeps its config,
+    but for a named durability.
+    """
     wanted: dict[str, Any] = {} if durability is None else {"durability": durability}
     state = client.state(topic)
     if state is None:
@@ -158,7 +174,9 @@ def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: C
         client.put_topic(topic, wanted)
     state = client.state(topic)
     if state is None:
-        raise RequestError(topic, 404, "topic_not_found", "it was deleted at once after it was made")
+        raise RequestError(
+            topic, 404, "topic_not_found", "it was deleted at once after it was made"
+        )
     refuse_queue(topic, state)
     window_ms = state["config"]["idempotency_window_ms"]
     if window_ms < HOUR_MS:
@@ -169,13 +187,19 @@ def open_topic(client: TopicsClient, topic: str, durability: str | None, warn: C
     return state
 
 
-def run(encoded: DataFrame, task: SendTask, total: int | None, progress: TextIO | None) -> list[Row]:
+def run(
+    encoded: DataFrame, task: SendTask, total: int | None, progress: TextIO | None
+) -> list[Row]:
     """Send all partitions and return their figures, with progress on the way."""
     figures = map_arrow(encoded, task, FIGURES_DDL)
     if progress is None:
         return figures.collect()
     # A monitor of its own: one try, short patience, so that it never holds up the end of the job.
-    with TopicsClient(Target(url=task.target.url, api_key=task.target.api_key, retries=0, connect_s=1.0, read_s=2.0)) as monitor:
+    with TopicsClient(
+        Target(
+            url=task.target.url, api_key=task.target.api_key, retries=0, connect_s=1.0, read_s=2.0
+        )
+    ) as monitor:
 
         def done() -> int | None:
             try:

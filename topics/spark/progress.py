@@ -14,7 +14,9 @@ LINE_S = 5.0  # elsewhere: one line each
 
 
 def line_of(done: int, total: int | None, seconds: float) -> str:
-    """``141,000 of 336,776 records, 41 %, 52,311 records/s``; ``141,000 records, 52,311 records/s`` when nobody knows the total."""
+    """``141,000 of 336,776 records, 41 %, 52,311 records/s``; ``141,000 records, 52,311 records/s``
+    when nobody knows the total.
+    """
     rate = f"{done / seconds if seconds > 0 else 0.0:,.0f} records/s"
     if total is None:
         return f"{done:,} records, {rate}"
@@ -34,10 +36,11 @@ def _percent(done: int, total: int) -> int:
 
 
 class Progress:
-    """Shows ``done()`` against ``total``, where there is one, from a thread of its own while the block runs, and once at its end.
+    """Shows ``done()`` against ``total``, where there is one, from a thread of its own while the
+    block runs, and once at its end.
 
-    ``done`` is an estimate; it returns None when it cannot tell now, then the last figure stays. It runs in the thread, never
-    after the block. ``finish`` replaces it by what was really done.
+    ``done`` is an estimate; it returns None when it cannot tell now, then the last figure stays. It
+    runs in the thread, never after the block. ``finish`` replaces it by what was really done.
     """
 
     def __init__(self, out: TextIO, total: int | None, done: Callable[[], int | None]) -> None:
@@ -55,7 +58,12 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._thread.join()
         if self._finished is not None:
@@ -73,11 +81,17 @@ class Progress:
         while not self._over.wait(REDRAW_S if self._tty else LINE_S):
             done = self._ask()
             # Head and finished tasks are two views of the same work; what is shown never goes back.
-            self._done = max(self._done, done or 0 if self._total is None else min(done or 0, self._total))
+            self._done = max(
+                self._done, done or 0 if self._total is None else min(done or 0, self._total)
+            )
             self._show()
 
     def _show(self) -> None:
         seconds = time.monotonic() - self._started
-        text = bar_of(self._done, self._total, seconds) if self._tty else line_of(self._done, self._total, seconds)
+        text = (
+            bar_of(self._done, self._total, seconds)
+            if self._tty
+            else line_of(self._done, self._total, seconds)
+        )
         self._out.write(f"\r\x1b[K{text}" if self._tty else f"{text}\n")
         self._out.flush()

@@ -68,8 +68,8 @@ EXCERPT_CHARS = 80
 EXCERPT_BYTES = 1024  # of a broken line, for the message and to find it in the file
 FIELD_MAX_CHARS = 1 << 30  # csv's own bound is 128 KiB
 
-# How a value of a CSV column may be written; the first that fits. Numbers are written as in JSON, so
-# that 007 and +5 stay text. A double holds integers of 15 digits, and gives 17 digits back.
+# How a value of a CSV column may be written; the first that fits. Numbers are written as in JSON,
+# so that 007 and +5 stay text. A double holds integers of 15 digits, and gives 17 digits back.
 _SHORT, _LONG, _HUGE, _FRACTION, _TRUTH, _TEXT = (1 << bit for bit in range(6))
 _FRACTION_PATTERN = r"-?(?=[0-9.]{1,18}([eE]|\z))(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _KINDS = (
@@ -92,7 +92,8 @@ _TYPES = (
 def read(spark: SparkSession, source: str, form: str | None, options: dict[str, str]) -> DataFrame:
     """The rows of ``source``, a path or URI that Spark can read.
 
-    ``form`` is one of ``FORMATS``; without it the suffix decides. Raises ``JobError`` when Spark cannot read it, or when a line is broken.
+    ``form`` is one of ``FORMATS``; without it the suffix decides. Raises ``JobError`` when Spark
+    cannot read it, or when a line is broken.
     """
     kind = form or format_of(source)
     with spark_errors():
@@ -127,7 +128,9 @@ def _read_csv(spark: SparkSession, source: str, options: dict[str, str]) -> Data
 def _read_json(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
     if options:
         given = {name.lower() for name in options}
-        defaults = {name: value for name, value in JSON_DEFAULTS.items() if name.lower() not in given}
+        defaults = {
+            name: value for name, value in JSON_DEFAULTS.items() if name.lower() not in given
+        }
         return spark.read.format("json").options(**defaults, **options).load(source)
     from pyspark.sql import functions as f
 
@@ -151,7 +154,10 @@ def typed(df: DataFrame) -> DataFrame:
         return df
     columns = {name: f.col(quoted(name)) for name in df.columns}
     kinds = df.agg(*(f.bit_or(kind(column)) for column in columns.values())).collect()[0]
-    typed = [column.cast(type_of(kinds[i] or 0)).alias(name) for i, (name, column) in enumerate(columns.items())]
+    typed = [
+        column.cast(type_of(kinds[i] or 0)).alias(name)
+        for i, (name, column) in enumerate(columns.items())
+    ]
     return df.select(*typed)
 
 

@@ -1,4 +1,6 @@
-"""Rows as append records, rows as a name for the job, and the way to the executors: no Python for a single row."""
+"""Rows as append records, rows as a name for the job, and the way to the executors: no Python for a
+single row.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,26 @@ TO_JSON = {
 
 
 def record_column(df: DataFrame, tag_column: str | None) -> Column:
-    """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as topics/client/chunks.py takes it."""
+    """``{"data":{...},"tag":"..."},`` for each row: a record and a comma, as
+    topics/client/chunks.py takes it.
+    """
     from pyspark.sql import functions as f
 
     lines = are_lines(df)
-    data = f.col("value") if lines else f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), TO_JSON)
+    data = (
+        f.col("value")
+        if lines
+        else f.to_json(f.struct(*(f.col(quoted(name)) for name in df.columns)), TO_JSON)
+    )
     plain = f.concat(f.lit('{"data":'), data, f.lit("},"))
     if tag_column is None:
         return plain
     tag = member(tag_column) if lines else f.col(quoted(tag_column)).cast("string")
     # {"tag":"..."} without its first brace: to_json does the escaping.
     tail = f.substring(f.to_json(f.struct(tag.alias("tag"))), 2, 2**31 - 1)
-    return f.when(tag.isNull(), plain).otherwise(f.concat(f.lit('{"data":'), data, f.lit(","), tail, f.lit(",")))
+    return f.when(tag.isNull(), plain).otherwise(
+        f.concat(f.lit('{"data":'), data, f.lit(","), tail, f.lit(","))
+    )
 
 
 def are_lines(df: DataFrame) -> bool:
@@ -56,11 +66,14 @@ def quoted(name: str) -> str:
 
 
 def fingerprint(encoded: DataFrame, source: str, schema: str) -> tuple[int, str]:
-    """How many rows there are, and a job id of source, schema and rows, whatever their order. One pass over the rows."""
+    """How many rows there are, and a job id of source, schema and rows, whatever their order. One
+    pass over the rows.
+    """
     from pyspark.sql import functions as f
 
     digest = f.xxhash64("record")
-    # Two sums of independent halves: a plain sum of 64 bit hashes would overflow, which Spark's ANSI mode refuses.
+    # Two sums of independent halves: a plain sum of 64 bit hashes would overflow, which Spark's
+    # ANSI mode refuses.
     low, high = f.sum(digest.bitwiseAND(0xFFFFFFFF)), f.sum(f.shiftrightunsigned(digest, 32))
     count, *sums = encoded.agg(f.count("*"), low, high).collect()[0]
     job = blake2b(repr((source, schema, count, sums)).encode(), digest_size=8).hexdigest()
@@ -74,13 +87,16 @@ def map_arrow(
 ) -> DataFrame:
     """``df.mapInArrow(function, schema)`` without its demand for pandas.
 
-    PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is not installed, though nothing
-    on this path uses it: 100 MB for an import check. These are the same two steps without the check.
+    PySpark 4.3 builds the function through ``pandas_udf``, which refuses to work where pandas is
+    not installed, though nothing on this path uses it: 100 MB for an import check. These are the
+    same two steps without the check.
     """
     from pyspark.sql import DataFrame
     from pyspark.sql.udf import UserDefinedFunction
     from pyspark.util import PythonEvalType
 
-    udf = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    udf = UserDefinedFunction(
+        function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
     column = udf(*(df[quoted(name)] for name in df.columns))
     return DataFrame(df._jdf.mapInArrow(column._jc, False, None), df.sparkSession)  # noqa: SLF001

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a job did. ``appended + deduped == records``; ``head_before`` and ``head_after`` are the server's own count."""
+    """What a job did. ``appended + deduped == records``; ``head_before`` and ``head_after`` are the
+    server's own count.
+    """
 
     topic: str
     job_id: str
@@ -60,7 +62,14 @@ class Summary:
         return f"The server does NOT agree: {heads}, {self.appended - moved:,} fewer than it acknowledged."
 
 
-def summarize(topic: str, job: str, figures: Sequence[Row], before: dict[str, Any], after: dict[str, Any], seconds: float) -> Summary:
+def summarize(
+    topic: str,
+    job: str,
+    figures: Sequence[Row],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    seconds: float,
+) -> Summary:
     """Add the partitions' figures up and set them beside the server's head."""
     names = ("records", "appended", "deduped", "requests", "retries", "repeated")
     sums = {name: sum(row[name] for row in figures) for name in names}

@@ -1,7 +1,9 @@
-"""The executor's side of the Spark producer: Arrow batches of encoded records in, appends out, one line of figures back.
+"""The executor's side of the Spark producer: Arrow batches of encoded records in, appends out, one
+line of figures back.
 
-This module is imported by executors, so it needs neither a session nor the server's packages. One instance of ``SendTask``
-runs in every task: ``mapInArrow`` calls it with the partition's batches and takes one row of figures from it.
+This module is imported by executors, so it needs neither a session nor the server's packages. One
+instance of ``SendTask`` runs in every task: ``mapInArrow`` calls it with the partition's batches
+and takes one row of figures from it.
 """
 
 from __future__ import annotations
@@ -17,19 +19,34 @@ from topics.client.keys import chunk_key
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The figures of a partition, in the order of its row. `appended` are records that got a seq above the head that the topic had
-# before the job, whichever attempt wrote them; `deduped` are records that an earlier run had written.
-FIGURES = ("partition", "records", "appended", "deduped", "requests", "retries", "repeated", "first_seq", "last_seq")
+# The figures of a partition, in the order of its row. `appended` are records that got a seq above
+# the head that the topic had before the job, whichever attempt wrote them; `deduped` are records
+# that an earlier run had written.
+FIGURES = (
+    "partition",
+    "records",
+    "appended",
+    "deduped",
+    "requests",
+    "retries",
+    "repeated",
+    "first_seq",
+    "last_seq",
+)
 FIGURES_DDL = ", ".join(f"{name} bigint" for name in FIGURES)
 
 
 class Figures:
-    """What one partition did. ``repeated`` counts the requests that the server answered with an earlier answer."""
+    """What one partition did. ``repeated`` counts the requests that the server answered with an
+    earlier answer.
+    """
 
     def __init__(self, partition: int, head_before: int) -> None:
         self.partition = partition
         self.head_before = head_before
-        self.records = self.appended = self.deduped = self.requests = self.retries = self.repeated = 0
+        self.records = self.appended = self.deduped = self.requests = self.retries = (
+            self.repeated
+        ) = 0
         self.first_seq = self.last_seq = 0
 
     def note(self, chunk: Chunk, receipt: Receipt) -> None:
@@ -52,7 +69,8 @@ class Figures:
 class SendTask:
     """Send a partition to ``topic``. Pickled by the driver, called by ``mapInArrow`` in every task.
 
-    ``settled`` is a Spark accumulator: it grows when a task is done, also by records that were written before.
+    ``settled`` is a Spark accumulator: it grows when a task is done, also by records that were
+    written before.
     """
 
     target: Target
@@ -65,7 +83,9 @@ class SendTask:
     settled: Any
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send everything; a ``RequestError`` fails the task, and Spark runs it again with the same keys."""
+        """Send everything; a ``RequestError`` fails the task, and Spark runs it again with the same
+        keys.
+        """
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -74,7 +94,9 @@ class SendTask:
         figures = Figures(context.partitionId(), self.head_before)
         with TopicsClient(self.target) as client:
             for chunk in self._chunks(batches):
-                key = chunk_key(self.scope, self.topic, figures.partition, chunk.number, chunk.count, chunk.body)
+                key = chunk_key(
+                    self.scope, self.topic, figures.partition, chunk.number, chunk.count, chunk.body
+                )
                 figures.note(chunk, client.append(self.topic, chunk.body, chunk.count, key))
             figures.requests, figures.retries = client.requests, client.retries
         self.settled.add(figures.records)
@@ -88,7 +110,9 @@ class SendTask:
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
-    """Offsets and data of an Arrow string column without nulls, in place: the block that ``Chunker.add`` takes."""
+    """Offsets and data of an Arrow string column without nulls, in place: the block that
+    ``Chunker.add`` takes.
+    """
     import pyarrow as pa
 
     assert column.null_count == 0, "every row was encoded"

@@ -1,4 +1,5 @@
-"""Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever. Integers little-endian.
+"""Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever.
+Integers little-endian.
 
     offset  size  field        meaning
     0       8     magic        "TPCKPT01"
@@ -10,7 +11,8 @@
     33      7     zero
     40      8     body_len
     48      ...   body         CBOR items: the shard's map (last_id, last_epoch, reserved_ts, segments, boot), then
-                                     one for each topic, and some with keys that outlive their records
+                                     one for each topic, and some with keys that outlive their
+                                     records
 
 Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the
 newest that is whole is used. A file without a meaning, ``next.reserve``, holds room for the next
@@ -54,7 +56,9 @@ class Checkpoint(NamedTuple):
     clean: bool
     shard: dict[str, Any]
     topics: list[dict[str, Any]]
-    keys: dict[int, list[list[Any]]]  # by topic: idempotency keys that outlive their records: key, first seq, count, $ts
+    keys: dict[
+        int, list[list[Any]]
+    ]  # by topic: idempotency keys that outlive their records: key, first seq, count, $ts
 
     @property
     def segments(self) -> list[int]:
@@ -70,7 +74,9 @@ class Kept(NamedTuple):
 
 
 class UnknownVersion(Exception):
-    """A checkpoint of a version that this program does not read. ``path``: its file, once that is known."""
+    """A checkpoint of a version that this program does not read. ``path``: its file, once that is
+    known.
+    """
 
     path: Path | None = None
 
@@ -80,7 +86,9 @@ def encode_item(value: dict[str, Any]) -> bytes:
     return cbor2.dumps(value)
 
 
-def encode(position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool) -> list[Buffer]:
+def encode(
+    position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool
+) -> list[Buffer]:
     """The file's bytes, in pieces; ``items`` are encoded already."""
     head = _BODY_HEAD.pack(position, replay_from, clean, sum(map(len, items)))
     crc = crc32c.crc32c(head)
@@ -99,11 +107,15 @@ def is_whole(data: bytes) -> bool:
     if version != VERSION:
         raise UnknownVersion(f"has format version {version}; this program reads version {VERSION}")
     *_, body_len = _BODY_HEAD.unpack_from(data, _HEAD.size)
-    return len(data) == HEADER_BYTES + body_len and bool(crc32c.crc32c(memoryview(data)[_HEAD.size :]) == crc)
+    return len(data) == HEADER_BYTES + body_len and bool(
+        crc32c.crc32c(memoryview(data)[_HEAD.size :]) == crc
+    )
 
 
 def decode(data: bytes, pulse: Pulse | None = None) -> Checkpoint | None:
-    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`. ``pulse`` gets signs of life."""
+    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`. ``pulse`` gets signs
+    of life.
+    """
     if not is_whole(data):
         return None
     position, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
@@ -126,8 +138,11 @@ def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
         yield cbor2.load(stream)
 
 
-def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False) -> None:
-    """Make a checkpoint durable, then let go of all but the newest one before it that is whole. Raises OSError: then there is none.
+def write(
+    folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False
+) -> None:
+    """Make a checkpoint durable, then let go of all but the newest one before it that is whole.
+    Raises OSError: then there is none.
 
     ``items``: as `encode_item` gave them, the shard's first.
     """
@@ -142,7 +157,8 @@ def write(folder: Path, position: int, replay_from: int, items: Sequence[Buffer]
             path.unlink(missing_ok=True)  # its name may be there and not be durable
         raise
     with contextlib.suppress(OSError):  # the next one tries again
-        # A damaged one counts for nothing: it must not push out the one that a start would fall back on.
+        # A damaged one counts for nothing: it must not push out the one that a start would fall
+        # back on.
         kept = next((old for old in earlier if is_whole(old.read_bytes())), None)
         for old in earlier:
             if old != kept:
@@ -177,7 +193,9 @@ def keep_room(folder: Path, size: int = 0) -> None:
 
 
 def whole(folder: Path, pulse: Pulse | None = None) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `UnknownVersion`. ``pulse`` gets signs of life."""
+    """All whole checkpoints, the newest first. Raises `UnknownVersion`. ``pulse`` gets signs of
+    life.
+    """
     found = []
     for path in _paths(folder):
         try:

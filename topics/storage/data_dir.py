@@ -1,7 +1,7 @@
 """The data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
 
-``LOCK`` is held by flock(2) and names its holder's pid. The file descriptor goes to every forked process on purpose: as
-long as one of them lives, nobody else can write here.
+``LOCK`` is held by flock(2) and names its holder's pid. The file descriptor goes to every forked
+process on purpose: as long as one of them lives, nobody else can write here.
 
 ``meta``, integers little-endian:
 
@@ -33,7 +33,9 @@ MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
 PARTS = frozenset({"wal", "blob", "segment", "checkpoint"})  # the directories beside meta
-_OURS = frozenset({"LOCK", "meta", "meta.new", "lost+found"})  # what a directory without meta may hold
+_OURS = frozenset(
+    {"LOCK", "meta", "meta.new", "lost+found"}
+)  # what a directory without meta may hold
 
 
 class DataDirectoryInUse(Exception):
@@ -41,7 +43,9 @@ class DataDirectoryInUse(Exception):
 
 
 class DataDirectoryDamaged(Exception):
-    """What stands there is not ours, is damaged, or is of a version that this program does not know."""
+    """What stands there is not ours, is damaged, or is of a version that this program does not
+    know.
+    """
 
 
 class NotADataDirectory(Exception):
@@ -94,16 +98,21 @@ class DataDirectory:
 
 @contextlib.contextmanager
 def held_for_reading(path: Path) -> Iterator[int]:
-    """The shard count of a directory that no server has, nor can take meanwhile. Nothing in it is changed.
+    """The shard count of a directory that no server has, nor can take meanwhile. Nothing in it is
+    changed.
 
     Raises ``NotADataDirectory``, ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
     """
     if not path.is_dir():
-        raise NotADataDirectory(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
+        raise NotADataDirectory(
+            f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
+        )
     if not (path / "meta").exists():
         ours = sorted(entry.name for entry in path.iterdir() if entry.name in PARTS)
         if ours:
-            raise DataDirectoryDamaged(f"{path} has {', '.join(ours)}, but its file meta is missing")
+            raise DataDirectoryDamaged(
+                f"{path} has {', '.join(ours)}, but its file meta is missing"
+            )
         raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
     # A copy may have no LOCK; then nobody can hold it, and the directory itself stands in.
     lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
@@ -135,7 +144,9 @@ def decode_meta(data: bytes) -> int:
     if checksum != crc32c(data[:_CRC_AT]):
         raise ValueError(f"offset {_CRC_AT}: its checksum is wrong")
     if version != VERSION:
-        raise ValueError(f"offset 8: its format version is {version}, this program knows only {VERSION}")
+        raise ValueError(
+            f"offset 8: its format version is {version}, this program knows only {VERSION}"
+        )
     return int(shards)
 
 
@@ -171,7 +182,9 @@ def _lock(path: Path) -> int:
 
 def _in_use(path: Path, lock: int) -> DataDirectoryInUse:
     holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
-    return DataDirectoryInUse(f"the data directory {path} is in use by process {holder or '(unknown)'}")
+    return DataDirectoryInUse(
+        f"the data directory {path} is in use by process {holder or '(unknown)'}"
+    )
 
 
 def _read_meta(path: Path) -> int | None:
@@ -188,12 +201,18 @@ def _read_meta(path: Path) -> int | None:
 
 def _refuse_strangers(path: Path) -> None:
     if not (path / "meta").exists() and (strangers := _strangers(path)):
-        raise DataDirectoryDamaged(f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}")
+        raise DataDirectoryDamaged(
+            f"{path} has no file meta, but is not empty: it holds {', '.join(strangers[:5])}"
+        )
 
 
 def _strangers(path: Path) -> list[str]:
     """What a directory without ``meta`` holds and a new one would not."""
-    return sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS and not entry.name.startswith("."))
+    return sorted(
+        entry.name
+        for entry in path.iterdir()
+        if entry.name not in _OURS and not entry.name.startswith(".")
+    )
 
 
 def _write_meta(path: Path, shards: int) -> None:

@@ -15,7 +15,9 @@ from topics.engine.store import Unreadable
 from topics.formats.api.requests import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
-ADVICE_BYTES = 128 * 1024  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
+ADVICE_BYTES = (
+    128 * 1024
+)  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
 MARGIN_BYTES = 1 << 20  # a file that is made whole leaves so much to others
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
@@ -27,9 +29,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Damaged(Unreadable):
-    """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by itself.
+    """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by
+    itself.
 
-    At a start it stops the process, unless it is in an extent of a segment: readers are told of that.
+    At a start it stops the process, unless it is in an extent of a segment: readers are told of
+    that.
     """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
@@ -38,7 +42,9 @@ class Damaged(Unreadable):
 
 
 def boot_id() -> str:
-    """Changes when the machine starts anew: what was written and not synced before is then in doubt. Empty where unknown."""
+    """Changes when the machine starts anew: what was written and not synced before is then in
+    doubt. Empty where unknown.
+    """
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -169,8 +175,8 @@ def write_back(fd: int, offset: int, length: int) -> None:
     """Bring what was written there to the disk, without promising anything: a later sync finds
     little to do. Raises OSError.
 
-    A sync now and then would do it, too. But each also commits the journal of the file system, and while that stands in a queue with
-    the data of a large file, writes to the log wait: 50 ms.
+    A sync now and then would do it, too. But each also commits the journal of the file system, and
+    while that stands in a queue with the data of a large file, writes to the log wait: 50 ms.
     """
     if _sync_file_range is None:
         os.fdatasync(fd)
@@ -185,7 +191,9 @@ def will_need(path: Path, offset: int, length: int) -> None:
     """Let the kernel begin to read there, without waiting for it. Raises OSError."""
     with _opened(path, os.O_RDONLY) as fd:
         for start in range(offset, offset + length, ADVICE_BYTES):
-            os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(
+                fd, start, min(ADVICE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED
+            )
 
 
 def _find(name: str, *arguments: Any) -> Callable[[int, int, int, int], int] | None:

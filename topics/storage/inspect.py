@@ -36,7 +36,9 @@ def describe(path: Path) -> Iterator[str]:
         yield f"{path.stat().st_size} bytes of room, not in use"
         return
     if known is None:
-        raise ForeignFile(f"{path} is no file of a data directory, or its first {MAGIC_BYTES} bytes are damaged")
+        raise ForeignFile(
+            f"{path} is no file of a data directory, or its first {MAGIC_BYTES} bytes are damaged"
+        )
     yield from known(path)
 
 
@@ -89,14 +91,20 @@ def describe_log(path: Path) -> Iterator[str]:
         yield f"offset {offset}: {kind},{about}{_seqs(frame)} {frame.body_len} bytes, {_time(frame.ts_ms)}{shape}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
-    yield f"offset {offset}: the end of the frames; " + (f"{left} bytes of something else follow" if left else "zeros follow")
+    yield f"offset {offset}: the end of the frames; " + (
+        f"{left} bytes of something else follow" if left else "zeros follow"
+    )
 
 
 def _seqs(frame: FrameHeader) -> str:
     if frame.kind == FrameKind.APPEND:
         return f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1},"
     if frame.kind == FrameKind.DELETE:
-        return f" {frame.record_count} runs of seqs," if frame.record_count else f" seqs below {frame.first_seq},"
+        return (
+            f" {frame.record_count} runs of seqs,"
+            if frame.record_count
+            else f" seqs below {frame.first_seq},"
+        )
     return ""
 
 

@@ -1,4 +1,6 @@
-"""Signs of life of a long start, and how far it is: whoever watches must not take it for one that hangs."""
+"""Signs of life of a long start, and how far it is: whoever watches must not take it for one that
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ Item = TypeVar("Item")
 
 
 class Pulse:
-    """``report`` is called with the share done, 0.0 to 1.0, several times a second, also while that does not grow."""
+    """``report`` is called with the share done, 0.0 to 1.0, several times a second, also while that
+    does not grow.
+    """
 
     def __init__(self, report: Callable[[float], None]) -> None:
         self._report = report

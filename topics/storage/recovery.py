@@ -1,13 +1,16 @@
-"""Opening a shard's data: the newest whole checkpoint, the segments that it names, then the log from where it says.
+"""Opening a shard's data: the newest whole checkpoint, the segments that it names, then the log
+from where it says.
 
-A torn tail is cut, anything worse refused. The log ends where only zeros follow, or what a file held in an earlier life. Where it
-breaks off (there is no whole frame, and not only zeros) there are two cases:
+A torn tail is cut, anything worse refused. The log ends where only zeros follow, or what a file
+held in an earlier life. Where it breaks off (there is no whole frame, and not only zeros) there are
+two cases:
 
     torn tail   nothing says that the log was synced beyond the break: nothing was promised, so all that follows is cut off
     damage      a whole frame after the break, a checkpoint or a next file does say so, or a file is missing: acknowledged data
                 was hurt. `Damaged` stops the process, and the bytes stay as they are.
 
-A log that breaks off just at the end of its last synced write looks like a torn tail; no frame can tell then.
+A log that breaks off just at the end of its last synced write looks like a torn tail; no frame can
+tell then.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ from topics.storage.wal.log import Wal, frame_records
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 EXTENTS_AT_ONCE, FRAMES_AT_ONCE = 64, 4096  # between two signs of life
 _ZEROS = bytes(1 << 16)
-_APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)  # looked up once for each frame, by the million
+_APPEND, _EXTERNAL = (
+    int(FrameKind.APPEND),
+    int(RecordFlags.EXTERNAL),
+)  # looked up once for each frame, by the million
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,13 @@ def recover(
 ) -> Shard:
     """Bring a shard back as it was. ``boot`` names this run of the machine.
 
-    ``report`` is called with the share done, 0.0 to 1.0: several times a second, whatever there is to do.
+    ``report`` is called with the share done, 0.0 to 1.0: several times a second, whatever there is
+    to do.
 
     A log that has no room for the frames of this start can be read: see `Shard.unsaid`.
 
-    Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an unknown version; OSError when the
-    log cannot be written.
+    Raises `Damaged` (path, offset, reason) when acknowledged data was hurt, or a file is of an
+    unknown version; OSError when the log cannot be written.
     """
     boot, pulse = boot_id() if boot is None else boot, Pulse(report)
     folder, checkpoint_folder, blob_folder, segment_folder = (
@@ -104,7 +111,9 @@ def recover(
     for part in parts:
         make_directory(part)
     for known in (data_dir, *(part.parent for part in parts), *parts):
-        sync_directory(known)  # a process that was killed may have left names that the disk does not know, and we build on them
+        sync_directory(
+            known
+        )  # a process that was killed may have left names that the disk does not know, and we build on them
     for leftover in folder.glob(f"*{NEW}"):
         leftover.unlink()
     try:
@@ -131,15 +140,21 @@ def recover(
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
     clean = checkpoint is not None and checkpoint.clean and checkpoint.position == end
     for blob_id in pulse.over(blobs.added()):
-        blobs.verify(*blob_id, whole=not clean)  # after an orderly stop, the first who wants its records looks at all of it
+        blobs.verify(
+            *blob_id, whole=not clean
+        )  # after an orderly stop, the first who wants its records looks at all of it
     cut_bytes = left if left and _is_begun(files[-1], end) else 0
     if files:
         _end_at(files[-1], end, cut=left > 0 or not clean, durable=end if clean else replay.durable)
     if not clean and replay.boot == boot:
         segments.write_flags_again()
-    frames = engine.finish_replay(now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot)
+    frames = engine.finish_replay(
+        now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot
+    )
     absorbed = blobs.sweep({topic_id: topic.head_seq for topic_id, topic in engine.by_id.items()})
-    wal = Wal(folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms)
+    wal = Wal(
+        folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms
+    )
     with contextlib.suppress(OSError):  # the loop goes on looking for room
         wal.writer.stock.fill_reserve()
         checkpoints.keep_room(checkpoint_folder)
@@ -182,7 +197,11 @@ def _restore(
     engine.restore_engine(checkpoint.shard)
     for kept in pulse.over(checkpoint.topics):
         engine.restore_topic(kept)
-    ahead = _deletes_ahead(checkpoint, files, pulse) if any(1 in segment.has_dead for segment in segments.segments.values()) else {}
+    ahead = (
+        _deletes_ahead(checkpoint, files, pulse)
+        if any(1 in segment.has_dead for segment in segments.segments.values())
+        else {}
+    )
     places: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
         for place, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
@@ -193,36 +212,60 @@ def _restore(
     return places
 
 
-def _deletes_ahead(checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse) -> dict[int, list[Range]]:
-    """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of segments know of them already."""
+def _deletes_ahead(
+    checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
+) -> dict[int, list[Range]]:
+    """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of
+    segments know of them already.
+    """
     noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
     found: defaultdict[int, list[Range]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
         if end is not None and end <= checkpoint.replay_from:
             continue
         view = file.view()
-        for header in pulse.over(scan_frames(view, file.offset(file.base), file.base, file.seed), FRAMES_AT_ONCE):
-            if header.kind == FrameKind.DELETE and header.record_count and header.position >= noted.get(header.topic_id, header.end):
+        for header in pulse.over(
+            scan_frames(view, file.offset(file.base), file.base, file.seed), FRAMES_AT_ONCE
+        ):
+            if (
+                header.kind == FrameKind.DELETE
+                and header.record_count
+                and header.position >= noted.get(header.topic_id, header.end)
+            ):
                 start = file.offset(header.position) + FRAME_HEADER_BYTES
                 found[header.topic_id] += runs_of_frame(view[start : start + header.body_len])
     return found
 
 
-def _restore_extent(engine: ShardEngine, segments: SegmentStore, dead: Buffer | None, place: int, entry: Entry) -> None:
+def _restore_extent(
+    engine: ShardEngine, segments: SegmentStore, dead: Buffer | None, place: int, entry: Entry
+) -> None:
     dead_count, dead_bytes = 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
         try:
-            live = sum(segments.records(place).size(start, stop) for start, stop in live_runs(dead, 0, entry.record_count))
+            live = sum(
+                segments.records(place).size(start, stop)
+                for start, stop in live_runs(dead, 0, entry.record_count)
+            )
             dead_bytes = entry.blob_bytes - live
         except Damaged:  # as in `retention`, where all count alike
             dead_bytes = entry.blob_bytes * dead_count // entry.record_count
     try:
         engine.restore_extent(
-            entry.topic_id, entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts, dead_count, dead_bytes
+            entry.topic_id,
+            entry.first_seq,
+            entry.record_count,
+            place,
+            entry.blob_bytes,
+            entry.first_ts,
+            dead_count,
+            dead_bytes,
         )
     except Misfit as error:
-        raise Damaged(segments.segments[split_place(place)[0]].path, entry.offset, str(error)) from error
+        raise Damaged(
+            segments.segments[split_place(place)[0]].path, entry.offset, str(error)
+        ) from error
 
 
 class _Store:
@@ -234,15 +277,19 @@ class _Store:
         self.files: list[WalFile] = []
 
     def take_back(self, place: int, entry: Entry, runs: Iterable[Range]) -> None:
-        """Let the records of these runs live until the replay deletes them: a cap that is replayed before that must find them, or it
-        takes less than it did at first, and what was shown as gone is back.
+        """Let the records of these runs live until the replay deletes them: a cap that is replayed
+        before that must find them, or it takes less than it did at first, and what was shown as
+        gone is back.
         """
         dead = self._segments.dead(place)
         if dead is None:
             return
         flags = bytearray(dead)
         for first, length in runs:
-            start, stop = max(first - entry.first_seq, 0), min(first + length - entry.first_seq, len(flags))
+            start, stop = (
+                max(first - entry.first_seq, 0),
+                min(first + length - entry.first_seq, len(flags)),
+            )
             if start < stop:
                 flags[start:stop] = bytes(stop - start)
         if flags != dead:
@@ -258,9 +305,12 @@ class _Store:
         except Damaged as damage:
             if damage.path.exists():
                 raise
-            # Its topic is deleted further on, or it is missed when the log has ended. Until then, records of one byte will do.
+            # Its topic is deleted further on, or it is missed when the log has ended. Until then,
+            # records of one byte will do.
             count = header_at(file.view(), file.offset(place)).record_count
-            return RecordsView(0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count)))
+            return RecordsView(
+                0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
+            )
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
@@ -271,7 +321,9 @@ class _Store:
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
         if place & EXTENT:
-            self._segments.mark(place, chain.from_iterable(starmap(range, runs)), 0)  # the log is synced before any mark is written
+            self._segments.mark(
+                place, chain.from_iterable(starmap(range, runs)), 0
+            )  # the log is synced before any mark is written
             if place in self._flags:
                 for start, stop in runs:
                     self._flags[place][start:stop] = b"\1" * (stop - start)
@@ -293,11 +345,16 @@ class _Replay:
         self.boot: str = checkpoint.shard["boot"] if checkpoint else ""
         self.files: list[WalFile] = []
         self._pulse = pulse
-        # A checkpoint says that the log was synced up to ``promised``, and is in segments up to ``_from``.
-        self._promised, self._from = (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
+        # A checkpoint says that the log was synced up to ``promised``, and is in segments up to
+        # ``_from``.
+        self._promised, self._from = (
+            (checkpoint.position, checkpoint.replay_from) if checkpoint else (0, 0)
+        )
         self.durable = self._promised  # the log is known to be on the disk up to here
         self._total = self._done = 0
-        self._keys: defaultdict[int, list[Key]] = defaultdict(list)  # by topic, in the order of the log
+        self._keys: defaultdict[int, list[Key]] = defaultdict(
+            list
+        )  # by topic, in the order of the log
 
     def run(self, folder: Path, files: list[WalFile]) -> tuple[int, int]:
         """Replay the files from where the checkpoint says; where the log ends, and how many bytes
@@ -310,7 +367,11 @@ class _Replay:
         self._total = max(sum(file.size for file in files[first:]), 1)
         for index, file in enumerate(files[first:], first):
             if file.base != position:
-                raise Damaged(file.path, 0, f"the log before it ends at {position:#x}: a file between is missing or cut")
+                raise Damaged(
+                    file.path,
+                    0,
+                    f"the log before it ends at {position:#x}: a file between is missing or cut",
+                )
             position = self._replay_file(file)
             if index + 1 < len(files) and position == bases[index + 1]:
                 continue
@@ -319,7 +380,11 @@ class _Replay:
                 self._check_nothing_promised(file, position, last=file is files[-1])
         if position < self._promised:
             path = files[-1].path if files else folder
-            raise Damaged(path, 0, f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}")
+            raise Damaged(
+                path,
+                0,
+                f"the log ends at {position:#x}, before the checkpoint at {self._promised:#x}",
+            )
         return position, left
 
     def _check_nothing_promised(self, file: WalFile, position: int, *, last: bool) -> None:
@@ -337,7 +402,12 @@ class _Replay:
     def _replay_file(self, file: WalFile) -> int:
         """Position at which its frames end."""
         file.read_ahead(self._pulse.beat)
-        view, base, shift, tell_at = file.view(), file.base, file.offset(0), file.base + REPORT_BYTES
+        view, base, shift, tell_at = (
+            file.view(),
+            file.base,
+            file.offset(0),
+            file.base + REPORT_BYTES,
+        )
         append, promised, position = self.engine.replay_append, self._promised, file.base
         header = None
         try:
@@ -389,23 +459,38 @@ class _Replay:
             raise Misfit("this program does not know the kind")
 
     def _external(self, header: FrameHeader) -> int:
-        """Note the blob that the frame speaks of; the bytes of its records. What is not there is told when the log has ended."""
+        """Note the blob that the frame speaks of; the bytes of its records. What is not there is
+        told when the log has ended.
+        """
         topic_id, first_seq = header.topic_id, header.first_seq
         self.blobs.add(topic_id, first_seq, header.position)
         length = self.blobs.length(topic_id, first_seq)
         if not length and not self.blobs.path(topic_id, first_seq).exists():
             return header.record_count
-        size = blob_bytes(length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags)
+        size = blob_bytes(
+            length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags
+        )
         if size < header.record_count:
-            raise Damaged(self.blobs.path(topic_id, first_seq), 0, "blob is shorter than what the log says of it")
+            raise Damaged(
+                self.blobs.path(topic_id, first_seq),
+                0,
+                "blob is shorter than what the log says of it",
+            )
         return size
 
     def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:
         key = _body(header, view, offset).get("k")
         if key is not None:
-            self._keys[header.topic_id].append(Key(key, header.first_seq, header.record_count, header.ts_ms))
+            self._keys[header.topic_id].append(
+                Key(key, header.first_seq, header.record_count, header.ts_ms)
+            )
 
-    def remember_keys(self, segments: SegmentStore, extents: dict[int, list[int]], lone_keys: dict[int, list[list[Any]]]) -> None:
+    def remember_keys(
+        self,
+        segments: SegmentStore,
+        extents: dict[int, list[int]],
+        lone_keys: dict[int, list[list[Any]]],
+    ) -> None:
         """Idempotency keys come last: only now is it known how long each topic keeps them.
 
         ``extents``: places by topic, in order. ``lone_keys``: of the checkpoint.
@@ -415,10 +500,17 @@ class _Replay:
             lone = map(Key._make, lone_keys.get(topic.id, ()))
             places = self._pulse.over(extents.get(topic.id, ()), EXTENTS_AT_ONCE)
             sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in places)
-            for key in self._pulse.over(merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq)):
-                # A key that was used again stands for the later write: the earlier one was too old by the clock that never steps.
-                if key.ts_ms >= alive_ts and key.first_seq >= max(topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1):
-                    self.engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now)
+            for key in self._pulse.over(
+                merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq)
+            ):
+                # A key that was used again stands for the later write: the earlier one was too old
+                # by the clock that never steps.
+                if key.ts_ms >= alive_ts and key.first_seq >= max(
+                    topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
+                ):
+                    self.engine.restore_key(
+                        topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now
+                    )
 
 
 def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
@@ -453,7 +545,9 @@ def _length_without_zeros(view: memoryview, start: int) -> int:
 
 
 def _is_begun(file: WalFile, position: int) -> bool:
-    """Whether a header of a frame stands behind ``position``, and not only what the file held in an earlier life."""
+    """Whether a header of a frame stands behind ``position``, and not only what the file held in an
+    earlier life.
+    """
     view, start = file.view(), file.offset(position)
     data = bytes(view[start:])
     at = data.find(FRAME_MAGIC)

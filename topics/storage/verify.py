@@ -1,6 +1,8 @@
-"""Looks at every byte of files at rest and says what is wrong. Nothing is changed, and no server is needed.
+"""Looks at every byte of files at rest and says what is wrong. Nothing is changed, and no server is
+needed.
 
-Bytes that a crash may leave are no finding: a torn tail of the newest log file, files that were being written.
+Bytes that a crash may leave are no finding: a torn tail of the newest log file, files that were
+being written.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from topics.formats.disk.segment import (
     padding,
 )
 from topics.formats.disk.segment_check import check_extent
-from topics.formats.disk.wal import FILE_HEADER_BYTES, FRAME_MAGIC, BadHeader, FileHeader, FrameHeader, FrameKind, check_frame
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    FRAME_MAGIC,
+    BadHeader,
+    FileHeader,
+    FrameHeader,
+    FrameKind,
+    check_frame,
+)
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED, mapped
@@ -67,8 +77,14 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Path]:
             log = LogCheck(path, shard, needed)
             yield from log.run(begins_at=end, last=path is paths[-1])
             if path is paths[0] and log.base > needed:
-                yield Finding(path, 0, f"the log begins at {log.base:#x}, and a start needs it from {needed:#x} on")
-            blobs_wanted = (blobs_wanted | log.blobs) - {named for named in blobs_wanted if named[0] in log.deleted}
+                yield Finding(
+                    path,
+                    0,
+                    f"the log begins at {log.base:#x}, and a start needs it from {needed:#x} on",
+                )
+            blobs_wanted = (blobs_wanted | log.blobs) - {
+                named for named in blobs_wanted if named[0] in log.deleted
+            }
             end = log.end
             yield path
         for path in sorted((data_dir / "wal" / name).glob(f"*{DAMAGED}")):
@@ -104,22 +120,31 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     try:
         header = decode_header(data[:HEADER_BYTES])
         trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
-        directory = data[trailer.directory_at : trailer.directory_at + ENTRY_BYTES * trailer.entry_count]
+        directory = data[
+            trailer.directory_at : trailer.directory_at + ENTRY_BYTES * trailer.entry_count
+        ]
         check_directory(directory, trailer)
     except BadSegment as error:
         yield Finding(path, error.offset, error.reason)
         return
-    if (shard not in (None, header.shard)) or segment_path(path.parent, header.number).name != path.name:
+    if (shard not in (None, header.shard)) or segment_path(
+        path.parent, header.number
+    ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     if not _zeros(data[44:HEADER_BYTES]):
         yield Finding(path, 44, "the zeros behind the header are none")
     entries = [*decode_directory(directory)]
     misplaced = [*_misplaced(entries, trailer)]
-    yield from (Finding(path, trailer.directory_at + ENTRY_BYTES * index, reason) for index, reason in misplaced)
+    yield from (
+        Finding(path, trailer.directory_at + ENTRY_BYTES * index, reason)
+        for index, reason in misplaced
+    )
     if misplaced:
         return
     for entry in entries:
-        yield from (Finding(path, offset, reason) for offset, reason in _extent_findings(data, entry))
+        yield from (
+            Finding(path, offset, reason) for offset, reason in _extent_findings(data, entry)
+        )
     flags_end = trailer.flags_at + trailer.record_count
     if not _zeros(data[flags_end : trailer.directory_at]):
         yield Finding(path, flags_end, "the zeros behind the delete flags are none")
@@ -131,7 +156,10 @@ def _misplaced(entries: list[Entry], trailer: Trailer) -> Iterator[tuple[int, st
     for index, entry in enumerate(entries):
         if (entry.offset, entry.flags_at) != (at, flags_at):
             yield index, f"extent {index} does not stand where the one before it ends"
-        if entry.record_count == 0 or entry.length != entry.blob_bytes + padding(entry.blob_bytes, 8) + entry.tables_len:
+        if (
+            entry.record_count == 0
+            or entry.length != entry.blob_bytes + padding(entry.blob_bytes, 8) + entry.tables_len
+        ):
             yield index, f"extent {index} has another length than its parts"
         at, flags_at = at + entry.length + padding(entry.length), flags_at + entry.record_count
     if at != trailer.flags_at or flags_at != trailer.flags_at + trailer.record_count:
@@ -142,8 +170,15 @@ def _misplaced(entries: list[Entry], trailer: Trailer) -> Iterator[tuple[int, st
 
 def _extent_findings(data: memoryview, entry: Entry) -> Iterator[tuple[int, str]]:
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
-    strange = [index for index, flag in enumerate(flags) if flag > 1] if flags.translate(None, b"\0\1") else []
-    yield from ((entry.flags_at + index, f"delete flag {flags[index]}, taken for 0") for index in strange[:STRANGE_FLAGS_MAX])
+    strange = (
+        [index for index, flag in enumerate(flags) if flag > 1]
+        if flags.translate(None, b"\0\1")
+        else []
+    )
+    yield from (
+        (entry.flags_at + index, f"delete flag {flags[index]}, taken for 0")
+        for index in strange[:STRANGE_FLAGS_MAX]
+    )
     if is_punched(entry, data):
         return
     blob_end, end = entry.offset + entry.blob_bytes, entry.offset + entry.length
@@ -165,14 +200,18 @@ def is_punched(entry: Entry, data: memoryview) -> bool:
 
 
 def _zeros(data: Buffer) -> bool:
-    return all(data[start : start + len(_ZEROS)] == _ZEROS[: len(data) - start] for start in range(0, len(data), len(_ZEROS)))
+    return all(
+        data[start : start + len(_ZEROS)] == _ZEROS[: len(data) - start]
+        for start in range(0, len(data), len(_ZEROS))
+    )
 
 
 # The log
 
 
 class LogCheck:
-    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the topics that it says are ``deleted``.
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the
+    topics that it says are ``deleted``.
 
     Blobs of frames before ``needed`` are in segments: they may have gone.
     """
@@ -185,7 +224,9 @@ class LogCheck:
         self.deleted: set[int] = set()
 
     def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
-        """What is wrong with it. The log before it ends at ``begins_at``; the ``last`` file may end in a torn frame."""
+        """What is wrong with it. The log before it ends at ``begins_at``; the ``last`` file may end
+        in a torn frame.
+        """
         data = mapped(self.path)
         try:
             header = wal.decode_file_header(data[:FILE_HEADER_BYTES])
@@ -194,12 +235,20 @@ class LogCheck:
             return
         self.base = header.base
         if len(data) < header.size:
-            yield Finding(self.path, len(data), f"the file is cut: it was made with {header.size} bytes")
+            yield Finding(
+                self.path, len(data), f"the file is cut: it was made with {header.size} bytes"
+            )
         named = self.path.name == log_name(header.base) or self.path.suffix in (SPARE, RESERVE)
         if header.shard != self._shard or not named:
-            yield Finding(self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}")
+            yield Finding(
+                self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}"
+            )
         if begins_at not in (None, header.base) and header.base > self._needed:
-            yield Finding(self.path, 0, f"the log before it ends at {begins_at:#x}: a file between is missing or cut")
+            yield Finding(
+                self.path,
+                0,
+                f"the log before it ends at {begins_at:#x}: a file between is missing or cut",
+            )
         offset = FILE_HEADER_BYTES
         for frame in frames(data, header):
             self._note(frame)
@@ -208,10 +257,18 @@ class LogCheck:
         if last:
             later = _synced_beyond(data, header, offset, self.end)
             if later is not None:
-                yield Finding(self.path, offset, f"damaged frame; the one at offset {later} says that it had been synced")
+                yield Finding(
+                    self.path,
+                    offset,
+                    f"damaged frame; the one at offset {later} says that it had been synced",
+                )
 
     def _note(self, frame: FrameHeader) -> None:
-        if frame.kind == FrameKind.APPEND and frame.flags & RecordFlags.EXTERNAL and frame.position >= self._needed:
+        if (
+            frame.kind == FrameKind.APPEND
+            and frame.flags & RecordFlags.EXTERNAL
+            and frame.position >= self._needed
+        ):
             self.blobs.add((frame.topic_id, frame.first_seq))
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
@@ -277,7 +334,9 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
 
 
 def _standing(folder: Path) -> dict[Path, Checkpoint]:
-    """The whole ones of the checkpoints that are kept. A crash may leave one more: what it needs may be gone."""
+    """The whole ones of the checkpoints that are kept. A crash may leave one more: what it needs
+    may be gone.
+    """
     found = {}
     for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
         with contextlib.suppress(checkpoints.UnknownVersion):
@@ -290,7 +349,15 @@ def _standing(folder: Path) -> dict[Path, Checkpoint]:
 def _unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
     """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
     if checkpoint.position > end:
-        yield Finding(path, 16, f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}")
+        yield Finding(
+            path,
+            16,
+            f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}",
+        )
     for number in checkpoint.segments:
         if not segment_path(segments, number).exists():
-            yield Finding(path, checkpoints.HEADER_BYTES, f"speaks of segment {number:#x}, and it is not there")
+            yield Finding(
+                path,
+                checkpoints.HEADER_BYTES,
+                f"speaks of segment {number:#x}, and it is not there",
+            )

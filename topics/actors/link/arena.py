@@ -1,4 +1,5 @@
-"""Shared memory for what is too long for a ring: the producer writes it once, the consumer reads it where it stands.
+"""Shared memory for what is too long for a ring: the producer writes it once, the consumer reads it
+where it stands.
 
 One mapping for each direction, two halves of ``arena_bytes``; session n uses half n % 2:
 
@@ -6,17 +7,18 @@ One mapping for each direction, two halves of ``arena_bytes``; session n uses ha
     0                      arena_bytes  blocks of even sessions, each from a page boundary
     arena_bytes            arena_bytes  blocks of odd sessions
 
-Why two: when one side dies, the other may still read (a slow client is being sent the body) or fill (an upload is under
-way) blocks of the session that is over. The next session must not write there, and must not wait either. Only the second
-next one has to wait until the last of these users is done; ``busy`` says so. Users that may take
-long leave a callback, by which they are told to let go.
+Why two: when one side dies, the other may still read (a slow client is being sent the body) or fill
+(an upload is under way) blocks of the session that is over. The next session must not write there,
+and must not wait either. Only the second next one has to wait until the last of these users is
+done; ``busy`` says so. Users that may take long leave a callback, by which they are told to let go.
 
 A block grows while it is filled: where it stands if the pages behind it are free, else it moves, a
 slice at a time. So what a body holds follows what has arrived of it, and a body that is alone finds
 room up to the whole half.
 
-Pages are taken from the system when they are first touched. They go back, a portion with each ``tidy``, when a large block is
-freed and when everything is free; and when the last block of a session that is over has been let go by its reader.
+Pages are taken from the system when they are first touched. They go back, a portion with each
+``tidy``, when a large block is freed and when everything is free; and when the last block of a
+session that is over has been let go by its reader.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
 
 PAGE_BYTES: Final = mmap.PAGESIZE
-MAP_NORESERVE: Final = 0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
-LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
-PORTION_PAGES: Final = (2 << 20) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
+MAP_NORESERVE: Final = (
+    0x4000  # Linux, every architecture we run on; the mmap module names it from 3.13 on
+)
+LARGE_PAGES: Final = (
+    4 << 20
+) // PAGE_BYTES  # below it, new pages would cost more than the old ones hold
+PORTION_PAGES: Final = (
+    2 << 20
+) // PAGE_BYTES  # given back at once, within a millisecond: nobody is served meanwhile
 # Of a block that moves, copied at once: about a millisecond, most of it for new pages.
 SLICE_BYTES: Final = 1 << 20
 
@@ -47,7 +55,9 @@ class Holder(Protocol):
 
 
 class PageAllocator:
-    """Which pages of ``count`` are taken: first fit over a sorted list of holes that never touch one another."""
+    """Which pages of ``count`` are taken: first fit over a sorted list of holes that never touch
+    one another.
+    """
 
     __slots__ = ("_holes", "_taken", "count", "high_water", "used")
 
@@ -85,9 +95,9 @@ class PageAllocator:
     def extend(self, start: int, pages: int) -> int | None:
         """Find ``pages`` in a row for what stands at ``start``: there if they are free.
 
-        Else at the first place. Returns where the longer row begins. It may overlap the old one; then
-        it reaches to the end of that until it is shrunk. Otherwise the old row stays taken. None,
-        and nothing has changed, when there is no such row.
+        Else at the first place. Returns where the longer row begins. It may overlap the old one;
+        then it reaches to the end of that until it is shrunk. Otherwise the old row stays taken.
+        None, and nothing has changed, when there is no such row.
         """
         before = self._taken[start]
         assert pages > before, "an extended row is longer"
@@ -133,7 +143,9 @@ class PageAllocator:
 
 
 class ArenaMemory:
-    """The shared mapping of one direction, made before the fork. Address space only, until pages are touched."""
+    """The shared mapping of one direction, made before the fork. Address space only, until pages
+    are touched.
+    """
 
     def __init__(self, half_bytes: int) -> None:
         self.half_bytes = -(-half_bytes // PAGE_BYTES) * PAGE_BYTES
@@ -142,17 +154,23 @@ class ArenaMemory:
         self.view = memoryview(self._map)
 
     def give_back(self, start: int, length: int) -> None:
-        """Hand the pages of a range back to the system, for all processes; they read as zeros from then on."""
+        """Hand the pages of a range back to the system, for all processes; they read as zeros from
+        then on.
+        """
         if length:
             self._map.madvise(mmap.MADV_REMOVE, start, length)
 
 
 class ArenaBlock:
-    """Room for one attachment. Fill ``view``, then pass the block to ``send``, which takes it over, or ``free`` it."""
+    """Room for one attachment. Fill ``view``, then pass the block to ``send``, which takes it over,
+    or ``free`` it.
+    """
 
     __slots__ = ("_writer", "holder", "left", "length", "offset", "session", "view")
 
-    def __init__(self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview) -> None:
+    def __init__(
+        self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
+    ) -> None:
         self._writer: ArenaWriter | None = writer
         self.session = session
         self.offset = offset
@@ -187,7 +205,9 @@ class ArenaBlock:
             writer.free(self)
 
     def detach_from(self, writer: ArenaWriter) -> None:
-        """The block is no longer the holder's. Raises ValueError when it was not, or is of another arena."""
+        """The block is no longer the holder's. Raises ValueError when it was not, or is of another
+        arena.
+        """
         if self._writer is not writer:
             raise ValueError("this block was sent or freed before, or is another link's")
         self._writer = None
@@ -200,8 +220,9 @@ class ArenaBlock:
 class ArenaWriter:
     """The producer's end: it alone decides which pages are whose.
 
-    A block is *reserved* while it is filled, *sent* from then until the consumer's RELEASE message or the session's end. The row of
-    a large one stays taken after that, until all its pages have been given back to the system.
+    A block is *reserved* while it is filled, *sent* from then until the consumer's RELEASE message
+    or the session's end. The row of a large one stays taken after that, until all its pages have
+    been given back to the system.
     """
 
     __slots__ = ("_allocator", "_filling", "_leaving", "_memory", "_pages", "_sent", "session")
@@ -212,7 +233,9 @@ class ArenaWriter:
         self._allocator = PageAllocator(self._pages)
         self._filling: tuple[set[ArenaBlock], set[ArenaBlock]] = (set(), set())  # by half
         self._sent: set[int] = set()  # offsets of this session
-        self._leaving: list[int] = []  # rows of freed blocks, by first page, whose pages go back to the system
+        self._leaving: list[
+            int
+        ] = []  # rows of freed blocks, by first page, whose pages go back to the system
         self.session = 0
 
     def busy(self, session: int) -> bool:
@@ -220,7 +243,9 @@ class ArenaWriter:
         return bool(self._filling[session & 1])
 
     def begin(self, session: int) -> None:
-        """Empty the arena for ``session``: what was sent before is void. Not while ``busy(session)``."""
+        """Empty the arena for ``session``: what was sent before is void. Not while
+        ``busy(session)``.
+        """
         assert not self.busy(session), "nobody fills a block in a half that is given out anew"
         self.session = session
         self._allocator = PageAllocator(self._pages)
@@ -333,8 +358,8 @@ class ArenaWriter:
             self._allocator.free(page)
 
     def tidy(self) -> bool:
-        """Give the next portion of unused pages back to the system; whether there is more. Touching pages anew is dear, so what
-        small blocks have touched stays until everything is free.
+        """Give the next portion of unused pages back to the system; whether there is more. Touching
+        pages anew is dear, so what small blocks have touched stays until everything is free.
         """
         allocator = self._allocator
         if self._leaving:
@@ -379,7 +404,9 @@ class ArenaReader:
         return bool(self._held[session & 1])
 
     def begin(self, session: int) -> None:
-        """Go on with ``session``. Not while ``busy(session)``. The pages of the half it leaves go back when it is unread."""
+        """Go on with ``session``. Not while ``busy(session)``. The pages of the half it leaves go
+        back when it is unread.
+        """
         assert not self.busy(session), "nobody reads in a half that is written anew"
         self.session = session
         if not self.busy(session + 1):
@@ -391,7 +418,9 @@ class ArenaReader:
         return len(self._held[0]) + len(self._held[1])
 
     def open(self, offset: int, length: int) -> memoryview | None:
-        """The block of a received message, read-only; it is held until ``done``. None when it lies outside the session's half."""
+        """The block of a received message, read-only; it is held until ``done``. None when it lies
+        outside the session's half.
+        """
         half = self.session & 1
         start = half * self._memory.half_bytes
         if offset < start or offset + length > start + self._memory.half_bytes:
@@ -414,7 +443,8 @@ class ArenaReader:
     def done(self, view: memoryview) -> tuple[int, int] | None:
         """Nobody here reads from ``view`` any more.
 
-        Returns its offset and length for the RELEASE message; None when its session is over, or it was done before.
+        Returns its offset and length for the RELEASE message; None when its session is over, or it
+        was done before.
         """
         half = self.session & 1
         self._on_lost.pop(id(view), None)
@@ -426,7 +456,8 @@ class ArenaReader:
         return None
 
     def _give_back(self, session: int) -> None:
-        # The session of that half is over and its successor there waits for us: nobody writes in it now.
+        # The session of that half is over and its successor there waits for us: nobody writes in it
+        # now.
         self._memory.give_back((session & 1) * self._memory.half_bytes, self._memory.half_bytes)
 
 

@@ -1,7 +1,8 @@
-"""What every process may know of the others: one page of words, shared by the supervisor and all its children.
+"""What every process may know of the others: one page of words, shared by the supervisor and all
+its children.
 
-Every word is a u64, 8-byte aligned, and has one writer at a time (in brackets), so that a single store changes it.
-Lines of 64 bytes, in this order:
+Every word is a u64, 8-byte aligned, and has one writer at a time (in brackets), so that a single
+store changes it. Lines of 64 bytes, in this order:
 
     line                word  meaning
     global              0     draining: 1 once the server is going down [supervisor]
@@ -63,7 +64,9 @@ class FrontState(IntEnum):
 
 
 class ProcessWords:
-    """The words that every child process has. Plain attributes to the caller; each access is one load or one store."""
+    """The words that every child process has. Plain attributes to the caller; each access is one
+    load or one store.
+    """
 
     __slots__ = ("_words",)
 
@@ -156,12 +159,16 @@ class ShardWords(ProcessWords):
 
     @property
     def counters(self) -> memoryview:
-        """COUNTERS words for the metrics; what each counts is the shard's business. Only the shard may store."""
+        """COUNTERS words for the metrics; what each counts is the shard's business. Only the shard
+        may store.
+        """
         return self._words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
 
 class Board:
-    """The shared page. Made by the supervisor before any fork; it lives as long as the last process that has it."""
+    """The shared page. Made by the supervisor before any fork; it lives as long as the last process
+    that has it.
+    """
 
     def __init__(self, words: memoryview, shards: int, fronts: int) -> None:
         self.shards = shards
@@ -189,7 +196,9 @@ class Board:
         return int(self.session_cell(front, shard)[0])
 
     def bump_session(self, front: int, shard: int) -> None:
-        """End the current session of the pair: what it has sent is void. Only the supervisor, before it forks either side."""
+        """End the current session of the pair: what it has sent is void. Only the supervisor,
+        before it forks either side.
+        """
         self.session_cell(front, shard)[0] += 1
 
     def session_cell(self, front: int, shard: int) -> memoryview:

@@ -1,13 +1,15 @@
-"""Heads of topics that are read from end to end, in shared memory: whether a page that was made ahead is still the answer.
+"""Heads of topics that are read from end to end, in shared memory: whether a page that was made
+ahead is still the answer.
 
-A shard has `SLOTS` slots of two words on the board, and lends one to each topic that is read ahead; the one lent longest ago goes
-first. Both words are written by the shard only.
+A shard has `SLOTS` slots of two words on the board, and lends one to each topic that is read ahead;
+the one lent longest ago goes first. Both words are written by the shard only.
 
     version   one more with everything that happens to the topic but an append, and when the slot is lent to another topic
     head      head_seq of the topic
 
-A page that ends below the head does not change by an append, except for the head that is told with it. So a page is the answer of
-this moment as long as its slot has the version that it was made at. A shard that starts moves all versions on.
+A page that ends below the head does not change by an append, except for the head that is told with
+it. So a page is the answer of this moment as long as its slot has the version that it was made at.
+A shard that starts moves all versions on.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ class Mark(NamedTuple):
 
 
 def holds_still(topic: Topic, page: Page) -> bool:
-    """Whether nothing but a change that moves the version can make another answer of the page: no append, and no clock."""
-    return bool(page.count) and page.tombstone is None and not (page.caught_up or topic.capped or topic.perishable)
+    """Whether nothing but a change that moves the version can make another answer of the page: no
+    append, and no clock.
+    """
+    return (
+        bool(page.count)
+        and page.tombstone is None
+        and not (page.caught_up or topic.capped or topic.perishable)
+    )
 
 
 class HeadReader:

@@ -1,4 +1,5 @@
-"""A link: messages both ways between one front and one shard, over two rings, two arenas and a doorbell on each side.
+"""A link: messages both ways between one front and one shard, over two rings, two arenas and a
+doorbell on each side.
 
             adopt: clear and announce             the peer's words say the same session
     CLOSED --------------------------> WAITING ------------------------------------------> OPEN
@@ -6,11 +7,13 @@
        '----------------------------------'--------------- the board has moved on -----------'
                                                               (on_close if OPEN)
 
-No side resets what another owns. A side that starts, or sees the board's number change, sets its own head and tail to 0 and
-then says in its session words which session they belong to; data flow only while all four session words of the two rings
-equal the number on the board. So nothing of an old session is ever read, in whatever order the two sides notice.
+No side resets what another owns. A side that starts, or sees the board's number change, sets its
+own head and tail to 0 and then says in its session words which session they belong to; data flow
+only while all four session words of the two rings equal the number on the board. So nothing of an
+old session is ever read, in whatever order the two sides notice.
 
-Only the shard's side stops reading when its own messages do not get through. If both did, each could wait for the other.
+Only the shard's side stops reading when its own messages do not get through. If both did, each
+could wait for the other.
 """
 
 from __future__ import annotations
@@ -30,10 +33,22 @@ from topics.actors.link.arena import ArenaBlock, ArenaMemory, ArenaReader, Arena
 from topics.actors.link.board import Board
 from topics.actors.link.ring import RingConsumer, RingDamaged, RingMemory, RingProducer, load_fences
 from topics.config import Settings
-from topics.formats.wire.message import ARENA, ARENA_REF, ERROR, RELEASE, Assembler, Buffer, MessageFrame, PeerGone, encode_head
+from topics.formats.wire.message import (
+    ARENA,
+    ARENA_REF,
+    ERROR,
+    RELEASE,
+    Assembler,
+    Buffer,
+    MessageFrame,
+    PeerGone,
+    encode_head,
+)
 
 GUARD_S: Final = 0.050
-JOIN_BYTES: Final = 1 << 20  # more than this is written piece by piece: joining would copy it once more
+JOIN_BYTES: Final = (
+    1 << 20
+)  # more than this is written piece by piece: joining would copy it once more
 
 OnMessages: TypeAlias = Callable[[list[MessageFrame]], None]
 
@@ -60,7 +75,9 @@ class LinkMemory:
 
     @classmethod
     def create(cls, front: int, shard: int, settings: Settings) -> LinkMemory:
-        """The link of one pair. Raises ValueError for a wrong ring_bytes, RuntimeError on a machine without fences."""
+        """The link of one pair. Raises ValueError for a wrong ring_bytes, RuntimeError on a machine
+        without fences.
+        """
         load_fences()  # here, so that a server that could not run does not start
         return cls(front, shard, settings)
 
@@ -87,7 +104,9 @@ class Link:
 
     def __init__(self, memory: LinkMemory, board: Board, side: Side, settings: Settings) -> None:
         fences = load_fences()
-        inward, outward = (memory.reply, memory.request) if side is Side.FRONT else (memory.request, memory.reply)
+        inward, outward = (
+            (memory.reply, memory.request) if side is Side.FRONT else (memory.request, memory.reply)
+        )
         own_bell, peer_bell = memory.front_bell, memory.shard_bell
         arena_in, arena_out = memory.reply_arena, memory.request_arena
         if side is Side.SHARD:
@@ -131,11 +150,19 @@ class Link:
         self._frame_id += 1
         return self._frame_id
 
-    def send(self, subject: str, payload: bytes, attachment: Buffer | ArenaBlock = b"", *, frame_id: int | None = None) -> int:
+    def send(
+        self,
+        subject: str,
+        payload: bytes,
+        attachment: Buffer | ArenaBlock = b"",
+        *,
+        frame_id: int | None = None,
+    ) -> int:
         """Queue one message; ``flush`` publishes it. Never blocks. Returns its frame id.
 
-        A long attachment goes through the arena, or through the ring piece by piece when the arena is full. An ArenaBlock is
-        taken over, also when this raises PeerGone: the session is over, or has not begun.
+        A long attachment goes through the arena, or through the ring piece by piece when the arena
+        is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
+        or has not begun.
         """
         if frame_id is None:
             self._frame_id = frame_id = self._frame_id + 1
@@ -145,7 +172,9 @@ class Link:
             self._send_long(frame_id, subject, payload, attachment)
         return frame_id
 
-    def _put(self, frame_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0) -> None:
+    def _put(
+        self, frame_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
+    ) -> None:
         if not self._open or self._cell[0] != self._session:
             raise self._peer_gone()
         head = encode_head(frame_id, subject, payload, len(attachment), flags)
@@ -154,7 +183,9 @@ class Link:
             self._queue.append(attachment)
         self._queued += len(head) + len(attachment)
 
-    def _send_long(self, frame_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock) -> None:
+    def _send_long(
+        self, frame_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
+    ) -> None:
         if not isinstance(attachment, ArenaBlock):
             view = memoryview(attachment).cast("B")
             if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
@@ -167,13 +198,17 @@ class Link:
             attachment.free()
             raise self._peer_gone()
         self._writer.take_over(attachment)
-        self._put(frame_id, subject, payload, ARENA_REF.pack(attachment.offset, attachment.length), ARENA)
+        self._put(
+            frame_id, subject, payload, ARENA_REF.pack(attachment.offset, attachment.length), ARENA
+        )
 
     def _peer_gone(self) -> PeerGone:
         return PeerGone(f"front {self.pair[0]} and shard {self.pair[1]} are not connected")
 
     def send_error(self, code: int, message: str, about: int) -> None:
-        """Queue an ErrorFrame about the message with frame id ``about``. Raises PeerGone as ``send`` does."""
+        """Queue an ErrorFrame about the message with frame id ``about``. Raises PeerGone as
+        ``send`` does.
+        """
         payload = cbor2.dumps({"code": code, "message": message, "about": about})
         self._put(self.next_frame_id(), "", payload, b"", ERROR)
 
@@ -191,7 +226,8 @@ class Link:
         self._reader.on_lost(view, let_go)
 
     def release(self, frame: MessageFrame) -> None:
-        """The receiver is done with the frame's attachment. Nothing happens for an inline one, nor the second time.
+        """The receiver is done with the frame's attachment. Nothing happens for an inline one, nor
+        the second time.
 
         The message that says so goes with the next flush, at the latest with the guard timer's.
         """
@@ -203,7 +239,9 @@ class Link:
             self._put(self.next_frame_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
 
     def flush(self) -> None:
-        """Publish what was sent: one copy, one store, at most one wake-up. What finds no room is published as room appears."""
+        """Publish what was sent: one copy, one store, at most one wake-up. What finds no room is
+        published as room appears.
+        """
         if not self._queue or self._cell[0] != self._session:
             return
         queue, length = self._queue, self._queued
@@ -221,7 +259,9 @@ class Link:
         self._pump()
 
     def _pump(self) -> None:
-        """Write what waits, half a ring at a time, so that the consumer copies one half while we fill the other."""
+        """Write what waits, half a ring at a time, so that the consumer copies one half while we
+        fill the other.
+        """
         unsent, write = self._unsent, self._producer.write
         while unsent:
             piece = unsent[0]
@@ -242,12 +282,15 @@ class Link:
 
     # --- receiving ---
 
-    async def run(self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]) -> None:
+    async def run(
+        self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
+    ) -> None:
         """Carry messages until cancelled.
 
-        ``on_open`` is called when both sides are in the session, ``on_messages`` once each time with everything that has
-        arrived, ``on_close`` when the session is over (not when this is cancelled). What they send is flushed when they
-        return. Raises RingDamaged when the peer wrote what no process of ours writes.
+        ``on_open`` is called when both sides are in the session, ``on_messages`` once each time
+        with everything that has arrived, ``on_close`` when the session is over (not when this is
+        cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
+        wrote what no process of ours writes.
         """
         guard = Guard.of_this_run()
         guard.links.add(self)
@@ -258,7 +301,9 @@ class Link:
         finally:
             guard.links.discard(self)
 
-    def turn(self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]) -> None:
+    def turn(
+        self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
+    ) -> None:
         """Everything that can be done now, without waiting: one round of ``run``."""
         if self._cell[0] != self._session:
             self._leave(on_close)
@@ -300,7 +345,12 @@ class Link:
 
     def _peer_agrees(self) -> bool:
         session = self._session
-        return self._cell[0] == session == self._consumer.peer_session() == self._producer.peer_session()
+        return (
+            self._cell[0]
+            == session
+            == self._consumer.peer_session()
+            == self._producer.peer_session()
+        )
 
     def _held_off(self) -> bool:
         return self._backlog_max is not None and self._unsent_bytes > self._backlog_max
@@ -311,14 +361,18 @@ class Link:
             return []
         frames = self._assembler.feed(data)
         if self._assembler.damaged:
-            raise RingDamaged(f"bytes from the peer are no message (front {self.pair[0]}, shard {self.pair[1]})")
+            raise RingDamaged(
+                f"bytes from the peer are no message (front {self.pair[0]}, shard {self.pair[1]})"
+            )
         for frame in frames:
             if frame.flags & (ARENA | RELEASE):
                 return [kept for frame in frames if (kept := self._resolve(frame)) is not None]
         return frames
 
     def _resolve(self, frame: MessageFrame) -> MessageFrame | None:
-        """The frame with its arena block as attachment; None when it was a RELEASE, which is done here."""
+        """The frame with its arena block as attachment; None when it was a RELEASE, which is done
+        here.
+        """
         if not frame.flags & (ARENA | RELEASE):
             return frame
         if len(frame.attachment) == ARENA_REF.size:
@@ -327,7 +381,9 @@ class Link:
                 return None
             if frame.flags & ARENA and (view := self._reader.open(offset, length)) is not None:
                 return MessageFrame(frame.frame_id, frame.flags, frame.subject, frame.payload, view)
-        raise RingDamaged(f"message {frame.frame_id} names no arena block (front {self.pair[0]}, shard {self.pair[1]})")
+        raise RingDamaged(
+            f"message {frame.frame_id} names no arena block (front {self.pair[0]}, shard {self.pair[1]})"
+        )
 
     # --- waiting ---
 
@@ -343,7 +399,9 @@ class Link:
         return bool(self._unsent) and self._producer.room() > 0
 
     async def _pause(self) -> None:
-        """Return when there may be something to do; the other tasks run meanwhile, they are what the messages were for."""
+        """Return when there may be something to do; the other tasks run meanwhile, they are what
+        the messages were for.
+        """
         consumer, producer = self._consumer.sleeper, self._producer.sleeper
         if not self._held_off():
             consumer.lie_down()
@@ -362,10 +420,14 @@ class Link:
             producer.get_up()
 
     def look_after(self) -> None:
-        """The guard timer's visit: flush what nobody flushed (releases), wake a sleeper whose bell was lost."""
+        """The guard timer's visit: flush what nobody flushed (releases), wake a sleeper whose bell
+        was lost.
+        """
         self.flush()
         if self._asleep and self._ready() and not _rung(self._bell):
-            if self._cell[0] == self._session:  # else it waited for arena blocks to be let go; nobody rings for that
+            if (
+                self._cell[0] == self._session
+            ):  # else it waited for arena blocks to be let go; nobody rings for that
                 self._late += 1
             os.eventfd_write(self._bell, 1)
 
@@ -386,7 +448,9 @@ class Link:
 
 
 class Guard:
-    """One timer for all links of a process. The fences make lost wake-ups impossible; this proves it, or mends it."""
+    """One timer for all links of a process. The fences make lost wake-ups impossible; this proves
+    it, or mends it.
+    """
 
     def __init__(self) -> None:
         self.links: set[Link] = set()

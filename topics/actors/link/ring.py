@@ -1,6 +1,7 @@
 """A ring: a stream of bytes from one producer to one consumer, in memory that both processes map.
 
-The header is one page of u64 words, each alone in its line of 64 bytes, each with one writer. Data follow at 4096.
+The header is one page of u64 words, each alone in its line of 64 bytes, each with one writer. Data
+follow at 4096.
 
     offset  word              writer    meaning
     0x040   HEAD              producer  bytes written since the session began; only grows within it
@@ -11,8 +12,9 @@ The header is one page of u64 words, each alone in its line of 64 bytes, each wi
     0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for room
     0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream stands at n % size
 
-A word is only ever touched as one element of a view cast to "Q": that is one aligned 8-byte load or store, whereas
-``struct.pack_into`` clears the bytes first and shows the other process a 0 that never was.
+A word is only ever touched as one element of a view cast to "Q": that is one aligned 8-byte load or
+store, whereas ``struct.pack_into`` clears the bytes first and shows the other process a 0 that
+never was.
 
 Going to sleep (and its mirror image, the producer that waits for room)
 
@@ -22,7 +24,8 @@ Going to sleep (and its mirror image, the producer that waits for room)
     HEAD moved? do not sleep          CONSUMER_SLEEP odd, and this number not rung for yet? ring the bell
     wait for the bell
 
-Without the fences each side may read before its own store is seen, and both may miss the other: also on x86.
+Without the fences each side may read before its own store is seen, and both may miss the other:
+also on x86.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ PRODUCER_SLEEP: Final = 6 * _LINE
 
 
 class RingDamaged(Exception):
-    """The shared words or the stream are such as no process of ours writes. Nothing in the ring can be trusted."""
+    """The shared words or the stream are such as no process of ours writes. Nothing in the ring can
+    be trusted.
+    """
 
 
 # --- arithmetic: no memory, no other process ---
@@ -58,13 +63,16 @@ class RingDamaged(Exception):
 def room(size: int, head: int, tail: int) -> int:
     """How many bytes the producer may write.
 
-    ``tail`` may have been reset to 0 by a consumer that is a session ahead; the answer is then too small, never too large.
+    ``tail`` may have been reset to 0 by a consumer that is a session ahead; the answer is then too
+    small, never too large.
     """
     return max(0, size - (head - tail))
 
 
 def available(size: int, head: int, tail: int) -> int:
-    """How many bytes the consumer may read; 0 when ``head`` was reset by a producer that is a session ahead."""
+    """How many bytes the consumer may read; 0 when ``head`` was reset by a producer that is a
+    session ahead.
+    """
     if head < tail:
         return 0
     if head - tail > size:
@@ -73,7 +81,9 @@ def available(size: int, head: int, tail: int) -> int:
 
 
 def until_end(size: int, position: int) -> int:
-    """How many bytes of the stream fit behind ``position`` before it goes on at the beginning of the data."""
+    """How many bytes of the stream fit behind ``position`` before it goes on at the beginning of
+    the data.
+    """
     return size - (position & (size - 1))
 
 
@@ -82,8 +92,8 @@ def until_end(size: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """``full``: no load or store passes it, in either direction. ``order``: the same, or None where the machine never
-    lets a store pass an earlier store, nor a load or a store an earlier load.
+    """``full``: no load or store passes it, in either direction. ``order``: the same, or None where
+    the machine never lets a store pass an earlier store, nor a load or a store an earlier load.
     """
 
     full: Callable[[], None]
@@ -91,10 +101,11 @@ class Fences:
 
 
 def load_fences(machine: str | None = None) -> Fences:
-    """The fences of this machine. Raises RuntimeError where there are none: rings would lose data there.
+    """The fences of this machine. Raises RuntimeError where there are none: rings would lose data
+    there.
 
-    On x86-64 a lock that is taken and given back costs 70 ns, a call through ctypes 270 ns; both are full fences there.
-    Elsewhere a lock is only acquire and release, which is not enough.
+    On x86-64 a lock that is taken and given back costs 70 ns, a call through ctypes 270 ns; both
+    are full fences there. Elsewhere a lock is only acquire and release, which is not enough.
     """
     if (machine or platform.machine()) in ("x86_64", "AMD64"):
         return Fences(full=_lock_fence(), order=None)
@@ -133,11 +144,15 @@ def _library_fence(library: str) -> Callable[[], None]:
 
 
 class RingMemory:
-    """The shared mapping of one direction. Made before the fork; it disappears with the last process that maps it."""
+    """The shared mapping of one direction. Made before the fork; it disappears with the last
+    process that maps it.
+    """
 
     def __init__(self, size: int) -> None:
         if size < PAGE_BYTES or size & (size - 1):
-            raise ValueError(f"ring_bytes must be a power of two of at least {PAGE_BYTES}, not {size}")
+            raise ValueError(
+                f"ring_bytes must be a power of two of at least {PAGE_BYTES}, not {size}"
+            )
         self.size = size
         view = memoryview(mmap.mmap(-1, PAGE_BYTES + size))
         self.words = view[:PAGE_BYTES].cast("Q")
@@ -151,7 +166,8 @@ class Sleeper:
 
     def __init__(self, words: memoryview, word: int) -> None:
         self._words, self._word = words, word
-        # A predecessor may have died asleep. An even number above its own is one that nobody has rung for.
+        # A predecessor may have died asleep. An even number above its own is one that nobody has
+        # rung for.
         self.number = (words[word] | 1) + 1
         words[word] = self.number
 
@@ -171,7 +187,17 @@ class Sleeper:
 class RingProducer:
     """The writing end. One task of one process uses it."""
 
-    __slots__ = ("_bell", "_data", "_fences", "_head", "_rung", "_size", "_words", "bells", "sleeper")
+    __slots__ = (
+        "_bell",
+        "_data",
+        "_fences",
+        "_head",
+        "_rung",
+        "_size",
+        "_words",
+        "bells",
+        "sleeper",
+    )
 
     def __init__(self, memory: RingMemory, consumer_bell: int, fences: Fences) -> None:
         self._words, self._data, self._size = memory.words, memory.data, memory.size
@@ -205,7 +231,9 @@ class RingProducer:
         return room(self._size, self._head, self._words[TAIL])
 
     def write(self, data: Buffer) -> int:
-        """Copy in as much as there is room for, publish it with one store, wake the consumer. Returns how much it was."""
+        """Copy in as much as there is room for, publish it with one store, wake the consumer.
+        Returns how much it was.
+        """
         words, head, size = self._words, self._head, self._size
         free = room(size, head, words[TAIL])
         length = len(data)
@@ -240,7 +268,17 @@ class RingProducer:
 class RingConsumer:
     """The reading end. One task of one process uses it."""
 
-    __slots__ = ("_bell", "_data", "_fences", "_rung", "_size", "_tail", "_words", "bells", "sleeper")
+    __slots__ = (
+        "_bell",
+        "_data",
+        "_fences",
+        "_rung",
+        "_size",
+        "_tail",
+        "_words",
+        "bells",
+        "sleeper",
+    )
 
     def __init__(self, memory: RingMemory, producer_bell: int, fences: Fences) -> None:
         self._words, self._data, self._size = memory.words, memory.data, memory.size
@@ -274,7 +312,9 @@ class RingConsumer:
         return bool(self._words[HEAD] > self._tail)
 
     def read(self) -> bytes:
-        """Everything that is there, copied out; the room is given back with one store. Raises RingDamaged."""
+        """Everything that is there, copied out; the room is given back with one store. Raises
+        RingDamaged.
+        """
         words, tail, size = self._words, self._tail, self._size
         length = available(size, words[HEAD], tail)
         if not length:
@@ -285,7 +325,11 @@ class RingConsumer:
         at = tail & (size - 1)
         first = until_end(size, tail)
         data = self._data
-        taken = bytes(data[at : at + length]) if length <= first else b"".join((data[at:], data[: length - first]))
+        taken = (
+            bytes(data[at : at + length])
+            if length <= first
+            else b"".join((data[at:], data[: length - first]))
+        )
         if order:
             order()
         self._tail = words[TAIL] = tail + length

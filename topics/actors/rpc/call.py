@@ -1,7 +1,8 @@
 """The caller's side of one RPC: the answer that a task waits for.
 
           answer, error, PeerGone
-WAITING ---------------------------> OVER: the waiting task is woken, or the next wait() returns at once; or then()'s function is called
+WAITING ---------------------------> OVER: the waiting task is woken, or the next wait() returns at
+once; or then()'s function is called
    |        abandon(), cancelled
    +-------------------------------> OVER: the session forgets the call, a late answer is released
 """
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class RemoteError(Exception):
-    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on it is the application's."""
+    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on it is the
+    application's.
+    """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -52,7 +55,9 @@ class RpcReply:
 
 
 class Call:
-    """A request that is under way. One task waits for it; waking it costs no event, no scope and no closure."""
+    """A request that is under way. One task waits for it; waking it costs no event, no scope and no
+    closure.
+    """
 
     __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid", "method", "patient")
 
@@ -66,7 +71,9 @@ class Call:
         self._over = False
 
     def then(self, listener: Callable[[outcome.Outcome[RpcReply]], None]) -> None:
-        """Instead of a task that waits: call ``listener`` with the answer, from the loop that takes it out of the ring."""
+        """Instead of a task that waits: call ``listener`` with the answer, from the loop that takes
+        it out of the ring.
+        """
         assert not self._over, "a call has just been made"
         self._listener = listener
 
@@ -96,7 +103,8 @@ class Call:
             return await self.wait()
 
     def abandon(self) -> None:
-        """Nobody will wait: forget the call and tell the peer, or release the answer that came already.
+        """Nobody will wait: forget the call and tell the peer, or release the answer that came
+        already.
 
         RuntimeError while a task waits: cancel that one instead.
         """

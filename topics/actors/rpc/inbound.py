@@ -8,14 +8,22 @@ from typing import Any, Final
 import structlog
 
 from topics.actors.rpc.session import Attachment, Session, discard
-from topics.formats.wire.envelope import ErrorCode, Notification, Request, encode_failure, encode_success
+from topics.formats.wire.envelope import (
+    ErrorCode,
+    Notification,
+    Request,
+    encode_failure,
+    encode_success,
+)
 from topics.formats.wire.message import ARENA, MessageFrame, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
 
 class AlreadyAnsweredError(RuntimeError):
-    """A handler answered the same request a second time: a bug in the handler. The first answer stands."""
+    """A handler answered the same request a second time: a bug in the handler. The first answer
+    stands.
+    """
 
 
 class _State(Enum):
@@ -35,10 +43,12 @@ class RpcContext:
           |  timeout: 1103 goes out    ^
           +-----------> EXPIRED -------+       a late answer is dropped and logged, once
 
-    A handler that has decided what cannot be taken back calls ``outlast()``: nobody is told of a time-out and finds it done.
+    A handler that has decided what cannot be taken back calls ``outlast()``: nobody is told of a
+    time-out and finds it done.
 
-    When the session closes while it is open, an answer is dropped without a word: nobody is there to hear it. Answers go
-    out under the request's subject and cid and under a frame id of their own.
+    When the session closes while it is open, an answer is dropped without a word: nobody is there
+    to hear it. Answers go out under the request's subject and cid and under a frame id of their
+    own.
     """
 
     __slots__ = ("_frame", "_request", "_session", "_state", "timed")
@@ -68,10 +78,12 @@ class RpcContext:
         return self._state is _OPEN
 
     def reply(self, result: Any = None, attachment: Attachment = b"") -> None:
-        """Answer with success. The request's attachment is given back: it must not be read afterwards.
+        """Answer with success. The request's attachment is given back: it must not be read
+        afterwards.
 
-        A handler answers also when the session has closed, so that the attachment goes back. Raises AlreadyAnsweredError
-        the second time, and what cbor2 raises for a ``result`` without a CBOR form; the request is still open then.
+        A handler answers also when the session has closed, so that the attachment goes back. Raises
+        AlreadyAnsweredError the second time, and what cbor2 raises for a ``result`` without a CBOR
+        form; the request is still open then.
         """
         try:
             payload = encode_success(self._request.cid, result)
@@ -81,20 +93,31 @@ class RpcContext:
         self._answer(payload, attachment)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Answer with an error; otherwise like ``reply``. Codes from 2000 on are the application's (§7)."""
+        """Answer with an error; otherwise like ``reply``. Codes from 2000 on are the application's
+        (§7).
+        """
         self._answer(encode_failure(self._request.cid, code, message, data), b"")
 
     def outlast(self) -> None:
         """The answer comes however long it takes. Only for an open request."""
-        assert self._state is _OPEN or self._state is _State.ANSWERED, "its caller has not been told of a time-out"
+        assert self._state is _OPEN or self._state is _State.ANSWERED, (
+            "its caller has not been told of a time-out"
+        )
         self.timed = False
         self._session.unanswered.pop(self, None)
 
     def expire(self) -> None:
-        """The time is over: answer 1103 for the handler, which may still be at work and keeps the attachment for it."""
+        """The time is over: answer 1103 for the handler, which may still be at work and keeps the
+        attachment for it.
+        """
         assert self._state is _OPEN, "only an open request can time out"
         self._state = _State.EXPIRED
-        log.warning("rpc_timeout", subject=self._frame.subject, peer_id=self._session.peer_id, cid=self._request.cid)
+        log.warning(
+            "rpc_timeout",
+            subject=self._frame.subject,
+            peer_id=self._session.peer_id,
+            cid=self._request.cid,
+        )
         self._send(encode_failure(self._request.cid, ErrorCode.TIMEOUT, "Handler timeout"), b"")
 
     def _answer(self, payload: bytes, attachment: Attachment) -> None:
@@ -127,14 +150,19 @@ class RpcContext:
 class InboundMessage:
     """A message on its way through the handlers; nothing of it can be set.
 
-    ``attachment`` may lie in the peer's memory: it is valid until the request is answered, or, where there is nothing to
-    answer, until the last handler has returned. What is needed longer must be copied.
+    ``attachment`` may lie in the peer's memory: it is valid until the request is answered, or,
+    where there is nothing to answer, until the last handler has returned. What is needed longer
+    must be copied.
     """
 
     __slots__ = ("_frame", "_notification", "_rpc", "_session")
 
     def __init__(
-        self, session: Session, frame: MessageFrame, rpc: RpcContext | None = None, notification: Notification | None = None
+        self,
+        session: Session,
+        frame: MessageFrame,
+        rpc: RpcContext | None = None,
+        notification: Notification | None = None,
     ) -> None:
         self._session = session
         self._frame = frame

@@ -1,4 +1,5 @@
-"""Messages to handlers (ADR 011). ``decisions/0003-message-router.md`` says how the ADR reads in Python, and why.
+"""Messages to handlers (ADR 011). ``decisions/0003-message-router.md`` says how the ADR reads in
+Python, and why.
 
     frame -> policy: reserved 1003, not allowed 1002
           -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised, 1103 no answer in time
@@ -6,9 +7,9 @@
              event   not a notification: logged, dropped; a handler that raises: logged, the next one runs
              custom  the payload is opaque; a handler that raises: logged, the next one runs
 
-Handlers of one message run in order, each after the one before has finished: exact matches, then prefixes, the longest
-first; among equals those of the session before the global ones, then in registration order; up to and with the first one
-that is exclusive.
+Handlers of one message run in order, each after the one before has finished: exact matches, then
+prefixes, the longest first; among equals those of the session before the global ones, then in
+registration order; up to and with the first one that is exclusive.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from topics.actors.rpc.route_table import MessageHandler, Registration, RouteTab
 from topics.actors.rpc.session import Attachment, Block, Session, Transport
 from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectKind, SubjectPolicy
 from topics.formats.wire import envelope
-from topics.formats.wire.envelope import ErrorCode, ErrorFrame, Failure, Malformed, Notification, Request, Success
+from topics.formats.wire.envelope import (
+    ErrorCode,
+    ErrorFrame,
+    Failure,
+    Malformed,
+    Notification,
+    Request,
+    Success,
+)
 from topics.formats.wire.message import ERROR, MessageFrame, PeerGone
 
 __all__ = [
@@ -76,7 +85,9 @@ def default_error_mapper(error: Exception, _message: InboundMessage) -> RpcError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it is answered or made to outlast it."""
+    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it
+    is answered or made to outlast it.
+    """
 
     rpc_timeout_ms: int = 30_000
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
@@ -97,15 +108,19 @@ class Plan(NamedTuple):
 class MessageRouter(RouteTable):
     """Global registrations, the sessions, and the dispatch between them.
 
-    The owner runs ``expire_overdue()`` in a nursery, opens a session when a link comes up, hands every received message to
-    ``dispatch`` and closes the session when the link goes down.
+    The owner runs ``expire_overdue()`` in a nursery, opens a session when a link comes up, hands
+    every received message to ``dispatch`` and closes the session when the link goes down.
     """
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self._config = config or RouterConfig()
-        self._sessions: dict[Session, None] = {}  # a set with an order: the same run expires in the same order
+        self._sessions: dict[
+            Session, None
+        ] = {}  # a set with an order: the same run expires in the same order
         self._timeout = self._config.rpc_timeout_ms / 1000
-        self._idle: trio.Event | None = None  # expire_overdue() waits on it while no request is open
+        self._idle: trio.Event | None = (
+            None  # expire_overdue() waits on it while no request is open
+        )
         super().__init__(self._config.subject_policy, self._drop_plans)
 
     def open_session(self, peer_id: str, transport: Transport) -> Session:
@@ -115,7 +130,9 @@ class MessageRouter(RouteTable):
         return session
 
     def close(self) -> None:
-        """Close every session (its listeners still see all handlers), then clear the global handlers (§8)."""
+        """Close every session (its listeners still see all handlers), then clear the global
+        handlers (§8).
+        """
         for session in tuple(self._sessions):
             session.close()
         self.clear()
@@ -123,8 +140,9 @@ class MessageRouter(RouteTable):
     def dispatch(self, session: Session, frame: MessageFrame) -> Coroutine[Any, Any, None] | None:
         """Run the plain-function handlers of a message; nothing that the peer sends makes it raise.
 
-        None: all is done. Otherwise a handler turned out to be asynchronous, and the coroutine, which the caller starts in
-        a nursery, awaits it and runs the rest. Messages that arrive on a closed session are dropped.
+        None: all is done. Otherwise a handler turned out to be asynchronous, and the coroutine,
+        which the caller starts in a nursery, awaits it and runs the rest. Messages that arrive on a
+        closed session are dropped.
         """
         if session.closed:
             session.release(frame)
@@ -142,11 +160,15 @@ class MessageRouter(RouteTable):
         if kind == "reserved":
             self._refuse(session, frame, ErrorCode.UNSUPPORTED_FEATURE, "reserved subject prefix")
         else:
-            self._refuse(session, frame, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix")
+            self._refuse(
+                session, frame, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix"
+            )
         return None
 
     async def expire_overdue(self) -> NoReturn:
-        """Answer 1103 for every request whose time is over. One task for all of them; it sleeps until the next deadline."""
+        """Answer 1103 for every request whose time is over. One task for all of them; it sleeps
+        until the next deadline.
+        """
         while True:
             deadline = self._expire_until(trio.current_time())
             if deadline is not None:
@@ -156,18 +178,26 @@ class MessageRouter(RouteTable):
                 await self._idle.wait()
                 self._idle = None
 
-    # --- resolving a subject -----------------------------------------------------------------------------------------
+    # --- resolving a subject
+    # -----------------------------------------------------------------------------------------
 
     def _plan(self, session: Session, subject: str) -> Plan:
         kind = self._config.subject_policy.kind_of(subject)
-        routes = () if kind is None or kind == "reserved" else self._routes_for(session, subject, DEFAULT_MODES[kind])
+        routes = (
+            ()
+            if kind is None or kind == "reserved"
+            else self._routes_for(session, subject, DEFAULT_MODES[kind])
+        )
         if len(session.plans) >= PLANS_MAX:
             session.plans.clear()
         plan = session.plans[subject] = Plan(kind, routes)
         return plan
 
-    def _routes_for(self, session: Session, subject: str, default: Mode) -> tuple[Registration, ...]:
-        # sorted() is stable: among equal ranks the session's stay before the global ones, both in registration order.
+    def _routes_for(
+        self, session: Session, subject: str, default: Mode
+    ) -> tuple[Registration, ...]:
+        # sorted() is stable: among equal ranks the session's stay before the global ones, both in
+        # registration order.
         matching = [*session.router.matching(subject), *self.matching(subject)]
         matching.sort(key=attrgetter("rank"), reverse=True)
         for count, route in enumerate(matching, 1):
@@ -182,9 +212,12 @@ class MessageRouter(RouteTable):
         for session in self._sessions:
             session.plans.clear()
 
-    # --- the kinds ---------------------------------------------------------------------------------------------------
+    # --- the kinds
+    # ---------------------------------------------------------------------------------------------------
 
-    def _dispatch_rpc(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+    def _dispatch_rpc(
+        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
+    ) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Request:
             rpc = RpcContext(session, frame, decoded)
@@ -195,11 +228,15 @@ class MessageRouter(RouteTable):
         if type(decoded) is Success or type(decoded) is Failure:
             session.take_answer(frame, decoded)
             return None
-        reason = decoded.reason if type(decoded) is Malformed else "a notification cannot be answered"
+        reason = (
+            decoded.reason if type(decoded) is Malformed else "a notification cannot be answered"
+        )
         self._refuse(session, frame, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
         return None
 
-    def _dispatch_event(self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+    def _dispatch_event(
+        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
+    ) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Notification:
             return self._deliver(InboundMessage(session, frame, None, decoded), routes)
@@ -209,7 +246,8 @@ class MessageRouter(RouteTable):
         return None
 
     def _take_error_frame(self, session: Session, frame: MessageFrame) -> None:
-        # Whatever it holds, it is not answered: two sides would refuse each other's refusals for ever.
+        # Whatever it holds, it is not answered: two sides would refuse each other's refusals for
+        # ever.
         session.release(frame)
         error = envelope.decode_error_frame(frame.payload)
         if type(error) is ErrorFrame:
@@ -222,11 +260,16 @@ class MessageRouter(RouteTable):
         try:
             session.transport.send_error(code, reason, frame.frame_id)
         except PeerGone:
-            log.debug("refusal_not_sent", subject=frame.subject, peer_id=session.peer_id, code=int(code))
+            log.debug(
+                "refusal_not_sent", subject=frame.subject, peer_id=session.peer_id, code=int(code)
+            )
 
-    # --- running handlers --------------------------------------------------------------------------------------------
+    # --- running handlers
+    # --------------------------------------------------------------------------------------------
 
-    def _deliver(self, message: InboundMessage, routes: tuple[Registration, ...]) -> Coroutine[Any, Any, None] | None:
+    def _deliver(
+        self, message: InboundMessage, routes: tuple[Registration, ...]
+    ) -> Coroutine[Any, Any, None] | None:
         remaining = iter(routes)
         waiting = self._run_plain(message, remaining)
         rpc = message.rpc
@@ -238,7 +281,9 @@ class MessageRouter(RouteTable):
             message.release()
         return None
 
-    def _run_plain(self, message: InboundMessage, routes: Iterator[Registration]) -> Awaitable[None] | None:
+    def _run_plain(
+        self, message: InboundMessage, routes: Iterator[Registration]
+    ) -> Awaitable[None] | None:
         """Run handlers until one gives something to await, which is returned."""
         for route in routes:
             if not route.active:
@@ -253,7 +298,12 @@ class MessageRouter(RouteTable):
                     return waiting
         return None
 
-    async def _run_rest(self, message: InboundMessage, waiting: Awaitable[None] | None, routes: Iterator[Registration]) -> None:
+    async def _run_rest(
+        self,
+        message: InboundMessage,
+        waiting: Awaitable[None] | None,
+        routes: Iterator[Registration],
+    ) -> None:
         while waiting is not None:
             try:
                 await waiting
@@ -268,12 +318,16 @@ class MessageRouter(RouteTable):
             message.release()
 
     def _handler_failed(self, message: InboundMessage, error: Exception) -> bool:
-        """True: no further handler may run. A caller who was told that it failed must not find the work done."""
+        """True: no further handler may run. A caller who was told that it failed must not find the
+        work done.
+        """
         rpc = message.rpc
         if rpc is not None and rpc.open:
             self._answer_failure(message, rpc, error)
             return True
-        log.warning("handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error)
+        log.warning(
+            "handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error
+        )
         if rpc is None:
             return False
         message.release()  # its time was over, so it has not been given back by an answer
@@ -287,16 +341,20 @@ class MessageRouter(RouteTable):
             if rpc.open:
                 rpc.error(ErrorCode.APPLICATION, "handler failed")
 
-    # --- deadlines ---------------------------------------------------------------------------------------------------
+    # --- deadlines
+    # ---------------------------------------------------------------------------------------------------
 
     def _start_clock(self, session: Session, rpc: RpcContext) -> None:
-        # A dict, not a queue: an answered request leaves it at once and does not hold its message until the deadline.
+        # A dict, not a queue: an answered request leaves it at once and does not hold its message
+        # until the deadline.
         session.unanswered[rpc] = trio.current_time() + self._timeout
         if self._idle is not None:
             self._idle.set()
 
     def _expire_until(self, now: float) -> float | None:
-        """Expire what is due; the next deadline, or None. One timeout for all, so each session's first is its earliest."""
+        """Expire what is due; the next deadline, or None. One timeout for all, so each session's
+        first is its earliest.
+        """
         upcoming: list[float] = []
         for session in tuple(self._sessions):
             unanswered = session.unanswered

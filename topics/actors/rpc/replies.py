@@ -20,10 +20,22 @@ log = structlog.get_logger()
 def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
     """Failures of the contract travel with their code and detail; anything else is a bug."""
     if isinstance(error, TopicsError):
-        return RpcErrorPayload(CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail})
+        return RpcErrorPayload(
+            CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail}
+        )
     if isinstance(error, Damaged):
-        log.error("data damaged", subject=message.subject, path=str(error.path), offset=error.offset, reason=error.reason)
-        return RpcErrorPayload(CONTRACT_ERROR, "what was asked for is damaged on the disk", {"code": Internal.code, "detail": {}})
+        log.error(
+            "data damaged",
+            subject=message.subject,
+            path=str(error.path),
+            offset=error.offset,
+            reason=error.reason,
+        )
+        return RpcErrorPayload(
+            CONTRACT_ERROR,
+            "what was asked for is damaged on the disk",
+            {"code": Internal.code, "detail": {}},
+        )
     log.error("handler_failed", subject=message.subject, exc_info=error)
     return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 

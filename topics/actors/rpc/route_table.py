@@ -18,11 +18,15 @@ EXACT_RANK: Final = sys.maxsize
 
 
 class Registration:
-    """One handler under one subject or prefix. ``rank`` orders matches: exact above every prefix, longer above shorter."""
+    """One handler under one subject or prefix. ``rank`` orders matches: exact above every prefix,
+    longer above shorter.
+    """
 
     __slots__ = ("active", "handler", "is_prefix", "mode", "pattern", "rank")
 
-    def __init__(self, pattern: str, handler: MessageHandler, mode: Mode | None, *, is_prefix: bool) -> None:
+    def __init__(
+        self, pattern: str, handler: MessageHandler, mode: Mode | None, *, is_prefix: bool
+    ) -> None:
         self.pattern = pattern
         self.handler = handler
         self.mode = mode
@@ -35,28 +39,42 @@ class Registration:
 
 
 class RouteTable:
-    """Handlers in registration order. Any change is told to ``changed``, which drops what was resolved from them."""
+    """Handlers in registration order. Any change is told to ``changed``, which drops what was
+    resolved from them.
+    """
 
     def __init__(self, policy: SubjectPolicy, changed: Callable[[], None]) -> None:
         self._policy = policy
         self._changed = changed
         self._registrations: list[Registration] = []
 
-    def route(self, subject: str, handler: MessageHandler, *, mode: Mode | None = None) -> Unsubscribe:
+    def route(
+        self, subject: str, handler: MessageHandler, *, mode: Mode | None = None
+    ) -> Unsubscribe:
         """Call ``handler`` for this very subject. Without ``mode`` the subject's kind decides it.
 
-        The returned callable takes back this registration only; calling it again does nothing. Raises ValueError for a
-        subject that the policy never lets through and for an unknown mode.
+        The returned callable takes back this registration only; calling it again does nothing.
+        Raises ValueError for a subject that the policy never lets through and for an unknown mode.
         """
         return self._add(subject, handler, mode, is_prefix=False)
 
-    def route_prefix(self, prefix: str, handler: MessageHandler, *, mode: Mode | None = None) -> Unsubscribe:
+    def route_prefix(
+        self, prefix: str, handler: MessageHandler, *, mode: Mode | None = None
+    ) -> Unsubscribe:
         """Call ``handler`` for every subject that starts with ``prefix``; otherwise like ``route``."""
         return self._add(prefix, handler, mode, is_prefix=True)
 
     def unroute(self, subject: str) -> None:
-        """Take back all handlers of this very subject. Prefix handlers stay: they serve other subjects too."""
-        self._remove([route for route in self._registrations if not route.is_prefix and route.pattern == subject])
+        """Take back all handlers of this very subject. Prefix handlers stay: they serve other
+        subjects too.
+        """
+        self._remove(
+            [
+                route
+                for route in self._registrations
+                if not route.is_prefix and route.pattern == subject
+            ]
+        )
 
     def clear(self) -> None:
         """Take back every handler of this scope."""
@@ -66,7 +84,9 @@ class RouteTable:
         """In registration order, whatever their rank."""
         return [route for route in self._registrations if route.matches(subject)]
 
-    def _add(self, pattern: str, handler: MessageHandler, mode: Mode | None, *, is_prefix: bool) -> Unsubscribe:
+    def _add(
+        self, pattern: str, handler: MessageHandler, mode: Mode | None, *, is_prefix: bool
+    ) -> Unsubscribe:
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode {mode!r} is not one of {', '.join(sorted(MODES))}")
         self._policy.check_reachable(pattern, is_prefix=is_prefix)

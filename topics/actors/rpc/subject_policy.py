@@ -12,17 +12,23 @@ Mode: TypeAlias = Literal["exclusive", "broadcast"]
 KINDS: Final = frozenset(get_args(SubjectKind))
 MODES: Final = frozenset(get_args(Mode))
 
-DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {"rpc": "exclusive", "event": "broadcast", "custom": "broadcast"}
+DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
+    "rpc": "exclusive",
+    "event": "broadcast",
+    "custom": "broadcast",
+}
 """The mode of a registration that names none. Nothing is ever delivered for ``reserved``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPolicy:
-    """Prefixes are checked in this order: reserved, allowed, then ``classify`` says what the rest means.
+    """Prefixes are checked in this order: reserved, allowed, then ``classify`` says what the rest
+    means.
 
-    A subject under a reserved prefix is refused with 1003 even when an allowed prefix covers it too; one under no allowed
-    prefix with 1002. ``classify`` sees only subjects that passed both. Without it ``rpc/`` is rpc, ``event/`` is event and
-    everything else custom. A subject that it calls rpc must carry a valid envelope, whatever its prefix.
+    A subject under a reserved prefix is refused with 1003 even when an allowed prefix covers it
+    too; one under no allowed prefix with 1002. ``classify`` sees only subjects that passed both.
+    Without it ``rpc/`` is rpc, ``event/`` is event and everything else custom. A subject that it
+    calls rpc must carry a valid envelope, whatever its prefix.
     """
 
     allowed_prefixes: tuple[str, ...] = ("rpc/", "event/", "stream/", "app/")
@@ -30,7 +36,9 @@ class SubjectPolicy:
     classify: Callable[[str], SubjectKind] | None = None
 
     def kind_of(self, subject: str) -> SubjectKind | None:
-        """None: no allowed prefix. ValueError when ``classify`` answers with something that is not a kind."""
+        """None: no allowed prefix. ValueError when ``classify`` answers with something that is not
+        a kind.
+        """
         if subject.startswith(self.reserved_prefixes):
             return "reserved"
         if not subject.startswith(self.allowed_prefixes):
@@ -39,16 +47,24 @@ class SubjectPolicy:
             return _kind_by_prefix(subject)
         kind = self.classify(subject)
         if kind not in KINDS:
-            raise ValueError(f"classify({subject!r}) gave {kind!r}, not one of {', '.join(sorted(KINDS))}")
+            raise ValueError(
+                f"classify({subject!r}) gave {kind!r}, not one of {', '.join(sorted(KINDS))}"
+            )
         return kind
 
     def check_reachable(self, pattern: str, *, is_prefix: bool) -> None:
-        """ValueError for a registration that no message could ever reach: its author believes that it works."""
+        """ValueError for a registration that no message could ever reach: its author believes that
+        it works.
+        """
         if pattern.startswith(self.reserved_prefixes):
             raise ValueError(f"{pattern!r} is reserved: no message will ever reach this handler")
-        covers_allowed = is_prefix and any(prefix.startswith(pattern) for prefix in self.allowed_prefixes)
+        covers_allowed = is_prefix and any(
+            prefix.startswith(pattern) for prefix in self.allowed_prefixes
+        )
         if not pattern.startswith(self.allowed_prefixes) and not covers_allowed:
-            raise ValueError(f"{pattern!r} is under no allowed prefix: no message will ever reach this handler")
+            raise ValueError(
+                f"{pattern!r} is under no allowed prefix: no message will ever reach this handler"
+            )
 
 
 def _kind_by_prefix(subject: str) -> SubjectKind:

@@ -1,8 +1,9 @@
 """One shard at work: take messages, decide, make durable, answer.
 
-Messages come in batches from the links; every handler decides at once and puts its frames into the group under way; after the batch
-the group goes to the log's writer. When the log reports how far it is, what waited is committed and answered. No `await` stands
-between a decision and its frames, so the log holds decisions in the order in which they were taken.
+Messages come in batches from the links; every handler decides at once and puts its frames into the
+group under way; after the batch the group goes to the log's writer. When the log reports how far it
+is, what waited is committed and answered. No `await` stands between a decision and its frames, so
+the log holds decisions in the order in which they were taken.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ from topics.storage.recovery import Shard
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
-# A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that waits for its topic longer than this is not
-# done; one that is decided is answered when the log has spoken.
+# A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
+# waits for its topic longer than this is not done; one that is decided is answered when the log has
+# spoken.
 RPC_TIMEOUT_MS = 45_000
 HEARTBEAT_S = 0.5
 log = structlog.get_logger()
@@ -62,7 +64,9 @@ class ShardActor:
         self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
         self.commits.on_commit = self._committed
         self.sealing = Sealing(shard, self.commits)
-        self.router = MessageRouter(RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error))
+        self.router = MessageRouter(
+            RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
+        )
         self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
         self._disk, self._blobs, self._disk_is_stalled = Pulse(), Pulse(), False
         self.room = Room(shard, self.commits, self.words)
@@ -136,7 +140,9 @@ class ShardActor:
             self.send_off()
 
     def send_off(self) -> None:
-        """What was decided goes to the log; what there is for feeds becomes messages, and all messages go to the fronts."""
+        """What was decided goes to the log; what there is for feeds becomes messages, and all
+        messages go to the fronts.
+        """
         self.commits.flush()
         if self.feeds.pump() and not self._pumping:
             self._pumping = True
@@ -165,11 +171,15 @@ class ShardActor:
             await trio.sleep(HEARTBEAT_S)
 
     def watch_disk(self, now: float) -> None:
-        """Tell how long the log's threads, or those of long writes, have hung in the kernel, while this loop lives."""
+        """Tell how long the log's threads, or those of long writes, have hung in the kernel, while
+        this loop lives.
+        """
         waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.room.broken is None
         silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
         pours = self.long_appends.pouring
-        silent_s = max(silent_s, self._blobs.look((pours, self.long_appends.poured) if pours else now, now))
+        silent_s = max(
+            silent_s, self._blobs.look((pours, self.long_appends.poured) if pours else now, now)
+        )
         self.words.disk_silent_ms = int(silent_s * 1000)
         if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
             self._disk_is_stalled = not self._disk_is_stalled
@@ -216,33 +226,45 @@ class ShardActor:
         self._freshen(self.engine.topics.get(params["topic"]))
         outcome = self.engine.append(params["topic"], body, self._now, params["prefixes"])
         if isinstance(outcome, Append):
-            self.commits.submit(outcome, lambda result: self._answer_append(outcome, asker, params, result))
+            self.commits.submit(
+                outcome, lambda result: self._answer_append(outcome, asker, params, result)
+            )
             reservation = self.engine.reserve(outcome.topic)
             if reservation is not None:
                 self.commits.submit(reservation, None)
         elif isinstance(outcome, Follow):
             outcome.leader.followers.append((asker, params))
         else:
-            _reply_appended(asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
+            _reply_appended(
+                asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True
+            )
 
     async def _append_long(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
         name = params["topic"]
         try:
-            outcome = await self.long_appends.run(name, message.attachment, params["key"], params["prefixes"])
+            outcome = await self.long_appends.run(
+                name, message.attachment, params["key"], params["prefixes"]
+            )
         except Exception as error:
             rpc.error(*map_error(error, message))
         else:
             if isinstance(outcome, Done):
-                _reply_change(rpc, params, outcome.change, outcome.progress, created=outcome.created)
+                _reply_change(
+                    rpc, params, outcome.change, outcome.progress, created=outcome.created
+                )
             elif isinstance(outcome, OSError):
                 _refuse(rpc, outcome)
             else:
-                _reply_appended(rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True)
+                _reply_appended(
+                    rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True
+                )
         message.release()
         self._give_back(name)
 
-    def _handle_late(self, handler: Callable[[InboundMessage], None], message: InboundMessage) -> None:
+    def _handle_late(
+        self, handler: Callable[[InboundMessage], None], message: InboundMessage
+    ) -> None:
         """Handle a message that had to wait, as the router would have.
 
         Not one whose caller was told of a time-out, nor one whose front has gone: that front's
@@ -257,7 +279,9 @@ class ShardActor:
             request_of(message)[0].error(*map_error(error, message))
             message.release()
 
-    def _answer_append(self, change: Append, asker: Asker, params: dict[str, Any], result: Progress | OSError) -> None:
+    def _answer_append(
+        self, change: Append, asker: Asker, params: dict[str, Any], result: Progress | OSError
+    ) -> None:
         if isinstance(result, OSError):
             for lost, _ in ((asker, params), *change.followers):
                 _refuse(lost, result)
@@ -271,8 +295,12 @@ class ShardActor:
         self._writable(grows=params["topic"] not in self.engine.topics)
         if self.long_appends.holds(params["topic"], self._put, message):
             return
-        self._freshen(self.engine.topics.get(params["topic"]))  # what is too old by the config so far does not come back
-        change = self.engine.put(params["topic"], decode_config(message.attachment), self._now, params["prefixes"])
+        self._freshen(
+            self.engine.topics.get(params["topic"])
+        )  # what is too old by the config so far does not come back
+        change = self.engine.put(
+            params["topic"], decode_config(message.attachment), self._now, params["prefixes"]
+        )
         rpc.outlast()
         message.release()
         topic, config = change.topic, change.topic.config
@@ -354,7 +382,9 @@ class ShardActor:
         await self.commits.idle(topic)
         self._give_back(topic.name, (self._delete_records, message))
 
-    def _give_back(self, name: str, *first: tuple[Callable[[InboundMessage], None], InboundMessage]) -> None:
+    def _give_back(
+        self, name: str, *first: tuple[Callable[[InboundMessage], None], InboundMessage]
+    ) -> None:
         """The topic is everyone's again: handle what has waited."""
         self._now = clock()
         for handler, waiting in (*first, *self.long_appends.give_back(name)):
@@ -373,7 +403,9 @@ class ShardActor:
             try:
                 change = self.engine.expire(topic, self._now)
             except Damaged as damage:
-                return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
+                return self.commits.tell(
+                    damage
+                )  # what is damaged does not keep the rest of the topic from its users
             if change is None:
                 return None
             if self.room.refusal(grows=False) is None:
@@ -418,16 +450,31 @@ def _reply_appended(
     created: bool = False,
     deduped: bool = False,
 ) -> None:
-    body = answers.appended(params["topic"], first_seq, count, with_seqs=params["seqs"], created=created, deduped=deduped)
+    body = answers.appended(
+        params["topic"],
+        first_seq,
+        count,
+        with_seqs=params["seqs"],
+        created=created,
+        deduped=deduped,
+    )
     end = answers.performance(total_ms(params), wal_ms=took[0], fsync_ms=took[1])
     asker.reply({"status": 201 if created else 200}, body + end)
 
 
 def _reply_change(
-    asker: Asker, params: dict[str, Any], change: Append, progress: Progress, *, created: bool = False, deduped: bool = False
+    asker: Asker,
+    params: dict[str, Any],
+    change: Append,
+    progress: Progress,
+    *,
+    created: bool = False,
+    deduped: bool = False,
 ) -> None:
     took = (progress.write_ms, progress.sync_ms if change.topic.config.durable else 0.0)
-    _reply_appended(asker, params, change.first_seq, change.count, took, created=created, deduped=deduped)
+    _reply_appended(
+        asker, params, change.first_seq, change.count, took, created=created, deduped=deduped
+    )
 
 
 def _unwritable(error: OSError) -> NotReady:

@@ -1,4 +1,6 @@
-"""Appends to one topic that came in one message: each is decided and answered by itself, and all answers go out in one."""
+"""Appends to one topic that came in one message: each is decided and answered by itself, and all
+answers go out in one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from topics.formats.api.requests import json_bytes
 
 
 class Burst:
-    """The answers to the appends of one message. They go out when the last of them is known, in the order of the appends."""
+    """The answers to the appends of one message. They go out when the last of them is known, in the
+    order of the appends.
+    """
 
     __slots__ = ("_answers", "_failed", "_left", "_rpc")
 
@@ -28,7 +32,10 @@ class Burst:
             self._failed.append(index)
         self._left -= 1
         if not self._left:
-            self._rpc.reply({"lengths": [len(answer) for answer in self._answers], "failed": self._failed}, b"".join(self._answers))
+            self._rpc.reply(
+                {"lengths": [len(answer) for answer in self._answers], "failed": self._failed},
+                b"".join(self._answers),
+            )
 
 
 class Part:
@@ -44,10 +51,14 @@ class Part:
         self._burst.take(self._index, body)
 
     def error(self, _code: int, message: str, data: dict[str, Any] | None = None) -> None:
-        """It failed. ``data`` has the code and the detail of a failure of the contract; anything else is a bug, and the log has it."""
+        """It failed. ``data`` has the code and the detail of a failure of the contract; anything
+        else is a bug, and the log has it.
+        """
         fields: dict[str, Any] = {"code": Internal.code, "message": "internal error"}
         if data is not None and data["code"] != Internal.code:
-            fields = {"code": data["code"], "message": message} | ({"detail": data["detail"]} if data["detail"] else {})
+            fields = {"code": data["code"], "message": message} | (
+                {"detail": data["detail"]} if data["detail"] else {}
+            )
         self._burst.take(self._index, json_bytes(fields), failed=True)
 
 

@@ -1,4 +1,6 @@
-"""Changes between decision and answer: they wait here until the log is far enough, and are committed in order."""
+"""Changes between decision and answer: they wait here until the log is far enough, and are
+committed in order.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,31 @@ Settle = Callable[[Progress | OSError], None]
 
 
 class Waiting:
-    """A change on its way; ``settle`` is called with the progress that made it durable, or with the error that lost it."""
+    """A change on its way; ``settle`` is called with the progress that made it durable, or with the
+    error that lost it.
+    """
 
     __slots__ = ("change", "end", "place", "serial", "settle", "start")
 
-    def __init__(self, change: Change, place: int, start: int, end: int, serial: int, settle: Settle | None) -> None:
-        self.change, self.place, self.start, self.end, self.serial, self.settle = change, place, start, end, serial, settle
+    def __init__(
+        self, change: Change, place: int, start: int, end: int, serial: int, settle: Settle | None
+    ) -> None:
+        self.change, self.place, self.start, self.end, self.serial, self.settle = (
+            change,
+            place,
+            start,
+            end,
+            serial,
+            settle,
+        )
 
 
 class Commits:
     """The only way from a decided `Change` into the log and back to the engine; the engine's store."""
 
-    def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore, clock: Callable[[], Now]) -> None:
+    def __init__(
+        self, engine: ShardEngine, wal: Wal, segments: SegmentStore, clock: Callable[[], Now]
+    ) -> None:
         self.engine, self.wal, self.segments, self.now = engine, wal, segments, clock
         engine.store = self
         self._prefetch = Prefetch(segments)
@@ -53,7 +68,9 @@ class Commits:
         self._serial = 0
         self.committed_to = wal.position  # no frame of what is committed ends behind it
         self._resident: dict[int, RecordsView] = {}
-        self._floor_told = False  # the log was given floors that come of commits: they go off without a batch
+        self._floor_told = (
+            False  # the log was given floors that come of commits: they go off without a batch
+        )
         self._sync_wanted = False
         self.losses = 0  # how often all that waited was undone
         self._told: set[tuple[Path, int]] = set()  # damage that the log of the process knows of
@@ -62,7 +79,9 @@ class Commits:
         for damage in segments.damage:
             self.tell(damage)
         self.on_commit: Callable[[Change], None] = lambda _: None
-        self.on_release: Callable[[int], None] = lambda _: None  # is told of extents that no topic names any more
+        self.on_release: Callable[[int], None] = lambda _: (
+            None
+        )  # is told of extents that no topic names any more
 
     def __len__(self) -> int:
         return len(self._until_written) + len(self._until_synced)
@@ -70,24 +89,47 @@ class Commits:
     @property
     def oldest(self) -> tuple[int, ...]:
         """What waits longest for its write and its sync: while it is the same, the log stands."""
-        return tuple(queue[0].serial for queue in (self._until_written, self._until_synced) if queue)
+        return tuple(
+            queue[0].serial for queue in (self._until_written, self._until_synced) if queue
+        )
 
     @property
     def reached(self) -> int:
         """Every change with a frame before this position of the log is committed."""
-        return min((queue[0].start for queue in (self._until_written, self._until_synced) if queue), default=self.wal.position)
+        return min(
+            (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
+            default=self.wal.position,
+        )
 
     def leaving(self) -> list[Topic]:
         """Topics whose end is decided and not committed: it may yet be undone."""
-        return [each.change.topic for each in chain(self._until_written, self._until_synced) if isinstance(each.change, Delete)]
+        return [
+            each.change.topic
+            for each in chain(self._until_written, self._until_synced)
+            if isinstance(each.change, Delete)
+        ]
 
     def position_of(self, topic: Topic) -> int:
-        """Every change of the topic with a frame before this position is committed, and none from there on."""
+        """Every change of the topic with a frame before this position is committed, and none from
+        there on.
+        """
         if not topic.pending:
             return self.wal.position
-        waiting = (each for each in chain(self._until_written, self._until_synced) if each.change.topic is topic)
-        # Reservations and floors may overtake others and be overtaken: replaying them twice does no harm.
-        return min((each.start for each in waiting if not isinstance(each.change, FloorMoved | Reservation)), default=self.wal.position)
+        waiting = (
+            each
+            for each in chain(self._until_written, self._until_synced)
+            if each.change.topic is topic
+        )
+        # Reservations and floors may overtake others and be overtaken: replaying them twice does no
+        # harm.
+        return min(
+            (
+                each.start
+                for each in waiting
+                if not isinstance(each.change, FloorMoved | Reservation)
+            ),
+            default=self.wal.position,
+        )
 
     def records(self, place: int) -> View:
         """Records at a place that was given to `ShardEngine.commit`."""
@@ -103,7 +145,11 @@ class Commits:
 
     def dead(self, place: int) -> Buffer | None:
         """As `Store.dead`."""
-        return self.segments.dead(place) if place & EXTENT and not place & RESIDENT else self.engine.marks.dead(place)
+        return (
+            self.segments.dead(place)
+            if place & EXTENT and not place & RESIDENT
+            else self.engine.marks.dead(place)
+        )
 
     def mark(self, place: int, runs: Runs) -> None:
         """As `Store.mark`."""
@@ -123,19 +169,28 @@ class Commits:
                 self.on_release(place)
 
     def expect(self, topic: Topic, seq: int) -> None:
-        """Somebody reads on from ``seq``: what stands there in segments comes into memory meanwhile."""
+        """Somebody reads on from ``seq``: what stands there in segments comes into memory
+        meanwhile.
+        """
         frames = topic.frames
         index = frames.find(seq)
         place = _sealed(frames, index)
         if place is not None:
-            self._prefetch.expect(place, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1))
+            self._prefetch.expect(
+                place, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1)
+            )
 
-    def submit(self, change: Change, settle: Settle | None, resident: RecordsView | None = None) -> None:
+    def submit(
+        self, change: Change, settle: Settle | None, resident: RecordsView | None = None
+    ) -> None:
         """Put the change's frames into the group under way. `flush` sends the group off.
 
-        ``resident``: records of an append whose class keeps them in memory, when the change does not carry them itself.
+        ``resident``: records of an append whose class keeps them in memory, when the change does
+        not carry them itself.
         """
-        if len(change.frames) > 1:  # one of them without the others would come back after a restart, though the change was undone
+        if (
+            len(change.frames) > 1
+        ):  # one of them without the others would come back after a restart, though the change was undone
             self.wal.hold_together(sum(frame.length for frame in change.frames))
         place, start = 0, self.wal.position
         for frame in change.frames:
@@ -168,15 +223,21 @@ class Commits:
         return place
 
     def _drop(self, topic: Topic) -> None:
-        """The topic is gone: free what it kept in memory and in files of its own. Whoever still holds it finds it empty."""
+        """The topic is gone: free what it kept in memory and in files of its own. Whoever still
+        holds it finds it empty.
+        """
         self.release(topic.frames.places())
         topic.frames.drop(len(topic.frames))
         for path in self.wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
 
-    async def settled(self, change: Change, resident: RecordsView | None = None) -> Progress | OSError:
+    async def settled(
+        self, change: Change, resident: RecordsView | None = None
+    ) -> Progress | OSError:
         """Submit one change, send it off and wait for its end."""
-        if self.wal.failed is not None:  # it may have broken since the change was wanted, and would never tell of it
+        if (
+            self.wal.failed is not None
+        ):  # it may have broken since the change was wanted, and would never tell of it
             self.engine.undo(change)
             return self.wal.failed
         done = trio.Event()
@@ -197,7 +258,8 @@ class Commits:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 
     def flush(self) -> None:
-        """Send the group off. Once for each batch of messages, so that they share a write and a sync.
+        """Send the group off. Once for each batch of messages, so that they share a write and a
+        sync.
 
         What is written at once is committed and answered at once, too.
         """
@@ -238,16 +300,23 @@ class Commits:
         change, place = waiting.change, waiting.place
         if change.frames:
             self.committed_to = max(self.committed_to, waiting.end)
-        generation = self.wal.generation(place) if isinstance(change, Append) and change.tags and not place & RESIDENT else 0
+        generation = (
+            self.wal.generation(place)
+            if isinstance(change, Append) and change.tags and not place & RESIDENT
+            else 0
+        )
         try:
             self.engine.commit(change, place, now, generation)
-            if change.topic.floor_due and not change.topic.deleted:  # at once: a replay could not come to it by itself
+            if (
+                change.topic.floor_due and not change.topic.deleted
+            ):  # at once: a replay could not come to it by itself
                 floor = self.engine.expire(change.topic, now)
                 if floor is not None:
                     self.submit(floor, None)
                     self._floor_told = True
         except Damaged as damage:
-            # The change itself is done; what it should have taken away cannot be read, and goes when all around it has gone.
+            # The change itself is done; what it should have taken away cannot be read, and goes
+            # when all around it has gone.
             self.tell(damage)
         if waiting.settle is not None:
             waiting.settle(progress)
@@ -260,11 +329,17 @@ class Commits:
         """Once for each place: whoever comes across it will do so again."""
         if (damage.path, damage.offset) not in self._told:
             self._told.add((damage.path, damage.offset))
-            log.error("data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason)
+            log.error(
+                "data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason
+            )
 
     def _lose(self, error: OSError) -> None:
         self.losses += 1
-        lost = sorted((*self._until_written, *self._until_synced), key=lambda waiting: waiting.serial, reverse=True)
+        lost = sorted(
+            (*self._until_written, *self._until_synced),
+            key=lambda waiting: waiting.serial,
+            reverse=True,
+        )
         self._until_written.clear()
         self._until_synced.clear()
         for waiting in lost:

@@ -1,14 +1,17 @@
 """Feeds: what follows the heads of topics, for the fronts (decision 0010).
 
-A feed is a cursor in a topic. `Feeds.pump` turns what lies between it and the head into pages; two of them may be under way to the
-front, and what is committed meanwhile waits in the topic and makes the next page longer.
+A feed is a cursor in a topic. `Feeds.pump` turns what lies between it and the head into pages; two
+of them may be under way to the front, and what is committed meanwhile waits in the topic and makes
+the next page longer.
 
     rpc/feed.open -> FOLLOWING --event/feed.page--> ... --event/feed.taken--> ...
-                        |  event/feed.close, another feed.open of the same number, the session is over: it is forgotten
-                        '  the topic is deleted, its records cannot be read: event/feed.ended, with "error" in the latter case
+                        |  event/feed.close, another feed.open of the same number, the session is
+                        over: it is forgotten '  the topic is deleted, its records cannot be read:
+                        event/feed.ended, with "error" in the latter case
 
-Between two pages of a feed there is no hole. A page may have no records: all between its ends was filtered, deleted or lost; or there
-was so much to pass over that others come first, and the next page goes on.
+Between two pages of a feed there is no hole. A page may have no records: all between its ends was
+filtered, deleted or lost; or there was so much to pass over that others come first, and the next
+page goes on.
 """
 
 from __future__ import annotations
@@ -24,13 +27,20 @@ from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
-from topics.formats.api.requests import BATCH_BYTES_MAX, DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, Buffer, Diff, Limits
+from topics.formats.api.requests import (
+    BATCH_BYTES_MAX,
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    Buffer,
+    Diff,
+    Limits,
+)
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
 PAGES_UNDER_WAY = 2
-# A pump gives way to others after this much, counted in bytes that are copied. A page costs about as much as PAGE_COST of them,
-# a record that is looked at as much as RECORD_COST.
+# A pump gives way to others after this much, counted in bytes that are copied. A page costs about
+# as much as PAGE_COST of them, a record that is looked at as much as RECORD_COST.
 PUMP_COST_MAX = 4 << 20
 PAGE_COST = 16 << 10
 RECORD_COST = 256
@@ -43,13 +53,24 @@ class Feed:
 
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
 
-    def __init__(self, session: Session, number: int, topic: Topic, view: Diff, strong: bool, seq: int) -> None:
-        self.session, self.number, self.topic, self.view, self.strong, self.seq = session, number, topic, view, strong, seq
+    def __init__(
+        self, session: Session, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+    ) -> None:
+        self.session, self.number, self.topic, self.view, self.strong, self.seq = (
+            session,
+            number,
+            topic,
+            view,
+            strong,
+            seq,
+        )
         self.under_way = 0
 
 
 class Feeds:
-    """All feeds of a shard. ``fresh_topic`` finds a topic as it is now, ``freshen`` lets go what is too old in one."""
+    """All feeds of a shard. ``fresh_topic`` finds a topic as it is now, ``freshen`` lets go what is
+    too old in one.
+    """
 
     def __init__(
         self, commits: Commits, limits: Limits, fresh_topic: Callable[[str], Topic], freshen: Callable[[Topic], None]
@@ -58,7 +79,9 @@ class Feeds:
         self._fresh_topic, self._freshen = fresh_topic, freshen
         self._by_session: dict[Session, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
-        self._changed: dict[int, dict[Feed, None]] = {}  # those of `_by_topic` whose topics have more records
+        self._changed: dict[
+            int, dict[Feed, None]
+        ] = {}  # those of `_by_topic` whose topics have more records
         self._due: dict[Feed, None] = {}  # to be looked at by the next pump, in this order
         self._behind: dict[Feed, None] = {}  # strong ones that have come to what is not synced
         self._synced = 0  # how far the log was synced when they were last looked at
@@ -88,7 +111,9 @@ class Feeds:
             self._changed[change.topic.id] = feeds
 
     def pump(self) -> bool:
-        """Send what there is to send; whether some of it must wait for another call, because others come first."""
+        """Send what there is to send; whether some of it must wait for another call, because others
+        come first.
+        """
         if self._losses != self._commits.losses:
             self._losses = self._commits.losses
             self._end_undone()
@@ -115,7 +140,9 @@ class Feeds:
             self._end(feed)
 
     def _end_undone(self) -> None:
-        """The log has failed. A topic that is gone now was never made: no commit will tell of its end."""
+        """The log has failed. A topic that is gone now was never made: no commit will tell of its
+        end.
+        """
         for feeds in tuple(self._by_topic.values()):
             if next(iter(feeds)).topic.deleted:
                 self._end_all(feeds)
@@ -136,27 +163,37 @@ class Feeds:
                     break
                 page = read(feed.topic, feed.view, self._commits, feed.seq, head_seq)
                 attachment = _joined(page.pieces)
-            except (Damaged, OSError) as error:  # costs the readers of this feed their live pages, and nobody else
+            except (
+                Damaged,
+                OSError,
+            ) as error:  # costs the readers of this feed their live pages, and nobody else
                 self._fail(feed, error)
                 break
             cost += PAGE_COST + RECORD_COST * page.scanned + len(attachment)
             feed.seq = page.next_from_seq
             feed.under_way += 1
-            if not self._send(feed, "feed.page", {"feed": feed.number, **_fields(page)}, attachment):
+            if not self._send(
+                feed, "feed.page", {"feed": feed.number, **_fields(page)}, attachment
+            ):
                 break
             if page.unfinished:
                 return cost, False
         return cost, True
 
     def _head(self, topic: Topic, strong: bool) -> int:
-        """The head for a reader: the last seq that is committed, or with ``strong`` the last one that is synced as well."""
-        # Of the other classes nothing waits, or what is committed is synced; and a change of the class is synced itself.
+        """The head for a reader: the last seq that is committed, or with ``strong`` the last one
+        that is synced as well.
+        """
+        # Of the other classes nothing waits, or what is committed is synced; and a change of the
+        # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
         index = topic.frames.find_place(self._commits.wal.synced)
         return topic.frames.entry(index)[0] - 1 if index < len(topic.frames) else topic.head_seq
 
-    def _send(self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b"") -> bool:
+    def _send(
+        self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b""
+    ) -> bool:
         try:
             feed.session.notify(method, params, attachment)
         except PeerGone:
@@ -173,7 +210,9 @@ class Feeds:
 
     def _end(self, feed: Feed, **why: str) -> None:
         self._forget(feed)
-        self._send(feed, "feed.ended", {"feed": feed.number, "head_seq": feed.topic.head_seq, **why})
+        self._send(
+            feed, "feed.ended", {"feed": feed.number, "head_seq": feed.topic.head_seq, **why}
+        )
 
     def _forget(self, feed: Feed) -> None:
         """Nothing of it is left; later calls do nothing."""
@@ -205,12 +244,23 @@ class Feeds:
         self._by_topic.setdefault(topic.id, {})[feed] = None
         if head_seq < topic.head_seq:
             self._due[feed] = None
-        rpc.reply({"head_seq": head_seq, "earliest_seq": min(topic.start_seq, head_seq + 1), "epoch": topic.epoch})
+        rpc.reply(
+            {
+                "head_seq": head_seq,
+                "earliest_seq": min(topic.start_seq, head_seq + 1),
+                "epoch": topic.epoch,
+            }
+        )
 
     def _read(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
         topic = self._topic_to_read(params["topic"])
-        view, strong = self._view(params["view"], from_seq=params["from_seq"], until_seq=params["until_seq"], epoch=params["epoch"])
+        view, strong = self._view(
+            params["view"],
+            from_seq=params["from_seq"],
+            until_seq=params["until_seq"],
+            epoch=params["epoch"],
+        )
         page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
         rpc.reply({**_fields(page), "epoch": topic.epoch}, _joined(page.pieces))
         self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
@@ -219,7 +269,13 @@ class Feeds:
         rpc, params = _request(message)
         known = self._commits.engine.topics
         topics = [self._fresh_topic(name) for name in params["topics"] if name in known]
-        rpc.reply({"heads": {topic.name: [topic.head_seq, topic.start_seq, topic.epoch] for topic in topics}})
+        rpc.reply(
+            {
+                "heads": {
+                    topic.name: [topic.head_seq, topic.start_seq, topic.epoch] for topic in topics
+                }
+            }
+        )
 
     def _taken(self, message: InboundMessage) -> None:
         feed = self._named(message)

@@ -1,7 +1,9 @@
-"""Appends with bodies of many megabytes: decoded, rendered and written run by run, so that no one else waits for them.
+"""Appends with bodies of many megabytes: decoded, rendered and written run by run, so that no one
+else waits for them.
 
-While such a write is under way its topic is its own: other changes of that topic wait here, in order; reads go on. Its records are
-durable in a blob before the log gets the (small) frame that speaks of them. The seqs are given once the body is known to be good.
+While such a write is under way its topic is its own: other changes of that topic wait here, in
+order; reads go on. Its records are durable in a blob before the log gets the (small) frame that
+speaks of them. The seqs are given once the body is known to be good.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from topics.actors.shard.commits import Commits
 from topics.engine.dedupe import Remembered
 from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
 from topics.engine.topic import Topic
-from topics.formats.api.requests import AppendBody, Buffer, Limits, check_append, refusing_bad_bodies
+from topics.formats.api.requests import (
+    AppendBody,
+    Buffer,
+    Limits,
+    check_append,
+    refusing_bad_bodies,
+)
 from topics.formats.api.sliced import slices
 from topics.formats.disk.records import RecordsView, Rendering
 from topics.storage.disk import Damaged
@@ -74,7 +82,9 @@ class MemorySink:
 class LongAppends:
     """The topics that belong to a long write right now, and who waits for them."""
 
-    def __init__(self, engine: ShardEngine, commits: Commits, limits: Limits, clock: Callable[[], Now]) -> None:
+    def __init__(
+        self, engine: ShardEngine, commits: Commits, limits: Limits, clock: Callable[[], Now]
+    ) -> None:
         self.engine, self.commits, self.limits, self._clock = engine, commits, limits, clock
         self._waiting: dict[str, list[tuple[Handler, InboundMessage]]] = {}
         self.pouring = self.poured = 0  # writes under way, and steps of all that are done
@@ -96,7 +106,9 @@ class LongAppends:
         """The write is done; the messages that waited, to be handled now."""
         return self._waiting.pop(topic)
 
-    async def run(self, name: str, body: Buffer, key: str | None, prefixes: list[str] | None) -> Outcome:
+    async def run(
+        self, name: str, body: Buffer, key: str | None, prefixes: list[str] | None
+    ) -> Outcome:
         """Do the write. The caller has taken the topic. Raises as a short append does."""
         request = await self._decode(body)
         check_append(request, len(body), key, self.limits)
@@ -125,14 +137,18 @@ class LongAppends:
                     return request
         raise AssertionError("slices end with the request")
 
-    async def _topic(self, name: str, request: AppendBody, prefixes: list[str] | None) -> tuple[Topic, bool] | OSError:
+    async def _topic(
+        self, name: str, request: AppendBody, prefixes: list[str] | None
+    ) -> tuple[Topic, bool] | OSError:
         """The topic with nothing under way on it, and whether it was made for this write."""
         while (topic := self.engine.topics.get(name)) is not None:
             await self.commits.idle(topic)
             if not topic.deleted:  # as one is whose making failed while we waited for it
                 return topic, False
         now, size = self._clock(), 0
-        if request.config is not None and request.config.discard == "reject":  # what does not fit makes no topic either
+        if (
+            request.config is not None and request.config.discard == "reject"
+        ):  # what does not fit makes no topic either
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = self.engine.create(name, request, now, prefixes, size)
         result = await self.commits.settled(change)
@@ -155,7 +171,9 @@ class LongAppends:
                 sink: Sink = self.commits.wal.blobs.begin(topic.id, change.first_seq, body_len)
             else:
                 sink = memory = MemorySink(body_len)
-                resident = RecordsView(rendering.flags, change.count, len(rendering.ext), memory.body)
+                resident = RecordsView(
+                    rendering.flags, change.count, len(rendering.ext), memory.body
+                )
             await self._pour(sink, head, self._runs(rendering, list(ends), change))
         except OSError as error:
             self.engine.undo(change)
@@ -165,14 +183,18 @@ class LongAppends:
             raise
         result = await self.commits.settled(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
-            self.commits.wal.blobs.remove(topic.id, change.first_seq)  # its frame was not written: the room is needed
+            self.commits.wal.blobs.remove(
+                topic.id, change.first_seq
+            )  # its frame was not written: the room is needed
         return result if isinstance(result, OSError) else Done(change, result, created)
 
     def _expire(self, topic: Topic, now: Now) -> None:
         try:
             expired = self.engine.expire(topic, now)
         except Damaged as damage:
-            return self.commits.tell(damage)  # what is damaged does not keep the rest of the topic from its users
+            return self.commits.tell(
+                damage
+            )  # what is damaged does not keep the rest of the topic from its users
         if expired is not None:
             self.commits.submit(expired, None)
         return None

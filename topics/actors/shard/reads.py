@@ -1,4 +1,6 @@
-"""What a shard answers to readers: pages at once, long polls later, pages ahead of those who read on, and states of topics (§1, §3)."""
+"""What a shard answers to readers: pages at once, long polls later, pages ahead of those who read
+on, and states of topics (§1, §3).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any, Protocol, TypeVarTuple
 import trio
 
 from topics.actors.link.heads import HeadWriter, holds_still
-from topics.actors.rpc.message_router import ErrorCode, InboundMessage, MessageRouter, RpcContext, Session
+from topics.actors.rpc.message_router import (
+    ErrorCode,
+    InboundMessage,
+    MessageRouter,
+    RpcContext,
+    Session,
+)
 from topics.actors.rpc.replies import map_error, reply, request_of, total_ms
 from topics.actors.shard.commits import Commits
 from topics.engine.reading import Page, read
@@ -84,16 +92,24 @@ class Reads:
         if "ahead" in params:
             self._reply_ahead(rpc, params["ahead"], topic, asked, page)
         elif page.unfinished or (asked.wait_ms and not page.worth_answering):
-            # From here on, not from when the task begins: what is committed in between must wake it.
+            # From here on, not from when the task begins: what is committed in between must wake
+            # it.
             changed = self._changed.setdefault(topic.id, trio.Event())
-            # So is its end: the cancel, or the end of the session, may come in the same batch of messages.
+            # So is its end: the cancel, or the end of the session, may come in the same batch of
+            # messages.
             scope = self._polls[message.session, rpc.cid] = trio.CancelScope()
-            self._host.start(self._long_poll, scope, message, rpc, params, topic, asked, page, changed)
+            self._host.start(
+                self._long_poll, scope, message, rpc, params, topic, asked, page, changed
+            )
         else:
             _reply_page(rpc, params, topic, page)
 
-    def _reply_ahead(self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page) -> None:
-        """Up to ``limit`` pages that nobody has asked for yet, without their ends; none that may be another when somebody does."""
+    def _reply_ahead(
+        self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page
+    ) -> None:
+        """Up to ``limit`` pages that nobody has asked for yet, without their ends; none that may be
+        another when somebody does.
+        """
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
         room = RUN_BYTES
@@ -111,7 +127,12 @@ class Reads:
             rpc.reply({})
             return
         self._commits.expect(topic, pages[-1][1] + 1)
-        result = {"mark": self._heads.mark(topic), "pages": pages, "earliest": topic.earliest_seq, "epoch": topic.epoch}
+        result = {
+            "mark": self._heads.mark(topic),
+            "pages": pages,
+            "earliest": topic.earliest_seq,
+            "epoch": topic.epoch,
+        }
         rpc.reply(result, b"".join(bodies[: len(pages)]))
 
     async def _long_poll(
@@ -143,7 +164,10 @@ class Reads:
                             self._host.look_again(topic)
                             changed = self._changed.setdefault(topic.id, trio.Event())
                         page = read(topic, asked, self._commits, page.next_from_seq)
-                    except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
+                    except (
+                        Damaged,
+                        OSError,
+                    ) as error:  # costs this reader its answer, and nobody else
                         failure = error
                         break
                     scanned += page.scanned
@@ -174,7 +198,9 @@ class Reads:
     def _list(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
         items: list[list[Any]] = []
-        for name in self._commits.engine.names(params["prefix"], params["after"], params["prefixes"]):
+        for name in self._commits.engine.names(
+            params["prefix"], params["after"], params["prefixes"]
+        ):
             if len(items) == params["limit"]:
                 break
             topic = self._host.fresh_topic(name)
@@ -189,7 +215,9 @@ def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Pag
         next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq, epoch=topic.epoch,
         tombstone=page.tombstone.as_json() if page.tombstone else None, scanned=page.scanned, total_ms=total_ms(params),
     )  # fmt: skip
-    result = {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
+    result = (
+        {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
+    )
     rpc.reply(result, answers.difference(topic.name, page.pieces, end))
 
 

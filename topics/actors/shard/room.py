@@ -55,7 +55,12 @@ class Room:
         if state is ShardState.NO_ROOM:
             log.error("disk full", folder=str(self.wal.folder), refused="appends and new topics")
         elif state is ShardState.READ_ONLY:
-            log.error("log broken", folder=str(self.wal.folder), refused="all writes", error=str(self.broken))
+            log.error(
+                "log broken",
+                folder=str(self.wal.folder),
+                refused="all writes",
+                error=str(self.broken),
+            )
         elif self._words.state == ShardState.NO_ROOM:
             log.info("disk has room again", folder=str(self.wal.folder))
         self._words.state = state

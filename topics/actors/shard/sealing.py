@@ -1,4 +1,5 @@
-"""Whole log files become segments, checkpoints follow, and what neither needs any more goes (decision 0009).
+"""Whole log files become segments, checkpoints follow, and what neither needs any more goes
+(decision 0009).
 
     file whole and committed -> check -> build, write, sync -> install in the index
         -> checkpoint -> free what the older checkpoint can spare
@@ -47,12 +48,18 @@ from topics.storage.wal.file import WalFile
 LOOK_S = 0.1  # how often we look whether a file is whole
 AGAIN_S = 5.0  # after an error, and between checkpoints that only free room
 WRITE_BYTES = 1 << 20  # handed to the thread at once
-REST, REST_MAX_S = 6.0, 0.010  # a step of sealing is followed by a rest so many times as long, while at most BEHIND files wait; then by
+REST, REST_MAX_S = (
+    6.0,
+    0.010,
+)  # a step of sealing is followed by a rest so many times as long, while at most BEHIND files wait; then by
 BACKLOG = 8  # less with each, and when so many wait, others only come in between
-# Meanwhile the log's threads ask for the interpreter sooner. Each call of the loop that lets go of it for a moment begins their wait
-# anew: with the 0.5 ms that are best otherwise, a loop that is always busy keeps a finished write waiting for 50 ms.
+# Meanwhile the log's threads ask for the interpreter sooner. Each call of the loop that lets go of
+# it for a moment begins their wait anew: with the 0.5 ms that are best otherwise, a loop that is
+# always busy keeps a finished write waiting for 50 ms.
 SWITCH_S = 0.0001
-BUSY_BYTES = 512 << 10  # a log that has grown so much since the last look is busy: what comes in a burst is sealed after it,
+BUSY_BYTES = (
+    512 << 10
+)  # a log that has grown so much since the last look is busy: what comes in a burst is sealed after it,
 BEHIND = 2  # unless so many files wait
 AT_ONCE = 2  # after so many files, a checkpoint lets go of others
 KEYS_AT_ONCE = 512
@@ -61,14 +68,18 @@ log = structlog.get_logger()
 
 
 class Freed(NamedTuple):
-    """What the index named no more when a checkpoint was made; it may go when no older checkpoint stands."""
+    """What the index named no more when a checkpoint was made; it may go when no older checkpoint
+    stands.
+    """
 
     extents: list[int]
     blobs: list[Path]
 
 
 class Sealing:
-    """The one task of a shard that moves records from its log into segments, and the only writer of checkpoints."""
+    """The one task of a shard that moves records from its log into segments, and the only writer of
+    checkpoints.
+    """
 
     def __init__(self, shard: Shard, commits: Commits) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
@@ -77,14 +88,27 @@ class Sealing:
         self._seen = self.wal.position  # at the last look
         self.sealed = self.written = 0  # segments and checkpoints since the start of the process
         self._kept = deque(shard.kept, maxlen=checkpoints.KEEP)
-        self._next_number = 1 + max((number for kept in shard.kept for number in kept.segments), default=0)
+        self._next_number = 1 + max(
+            (number for kept in shard.kept for number in kept.segments), default=0
+        )
         self._written_at = time.monotonic()
         used = self._used_extents()
-        # Extents that the index names, by segment; of all segments that are there, also for an older checkpoint alone.
-        self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {number: len(used[number]) for number in used}
-        # Extents that went since the last checkpoint; those of an earlier life, too, whose room was not given back then.
-        self._released = [place for number in used if used[number] for place in self.segments.spent(number, used[number])]
-        self._finished: tuple[Segment, dict[int, Topic]] | None = None  # written, and not installed in all these topics
+        # Extents that the index names, by segment; of all segments that are there, also for an
+        # older checkpoint alone.
+        self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
+            number: len(used[number]) for number in used
+        }
+        # Extents that went since the last checkpoint; those of an earlier life, too, whose room was
+        # not given back then.
+        self._released = [
+            place
+            for number in used
+            if used[number]
+            for place in self.segments.spent(number, used[number])
+        ]
+        self._finished: tuple[Segment, dict[int, Topic]] | None = (
+            None  # written, and not installed in all these topics
+        )
         self._detached: list[WalFile] = []  # log files that nobody needs
         self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
         self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
@@ -156,13 +180,19 @@ class Sealing:
 
     @property
     def _named(self) -> list[int]:
-        """Segments that a checkpoint names. Not one that is coming: its flags will tell what goes later, and the log has all of it."""
-        return sorted(number for number, count in self._live.items() if count and number != self._coming)
+        """Segments that a checkpoint names. Not one that is coming: its flags will tell what goes
+        later, and the log has all of it.
+        """
+        return sorted(
+            number for number, count in self._live.items() if count and number != self._coming
+        )
 
     @property
     def _unused(self) -> list[int]:
         """Segments of which the index names nothing, and never will."""
-        return [number for number, count in self._live.items() if not count and number != self._coming]
+        return [
+            number for number, count in self._live.items() if not count and number != self._coming
+        ]
 
     # Sealing
 
@@ -185,7 +215,13 @@ class Sealing:
         self._sealed_up_to(end)
         trailer = segment.trailer
         seconds = round(time.monotonic() - began, 3)
-        log.info("sealed", segment=segment.number, extents=trailer.entry_count, records=trailer.record_count, seconds=seconds)
+        log.info(
+            "sealed",
+            segment=segment.number,
+            extents=trailer.entry_count,
+            records=trailer.record_count,
+            seconds=seconds,
+        )
 
     def _sealed_up_to(self, end: int) -> None:
         self._absorbed += self.wal.blobs.absorb(end)
@@ -193,11 +229,17 @@ class Sealing:
         self.sealed += 1
 
     async def _touched(self, base: int, end: int) -> dict[int, Topic]:
-        """Topics with records in this part of the log, by id. One that is going is sealed, too: its end may be undone."""
+        """Topics with records in this part of the log, by id. One that is going is sealed, too: its
+        end may be undone.
+        """
         found: dict[int, Topic] = {}
         topics = iter([*self.engine.by_id.values(), *self.commits.leaving()])
         while some := list(islice(topics, TOPICS_AT_ONCE)):
-            found |= {topic.id: topic for topic in some if next(_writes(topic, base, end), None) is not None}
+            found |= {
+                topic.id: topic
+                for topic in some
+                if next(_writes(topic, base, end), None) is not None
+            }
             await trio.lowlevel.checkpoint()
         return found
 
@@ -206,7 +248,13 @@ class Sealing:
 
         So what gets a new checksum is what was written.
         """
-        check = SealingCheck(self.wal.file(base), end, self.wal.blobs, touched, lambda topic: _writes(topic, base, end))
+        check = SealingCheck(
+            self.wal.file(base),
+            end,
+            self.wal.blobs,
+            touched,
+            lambda topic: _writes(topic, base, end),
+        )
         step_began = time.monotonic()
         for _ in check.steps():
             await self._rest(time.monotonic() - step_began)
@@ -219,7 +267,9 @@ class Sealing:
             index = topic.frames.find(entry.first_seq)
             if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.place:
                 lose_damaged(topic, index, self.commits)
-                self.commits.on_commit(FloorMoved(topic, [], sync=False))  # a page that was read ahead may show it
+                self.commits.on_commit(
+                    FloorMoved(topic, [], sync=False)
+                )  # a page that was read ahead may show it
 
     async def _build(self, base: int, end: int, touched: dict[int, Topic]) -> Segment:
         """Write the segment; when that fails, nothing is left of it."""
@@ -255,7 +305,9 @@ class Sealing:
             await trio.lowlevel.checkpoint()
 
     def _sources(self, touched: dict[int, Topic], base: int, end: int) -> Iterator[Source]:
-        """Stretches of contiguous seqs. Records may go, and whole topics, while the segment is built."""
+        """Stretches of contiguous seqs. Records may go, and whole topics, while the segment is
+        built.
+        """
         for topic in touched.values():
             seq = topic.sealed_seq + 1
             while (entry := next(_writes(topic, base, end, seq), None)) is not None:
@@ -264,7 +316,9 @@ class Sealing:
                 yield Source(topic.id, first, stretch)
                 seq = stretch.seq
 
-    def _flags(self, touched: dict[int, Topic], topic_id: int, first_seq: int, count: int) -> bytearray:
+    def _flags(
+        self, touched: dict[int, Topic], topic_id: int, first_seq: int, count: int
+    ) -> bytearray:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
         flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
         for seq, length, place in topic.frames.not_whole(first_seq, end):
@@ -277,7 +331,9 @@ class Sealing:
         return flags
 
     async def _install(self, segment: Segment, touched: dict[int, Topic]) -> None:
-        """Let the index name the extents instead of the writes, topic after topic; each leaves ``touched``. An error may come between."""
+        """Let the index name the extents instead of the writes, topic after topic; each leaves
+        ``touched``. An error may come between.
+        """
         self.segments.add(segment)
         self._live.setdefault(segment.number, 0)
         entries = [*self.segments.entries(segment.number)]
@@ -289,7 +345,9 @@ class Sealing:
                 await trio.lowlevel.checkpoint()
                 await _let_go(tags)
 
-    def _install_topic(self, topic: Topic, extents: list[Entry], segment: Segment) -> TagIndex | None:
+    def _install_topic(
+        self, topic: Topic, extents: list[Entry], segment: Segment
+    ) -> TagIndex | None:
         """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
             self._mark_what_went(topic, entry)
@@ -304,7 +362,9 @@ class Sealing:
         now = self._flags({topic.id: topic}, topic.id, entry.first_seq, entry.record_count)
         written = self.segments.dead(entry.place)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
-            late = [index for index, flag in enumerate(now) if flag and not (written and written[index])]
+            late = [
+                index for index, flag in enumerate(now) if flag and not (written and written[index])
+            ]
             self.segments.mark(entry.place, late, self.commits.committed_to)
 
     def _release(self, place: int) -> None:
@@ -330,9 +390,14 @@ class Sealing:
                     await trio.lowlevel.checkpoint()
             position = await self._synced(losses)
             await trio.to_thread.run_sync(self.segments.sync, position)
-            await trio.to_thread.run_sync(checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items)
+            await trio.to_thread.run_sync(
+                checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items
+            )
         except BaseException:
-            self._released, self._absorbed = freed.extents + self._released, freed.blobs + self._absorbed
+            self._released, self._absorbed = (
+                freed.extents + self._released,
+                freed.blobs + self._absorbed,
+            )
             raise
         self.written += 1
         self._written_at = time.monotonic()
@@ -349,13 +414,19 @@ class Sealing:
             for keys in self._lone_keys(topic):
                 items += keys
         self.segments.sync(self.wal.synced)
-        checkpoints.write(self._shard.checkpoint_folder, self.wal.position, self.replay_from, items, clean=True)
+        checkpoints.write(
+            self._shard.checkpoint_folder, self.wal.position, self.replay_from, items, clean=True
+        )
 
     def _head_item(self, numbers: list[int]) -> bytes:
-        return checkpoints.encode_item({**self.engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot})
+        return checkpoints.encode_item(
+            {**self.engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot}
+        )
 
     def _item(self, topic: Topic) -> bytes:
-        return checkpoints.encode_item(self.engine.snapshot_topic(topic, self.commits.position_of(topic)))
+        return checkpoints.encode_item(
+            self.engine.snapshot_topic(topic, self.commits.position_of(topic))
+        )
 
     def _lone_keys(self, topic: Topic) -> Iterator[list[bytes]]:
         """Items with the keys that outlive their records; a step looks at some."""
@@ -365,13 +436,19 @@ class Sealing:
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
     async def _synced(self, losses: int) -> int:
-        """The log's position now, once it is synced up to there and all that was under way is more than a wish."""
+        """The log's position now, once it is synced up to there and all that was under way is more
+        than a wish.
+        """
         position = self.wal.position
         self.wal.flush(sync=True)
         while self.wal.synced < position and not self.wal.failed and self.commits.losses == losses:  # noqa: ASYNC110 - no event tells
             await trio.sleep(0.002)
-        if self.wal.failed or self.commits.losses != losses:  # the checkpoint may tell of topics that were never made, or lack one
-            raise self.wal.failed or OSError(errno.ENOSPC, "changes were undone while a checkpoint was made")
+        if (
+            self.wal.failed or self.commits.losses != losses
+        ):  # the checkpoint may tell of topics that were never made, or lack one
+            raise self.wal.failed or OSError(
+                errno.ENOSPC, "changes were undone while a checkpoint was made"
+            )
         return position
 
     async def _free(self) -> None:
@@ -398,7 +475,9 @@ class Sealing:
 
 
 class _Stretch:
-    """Pieces of a stretch of contiguous seqs, as long as it goes on; ``seq`` is the first that was not given."""
+    """Pieces of a stretch of contiguous seqs, as long as it goes on; ``seq`` is the first that was
+    not given.
+    """
 
     def __init__(self, commits: Commits, topic: Topic, base: int, end: int, seq: int) -> None:
         self.seq = seq

@@ -1,7 +1,9 @@
-"""Integrity check before sealing: a log file is compared with its checksums before its bytes get new ones.
+"""Integrity check before sealing: a log file is compared with its checksums before its bytes get
+new ones.
 
-All frames are checked in the order of the file, then each blob that they speak of. Only when a frame is
-damaged is the index asked, which knows where the writes behind it stand. Nothing is changed here.
+All frames are checked in the order of the file, then each blob that they speak of. Only when a
+frame is damaged is the index asked, which knows where the writes behind it stand. Nothing is
+changed here.
 """
 
 from __future__ import annotations
@@ -36,9 +38,18 @@ class DamagedWrite(NamedTuple):
 
 
 class SealingCheck:
-    """Checks one log file up to ``end``. Afterwards: all ``damage``, and the ``writes`` that it hit."""
+    """Checks one log file up to ``end``. Afterwards: all ``damage``, and the ``writes`` that it
+    hit.
+    """
 
-    def __init__(self, file: WalFile, end: int, blobs: BlobStore, touched: Mapping[int, Topic], writes_of: Writes) -> None:
+    def __init__(
+        self,
+        file: WalFile,
+        end: int,
+        blobs: BlobStore,
+        touched: Mapping[int, Topic],
+        writes_of: Writes,
+    ) -> None:
         self._file, self._end, self._blobs = file, end, blobs
         self._touched, self._writes_of = touched, writes_of
         self._external: list[FrameHeader] = []
@@ -49,7 +60,13 @@ class SealingCheck:
         """Check, with others between two steps."""
         reached = yield from self._scan()
         if reached < self._end:
-            self.damage.append(Damaged(self._file.path, self._file.offset(reached), "damaged frame in a log file that is sealed"))
+            self.damage.append(
+                Damaged(
+                    self._file.path,
+                    self._file.offset(reached),
+                    "damaged frame in a log file that is sealed",
+                )
+            )
             for topic in tuple(self._touched.values()):
                 yield from self._look_behind(topic, reached)
         for header in self._external:
@@ -91,7 +108,11 @@ class SealingCheck:
         try:
             yield from checking(mapped(path), header.topic_id, header.first_seq, STEP_BYTES)
         except (BadBlob, FileNotFoundError) as error:
-            reason = "the log speaks of it, and it is not there" if isinstance(error, OSError) else f"blob {error}"
+            reason = (
+                "the log speaks of it, and it is not there"
+                if isinstance(error, OSError)
+                else f"blob {error}"
+            )
             self.damage.append(Damaged(path, getattr(error, "offset", 0), reason))
             self.writes.append(DamagedWrite(topic, entry))
 

@@ -1,4 +1,6 @@
-"""JSON answers to topic requests (§1 to §3), rendered as bytes. Topic names are plain ASCII and need no escaping."""
+"""JSON answers to topic requests (§1 to §3), rendered as bytes. Topic names are plain ASCII and
+need no escaping.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,25 @@ from topics.formats.api.topic_config import TopicConfig
 _BOOL = (b"false", b"true")
 
 
-def performance(total_ms: float, *, wal_ms: float | None = None, fsync_ms: float | None = None) -> bytes:
+def performance(
+    total_ms: float, *, wal_ms: float | None = None, fsync_ms: float | None = None
+) -> bytes:
     """The ``performance`` member (§0.9) and the end of the object."""
     if wal_ms is None:
         return b',"performance":{"server_total_ms":%.3f}}' % total_ms
-    return b',"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (total_ms, wal_ms, fsync_ms or 0.0)
+    return b',"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
+        total_ms,
+        wal_ms,
+        fsync_ms or 0.0,
+    )
 
 
-def appended(topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool) -> bytes:
-    """Answer to an append (§2) up to ``performance``. The head after a write is its own last seq, so a retry gets the same."""
+def appended(
+    topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool
+) -> bytes:
+    """Answer to an append (§2) up to ``performance``. The head after a write is its own last seq,
+    so a retry gets the same.
+    """
     last_seq = first_seq + count - 1
     if not with_seqs:
         seqs = b""
@@ -40,7 +52,14 @@ def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
 
 
 def difference_end(
-    *, next_from_seq: int, head_seq: int, earliest_seq: int, epoch: int, tombstone: dict[str, Any] | None, scanned: int, total_ms: float
+    *,
+    next_from_seq: int,
+    head_seq: int,
+    earliest_seq: int,
+    epoch: int,
+    tombstone: dict[str, Any] | None,
+    scanned: int,
+    total_ms: float,
 ) -> bytes:
     """What stands behind the records in the answer to a diff."""
     caught_up = next_from_seq >= head_seq
@@ -55,7 +74,9 @@ def difference_end(
 
 def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:
     """Answer to a topic PUT (§1.1) up to ``performance``."""
-    return json_bytes({"topic": topic, "created": created, "config": config.as_json(), "epoch": epoch})[:-1]
+    return json_bytes(
+        {"topic": topic, "created": created, "config": config.as_json(), "epoch": epoch}
+    )[:-1]
 
 
 def deleted(topic: str, *, existed: bool) -> bytes:
@@ -63,7 +84,9 @@ def deleted(topic: str, *, existed: bool) -> bytes:
     return b'{"topic":"%b","deleted":%b,"routers_removed":[]' % (topic.encode(), _BOOL[existed])
 
 
-def records_deleted(topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int) -> bytes:
+def records_deleted(
+    topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int
+) -> bytes:
     """Answer to a delete of records (§5) up to ``performance``."""
     return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
         topic.encode(), removed, earliest_seq, head_seq, count, size,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 Headers = tuple[tuple[bytes, bytes], ...]  # of a response: name and value
 
-LIST_MAX = 64  # members that are looked at: fields are read before anybody knows whose request it is
+LIST_MAX = (
+    64  # members that are looked at: fields are read before anybody knows whose request it is
+)
 
 
 def list_members(value: bytes) -> list[bytes]:

@@ -1,4 +1,5 @@
-"""HTTP/1.1 as bytes: heads, body framing, response heads (RFC 9112). Pure: no socket, no clock, no task.
+"""HTTP/1.1 as bytes: heads, body framing, response heads (RFC 9112). Pure: no socket, no clock, no
+task.
 
     request  = method SP target SP "HTTP/1." ("0" | "1") CRLF field* CRLF body
     field    = token ":" OWS value OWS CRLF            no folding, no bare CR or LF, no NUL
@@ -6,9 +7,11 @@
     chunk    = 1*16 hex [";" extension] CRLF bytes CRLF
     chunks   = chunk* "0" CRLF field* CRLF
 
-A head has at most `HEAD_MAX_BYTES` and `FIELDS_MAX` fields, because it is read before anybody knows whose request it is.
+A head has at most `HEAD_MAX_BYTES` and `FIELDS_MAX` fields, because it is read before anybody knows
+whose request it is.
 
-Whatever is ambiguous is refused, because two servers that read one message differently are how requests are smuggled.
+Whatever is ambiguous is refused, because two servers that read one message differently are how
+requests are smuggled.
 """
 
 from __future__ import annotations
@@ -29,7 +32,15 @@ OTHER_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 VALUE = rb"[\t\x20-\x7e\x80-\xff]*+"
-HEAD = re.compile(rb"(" + TOKEN + rb") ([\x21-\x7e]++) HTTP/1\.([01])\r\n((?:" + TOKEN + rb":" + VALUE + rb"\r\n)*+)\r\n")
+HEAD = re.compile(
+    rb"("
+    + TOKEN
+    + rb") ([\x21-\x7e]++) HTTP/1\.([01])\r\n((?:"
+    + TOKEN
+    + rb":"
+    + VALUE
+    + rb"\r\n)*+)\r\n"
+)
 FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~%!$&'()*+,;=]*)(?::[0-9]*)?")
 EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
@@ -44,7 +55,9 @@ LINES_PER_TURN = 512  # of one Dechunker.take: half a millisecond for 1-byte chu
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request's head. ``length`` is None for a chunked body, 0 for none. Field names are lower-case."""
+    """A request's head. ``length`` is None for a chunked body, 0 for none. Field names are
+    lower-case.
+    """
 
     method: str
     target: bytes
@@ -55,7 +68,9 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """``raw`` ends with the empty line. Raises `InvalidRequest` for anything that is not strictly well-formed."""
+    """``raw`` ends with the empty line. Raises `InvalidRequest` for anything that is not strictly
+    well-formed.
+    """
     found = HEAD.fullmatch(raw) if len(raw) <= HEAD_MAX_BYTES else None
     if found is None:
         if OTHER_VERSION.match(raw):
@@ -73,7 +88,8 @@ def parse_head(raw: bytes) -> Head:
         fields=fields,
         length=_body_length(fields, is_1_1),
         close=not is_1_1 or b"close" in connection,
-        expects_continue=is_1_1 and [v.lower() for v in _values(fields, b"expect")] == [b"100-continue"],
+        expects_continue=is_1_1
+        and [v.lower() for v in _values(fields, b"expect")] == [b"100-continue"],
     )
 
 
@@ -85,7 +101,9 @@ def end_of_empty_lines(data: bytes, pos: int) -> int:
 
 
 class PartialHead:
-    """A head that comes in pieces. Every byte is copied and looked at a bounded number of times, however many pieces it has."""
+    """A head that comes in pieces. Every byte is copied and looked at a bounded number of times,
+    however many pieces it has.
+    """
 
     def __init__(self) -> None:
         self._part = bytearray()
@@ -104,7 +122,9 @@ class PartialHead:
             return end - seen
         if len(part) > HEAD_MAX_BYTES:
             raise InvalidRequest(f"the request head is larger than {HEAD_MAX_BYTES} bytes")
-        if NEVER_IN_HEAD.search(part, max(0, seen - 1)):  # what the last byte means shows in the next one
+        if NEVER_IN_HEAD.search(
+            part, max(0, seen - 1)
+        ):  # what the last byte means shows in the next one
             raise InvalidRequest("malformed HTTP request head")
         return None
 
@@ -130,7 +150,9 @@ def _body_length(fields: list[tuple[bytes, bytes]], is_1_1: bool) -> int | None:
     codings = _values(fields, b"transfer-encoding")
     if codings:
         if lengths or not is_1_1 or [coding.lower() for coding in codings] != [b"chunked"]:
-            raise InvalidRequest("Transfer-Encoding must be chunked, alone and without Content-Length")
+            raise InvalidRequest(
+                "Transfer-Encoding must be chunked, alone and without Content-Length"
+            )
         return None
     if not lengths:
         return 0
@@ -145,7 +167,9 @@ class Framing(Protocol):
     done: bool
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """The payload in ``data[pos:]`` and the position after what was used; past the body's end nothing is used."""
+        """The payload in ``data[pos:]`` and the position after what was used; past the body's end
+        nothing is used.
+        """
 
 
 def framing(length: int | None) -> Framing:
@@ -257,11 +281,23 @@ class ResponseHeads:
         start = self._starts.get(status)
         if start is None:
             line = b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode("ascii"))
-            start = line + b"content-type: application/json\r\ndate: " + self._date + b"\r\ncontent-length: "
+            start = (
+                line
+                + b"content-type: application/json\r\ndate: "
+                + self._date
+                + b"\r\ncontent-length: "
+            )
             self._starts[status] = start
         return start
 
-    def render(self, status: int, length: int, headers: Headers = (), *, close: bool = False) -> bytes:
+    def render(
+        self, status: int, length: int, headers: Headers = (), *, close: bool = False
+    ) -> bytes:
         """The whole head."""
         more = b"".join([b"%b: %b\r\n" % header for header in headers])
-        return b"%b%d\r\n%b%b\r\n" % (self.start(status), length, more, b"connection: close\r\n" if close else b"")
+        return b"%b%d\r\n%b%b\r\n" % (
+            self.start(status),
+            length,
+            more,
+            b"connection: close\r\n" if close else b"",
+        )

@@ -1,8 +1,8 @@
 """Refusals of request bodies: what a JSON decoder says, in the words of the API.
 
-The decoder's lines (``Expected `int | null`, got `str` - at `$.priority```) speak of Python's types.
-A refusal names the field, what it must be and what came instead; ``detail.field`` is the path of the
-field without the leading ``$.``.
+The decoder's lines (``Expected `int | null`, got `str` - at `$.priority```) speak of Python's
+types. A refusal names the field, what it must be and what came instead; ``detail.field`` is the
+path of the field without the leading ``$.``.
 """
 
 from __future__ import annotations

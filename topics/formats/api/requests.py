@@ -1,6 +1,8 @@
-"""JSON request bodies to typed values (§1 to §3). Strict JSON; unknown fields are ignored; payloads stay raw bytes.
+"""JSON request bodies to typed values (§1 to §3). Strict JSON; unknown fields are ignored; payloads
+stay raw bytes.
 
-The decoder checks grammar and types but neither UTF-8 inside raw values nor the depth of nesting, so both are checked here.
+The decoder checks grammar and types but neither UTF-8 inside raw values nor the depth of nesting,
+so both are checked here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class RecordIn(msgspec.Struct, gc=False):
-    """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent ``meta`` is empty."""
+    """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent
+    ``meta`` is empty.
+    """
 
     data: Raw
     tag: str | None = None
@@ -125,9 +129,12 @@ def _refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
 
 
 def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
-    """A body as ``parse`` says, and valid UTF-8 wherever it is not looked into. Raises `InvalidRequest`."""
+    """A body as ``parse`` says, and valid UTF-8 wherever it is not looked into. Raises
+    `InvalidRequest`.
+    """
     try:  # not refusing_bad_bodies(), which would cost as much again
-        # Raw values are not looked into by the decoder: one bad byte would poison every reader's JSON.
+        # Raw values are not looked into by the decoder: one bad byte would poison every reader's
+        # JSON.
         if not (isinstance(body, bytes) and body.isascii()):
             str(body, "utf-8")
         return parse(body)
@@ -141,7 +148,8 @@ def decode_config(body: Buffer) -> TopicConfigPatch:
 
 
 def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
-    """Body of an append, every limit of §2 checked. The body's idempotency key wins over the header's.
+    """Body of an append, every limit of §2 checked. The body's idempotency key wins over the
+    header's.
 
     Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
     """
@@ -153,12 +161,18 @@ def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> Appen
 def _parse_append(body: Buffer) -> AppendBody:
     try:
         return _plain_append.decode(body)
-    except msgspec.MsgspecError:  # at the first record that has more, mostly; or what the other one will refuse, too
+    except (
+        msgspec.MsgspecError
+    ):  # at the first record that has more, mostly; or what the other one will refuse, too
         return _append.decode(body)
 
 
-def check_append(request: AppendBody, body_len: int, header_key: str | None, limits: Limits) -> None:
-    """The limits of a decoded append; fills in the header's key and drops a null ``meta``. Raises as `decode_append` does."""
+def check_append(
+    request: AppendBody, body_len: int, header_key: str | None, limits: Limits
+) -> None:
+    """The limits of a decoded append; fills in the header's key and drops a null ``meta``. Raises
+    as `decode_append` does.
+    """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
     _check_key(request.idempotency_key)
@@ -180,13 +194,17 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
 
 def _check_key(key: str | None) -> None:
     if key is not None and not 1 <= len(key) <= KEY_CHARS:
-        raise InvalidRequest(f"idempotency_key must have 1 to {KEY_CHARS} characters", field="idempotency_key")
+        raise InvalidRequest(
+            f"idempotency_key must have 1 to {KEY_CHARS} characters", field="idempotency_key"
+        )
 
 
 def _check_text(field: str, text: str | None, max_bytes: int) -> None:
     # A text of n characters has at most 4n bytes: most need no encoding to be measured.
     if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
-        raise InvalidRequest(f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes)
+        raise InvalidRequest(
+            f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes
+        )
 
 
 def check_node(node: str, limits: Limits) -> None:
@@ -198,7 +216,11 @@ def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
     sizes = [len(record.data) + len(record.meta) for record in records]
     if max(sizes) > limits.record_bytes:
         index = next(index for index, size in enumerate(sizes) if size > limits.record_bytes)
-        raise RecordTooLarge(f"record {index}: data and meta are above {limits.record_bytes} bytes", index=index, max=limits.record_bytes)
+        raise RecordTooLarge(
+            f"record {index}: data and meta are above {limits.record_bytes} bytes",
+            index=index,
+            max=limits.record_bytes,
+        )
 
 
 def _check_marks(records: Sequence[RecordIn], limits: Limits) -> None:
@@ -221,15 +243,26 @@ def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
         record.meta = _NOTHING
         return
     if len(meta) > limits.meta_bytes:
-        raise RecordTooLarge(f"record {index}: meta is above {limits.meta_bytes} bytes", index=index, max=limits.meta_bytes)
+        raise RecordTooLarge(
+            f"record {index}: meta is above {limits.meta_bytes} bytes",
+            index=index,
+            max=limits.meta_bytes,
+        )
     if meta[:1] != b"{":
         raise InvalidRequest(f"record {index}: meta must be an object", index=index, field="meta")
-    if meta.count(b":") > META_KEYS and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_KEYS:
-        raise RecordTooLarge(f"record {index}: meta has more than {META_KEYS} keys", index=index, max_keys=META_KEYS)
+    if (
+        meta.count(b":") > META_KEYS
+        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_KEYS
+    ):
+        raise RecordTooLarge(
+            f"record {index}: meta has more than {META_KEYS} keys", index=index, max_keys=META_KEYS
+        )
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """A read with defaults and clamps applied (§3). Nothing past ``until_seq`` is looked at; without data there is no meta either."""
+    """A read with defaults and clamps applied (§3). Nothing past ``until_seq`` is looked at;
+    without data there is no meta either.
+    """
 
     from_seq: int = 0
     limit: int = DEFAULT_LIMIT
@@ -244,7 +277,9 @@ class Diff(msgspec.Struct, frozen=True):
 
 
 def decode_diff(body: Buffer, limits: Limits) -> Diff:
-    """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types only."""
+    """Body of a diff; an empty body means all defaults. Raises `InvalidRequest` for wrong types
+    only.
+    """
     asked = decode(_diff.decode, body or b"{}")
     for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"):
         value = getattr(asked, field)
@@ -266,7 +301,9 @@ def decode_diff(body: Buffer, limits: Limits) -> Diff:
 
 
 class Match(NamedTuple):
-    """Which tags a delete is about (§5): ``Eq`` the text itself, ``Glob`` every tag that begins with it."""
+    """Which tags a delete is about (§5): ``Eq`` the text itself, ``Glob`` every tag that begins
+    with it.
+    """
 
     op: Literal["Eq", "Glob"]
     text: str
@@ -303,8 +340,16 @@ def decode_delete(body: Buffer) -> DeleteRequest:
 def _match(given: Any) -> Match:
     if isinstance(given, str):
         return Match("Eq", given)
-    if not isinstance(given, list) or len(given) != 3 or given[0] != "tag" or not isinstance(given[2], str):
-        raise InvalidRequest('match must be a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]', field="match")
+    if (
+        not isinstance(given, list)
+        or len(given) != 3
+        or given[0] != "tag"
+        or not isinstance(given[2], str)
+    ):
+        raise InvalidRequest(
+            'match must be a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]',
+            field="match",
+        )
     _, op, text = given
     if op == "Eq":
         return Match("Eq", text)

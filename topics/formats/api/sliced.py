@@ -1,7 +1,8 @@
 """Decoding a long append body piece by piece, so that nobody else waits for all of it.
 
-JSON is read from left to right without looking back. So when the text from one record's start to some comma parses as whole
-records, that comma does stand between two records, however it was guessed: a guess inside a string or a nested list does not parse.
+JSON is read from left to right without looking back. So when the text from one record's start to
+some comma parses as whole records, that comma does stand between two records, however it was
+guessed: a guess inside a string or a nested list does not parse.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _records = msgspec.json.Decoder(list[RecordIn])
 def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
     """Yields None after each piece of work, at last the request.
 
-    Raises what the whole body would raise, and `BatchTooLarge` as soon as there are more records than ``records_max``.
+    Raises what the whole body would raise, and `BatchTooLarge` as soon as there are more records
+    than ``records_max``.
 
-    UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is decoded in one piece.
+    UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is
+    decoded in one piece.
     """
     view = memoryview(body)
     start = _first_record(view)
@@ -52,8 +55,8 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     if not found:
         yield _append.decode(body)
         return
-    # Of a key that stands twice the last counts, and the rest may hold another list of records. So one
-    # is put before the rest that is longer than all of it: it is gone when another list counts.
+    # Of a key that stands twice the last counts, and the rest may hold another list of records. So
+    # one is put before the rest that is longer than all of it: it is gone when another list counts.
     rest = view[start:]
     mark = b'{"data":"%b"},' % (b"x" * len(rest))
     request = _append.decode(b"".join((head, mark, rest)))
@@ -64,7 +67,9 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
 
 
 def _first_record(view: memoryview) -> int | None:
-    """Where the records begin: after a bracket that, closed at once, leaves a request without records."""
+    """Where the records begin: after a bracket that, closed at once, leaves a request without
+    records.
+    """
     match = _RECORDS.search(view[:_HEAD_BYTES])
     if match is None:
         return None
@@ -76,7 +81,9 @@ def _first_record(view: memoryview) -> int | None:
 
 
 def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int | None]:
-    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma after them, if there is one."""
+    """Decode about a slice of records from ``start``: None for each wrong guess, then the comma
+    after them, if there is one.
+    """
     length = SLICE_BYTES
     while start + length < len(view):
         window = view[start + length : start + length + SLICE_BYTES]

@@ -21,7 +21,9 @@ Discard = Literal["old", "reject"]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's resolved settings. Written to disk as a map by field name: never rename a field, only add with a default."""
+    """A topic's resolved settings. Written to disk as a map by field name: never rename a field,
+    only add with a default.
+    """
 
     type: Kind = "log"
     ttl_ms: int = 0
@@ -48,7 +50,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         """The object that answers echo, in the contract's order."""
         fields = msgspec.structs.asdict(self)
-        head = {name: fields.pop(name) for name in ("type", "ttl_ms", "cap_records", "cap_bytes", "discard")}
+        head = {
+            name: fields.pop(name)
+            for name in ("type", "ttl_ms", "cap_records", "cap_bytes", "discard")
+        }
         return {**head, "durable": self.durable, **fields}
 
 
@@ -74,15 +79,29 @@ class TopicConfigPatch(msgspec.Struct, kw_only=True):
     leases_durable: bool | UnsetType = UNSET
 
 
-_UNSIGNED = ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms", "max_deliveries")
+_UNSIGNED = (
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "idempotency_window_ms",
+    "lease_ms",
+    "claim_jitter_ms",
+    "max_deliveries",
+)
 
 
 def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> TopicConfig:
-    """``base`` with the named fields of ``patch``, clamped; ``base`` None means a new topic with the defaults.
+    """``base`` with the named fields of ``patch``, clamped; ``base`` None means a new topic with
+    the defaults.
 
-    Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another ``type``.
+    Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
+    ``type``.
     """
-    fields = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+    fields = {
+        name: value
+        for name in patch.__struct_fields__
+        if (value := getattr(patch, name)) is not UNSET
+    }
     for name in _UNSIGNED:
         if not 0 <= fields.get(name, 0) <= U64_MAX:
             raise InvalidRequest(f"{name} must be an integer from 0 to 2^64 - 1", field=name)
@@ -99,7 +118,9 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
     if base is None:
         return TopicConfig(**fields)
     if fields.get("type", base.type) != base.type:
-        raise TopicExistsIncompatible(f'topic "{topic}" is a {base.type}; its type cannot change', topic=topic, type=base.type)
+        raise TopicExistsIncompatible(
+            f'topic "{topic}" is a {base.type}; its type cannot change', topic=topic, type=base.type
+        )
     return msgspec.structs.replace(base, **fields)
 
 

@@ -1,7 +1,8 @@
-"""What readers of live records ask for: bodies of ``POST /v0/watch`` and commands of ``/v0/ws`` (§7), to typed values.
+"""What readers of live records ask for: bodies of ``POST /v0/watch`` and commands of ``/v0/ws``
+(§7), to typed values.
 
-Also the ids of a watch stream: base64url, without padding, of a JSON map from topic to cursor; with more than `MAP_TOPICS` topics of
-the number of a checkpoint that the session keeps.
+Also the ids of a watch stream: base64url, without padding, of a JSON map from topic to cursor; with
+more than `MAP_TOPICS` topics of the number of a checkpoint that the session keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import msgspec
 from msgspec import Raw
 
 from topics.errors import InvalidRequest
-from topics.formats.api.requests import BATCH_BYTES_MAX, DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, Buffer, Limits, check_node, decode
+from topics.formats.api.requests import (
+    BATCH_BYTES_MAX,
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    Buffer,
+    Limits,
+    check_node,
+    decode,
+)
 from topics.formats.names import valid_topic_name
 
 FRAME_BYTES = 256 << 10  # default of max_batch_bytes
@@ -24,7 +33,9 @@ U64_MAX = (1 << 64) - 1
 
 
 class View(NamedTuple):
-    """What decides how a topic looks to a reader; equal views share what is rendered. ``nodes`` are sorted."""
+    """What decides how a topic looks to a reader; equal views share what is rendered. ``nodes`` are
+    sorted.
+    """
 
     nodes: tuple[str, ...] = ()
     tags: bool = False
@@ -113,7 +124,9 @@ def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> Watch:
 
 
 def request_id_of(message: bytes) -> bytes:
-    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it has none."""
+    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it
+    has none.
+    """
     try:
         return bytes(_request_id.decode(message).request_id)
     except (msgspec.MsgspecError, RecursionError):
@@ -130,7 +143,11 @@ def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> Watch:
     asked = decode(_subscribe.decode, message)
     if (asked.topic is None) == (asked.topics is None):
         raise InvalidRequest("subscribe names either a topic or topics")
-    starts = asked.topics if asked.topic is None else {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
+    starts = (
+        asked.topics
+        if asked.topic is None
+        else {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
+    )
     assert starts is not None, "one of the two is there"
     _check_starts(starts, max_topics)
     return Watch(starts, _view(asked, limits), HEARTBEAT_MS)
@@ -140,10 +157,15 @@ def _check_starts(starts: dict[str, Start], max_topics: int) -> None:
     if not starts:
         raise InvalidRequest("topics must name at least one topic", field="topics")
     if len(starts) > max_topics:
-        raise InvalidRequest(f"{len(starts)} topics; at most {max_topics}", field="topics", max=max_topics)
+        raise InvalidRequest(
+            f"{len(starts)} topics; at most {max_topics}", field="topics", max=max_topics
+        )
     for name, start in starts.items():
         if not valid_topic_name(name):
-            raise InvalidRequest("not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit", field="topics")
+            raise InvalidRequest(
+                "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
+                field="topics",
+            )
         _check_integer("from_seq", start.from_seq)
         if start.epoch is not None:
             _check_integer("epoch", start.epoch)

@@ -1,4 +1,5 @@
-"""WebSocket frames, the server's side of RFC 6455. Integers big-endian. Without extensions: compression is never negotiated.
+"""WebSocket frames, the server's side of RFC 6455. Integers big-endian. Without extensions:
+compression is never negotiated.
 
     offset  size       field     meaning
     0       1          first     0x80 FIN: the last frame of its message; 0x70 RSV: zero; 0x0f Opcode
@@ -7,8 +8,9 @@
     2 + x   0 or 4     key       if MASK; byte i of the payload was XORed with byte i % 4 of it
     6 + x   length     payload   x is the size of ``extended``; without a key the payload begins at 2 + x
 
-A message is one TEXT or BINARY frame and, until FIN, CONTINUATION frames. Control frames (CLOSE, PING, PONG) come between them; they
-have at most 125 bytes and FIN. A CLOSE holds nothing, or a code of 2 bytes and a reason in UTF-8.
+A message is one TEXT or BINARY frame and, until FIN, CONTINUATION frames. Control frames (CLOSE,
+PING, PONG) come between them; they have at most 125 bytes and FIN. A CLOSE holds nothing, or a code
+of 2 bytes and a reason in UTF-8.
 """
 
 from __future__ import annotations
@@ -26,12 +28,19 @@ import msgspec
 
 SHORT_MAX: Final = 125  # the longest payload without an extended length, and of a control frame
 REASON_MAX: Final = SHORT_MAX - 2
-PIECE_BYTES: Final = 64 * 1024  # of a payload that are unmasked and checked at a time; about what a cache holds
+PIECE_BYTES: Final = (
+    64 * 1024
+)  # of a payload that are unmasked and checked at a time; about what a cache holds
 
 _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
-_TWO_AND_KEY: Final = struct.Struct(">HI")  # first and second, or an extended length of 2 bytes; then the key
-_EXTENDED: Final = {126: (struct.Struct(">H"), 126), 127: (struct.Struct(">Q"), 1 << 16)}  # and the least length that needs it
+_TWO_AND_KEY: Final = struct.Struct(
+    ">HI"
+)  # first and second, or an extended length of 2 bytes; then the key
+_EXTENDED: Final = {
+    126: (struct.Struct(">H"), 126),
+    127: (struct.Struct(">Q"), 1 << 16),
+}  # and the least length that needs it
 _ALL: Final = 1 << 62
 _EMPTY_TEXT: Final = 0x8180  # first and second of a masked TEXT frame with FIN and no payload
 
@@ -86,14 +95,18 @@ class Pong(msgspec.Struct, frozen=True, gc=False):
 
 
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """The last thing a client says; ``code`` is NO_STATUS if it gave none. To be answered with `close_frame` of the code."""
+    """The last thing a client says; ``code`` is NO_STATUS if it gave none. To be answered with
+    `close_frame` of the code.
+    """
 
     code: int
     reason: str
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """The client broke the protocol or a bound. ``code`` and ``reason`` are for the `close_frame` that ends the connection."""
+    """The client broke the protocol or a bound. ``code`` and ``reason`` are for the `close_frame`
+    that ends the connection.
+    """
 
     code: int
     reason: str
@@ -113,7 +126,9 @@ def accept_key(key: bytes) -> bytes:
 
 
 def text_header(length: int) -> bytes:
-    """What stands before ``length`` bytes of UTF-8 to make them a text frame, so that a shared payload is not copied."""
+    """What stands before ``length`` bytes of UTF-8 to make them a text frame, so that a shared
+    payload is not copied.
+    """
     return _header(Opcode.TEXT, length)
 
 
@@ -133,7 +148,8 @@ def pong_frame(payload: bytes = b"") -> bytes:
 
 
 def close_frame(code: int = CloseCode.NORMAL, reason: str = "") -> bytes:
-    """A reason is cut to the 123 bytes that fit. NO_STATUS gives a frame without a code, so any `Close` can be answered with its code.
+    """A reason is cut to the 123 bytes that fit. NO_STATUS gives a frame without a code, so any
+    `Close` can be answered with its code.
 
     Raises ValueError for a code that must not be sent, and for a reason with lone surrogates.
     """
@@ -146,7 +162,9 @@ def close_frame(code: int = CloseCode.NORMAL, reason: str = "") -> bytes:
 
 
 def is_close_code(code: int) -> bool:
-    """Whether a CLOSE frame may hold it: registered by now, or left to libraries and applications (§7.4)."""
+    """Whether a CLOSE frame may hold it: registered by now, or left to libraries and applications
+    (§7.4).
+    """
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
@@ -170,23 +188,45 @@ class FrameParser:
         between messages --TEXT, BINARY--> in a message --FIN--> between messages
         between messages, in a message --CLOSE, Failure--> ended
 
-    The events of a stream are the same wherever it is cut. Every byte is copied a bounded number of times. Between two calls at most
-    ``max_message_bytes`` (and an eighth, to grow) and one control frame are held, and only as much as has really come; and while
-    `has_more` also what `feed` was given.
+    The events of a stream are the same wherever it is cut. Every byte is copied a bounded number of
+    times. Between two calls at most ``max_message_bytes`` (and an eighth, to grow) and one control
+    frame are held, and only as much as has really come; and while `has_more` also what `feed` was
+    given.
     """
 
-    __slots__ = ("_data", "_final", "_key", "_kind", "_left", "_max", "_message", "_pos", "_small_max", "_utf8", "ended", "has_more")
+    __slots__ = (
+        "_data",
+        "_final",
+        "_key",
+        "_kind",
+        "_left",
+        "_max",
+        "_message",
+        "_pos",
+        "_small_max",
+        "_utf8",
+        "ended",
+        "has_more",
+    )
 
     def __init__(self, max_message_bytes: int) -> None:
-        """A longer message, whole or in fragments, is Failure 1009 as soon as a header announces it."""
+        """A longer message, whole or in fragments, is Failure 1009 as soon as a header announces
+        it.
+        """
         self._max = max_message_bytes
         self._small_max = min(_XOR_MAX, max_message_bytes)
-        self._data = b""  # not looked at from ``_pos`` on, or the start of a header or a control frame
+        self._data = (
+            b""  # not looked at from ``_pos`` on, or the start of a header or a control frame
+        )
         self._pos = 0
         self.has_more = False
         """`feed` has stopped because it was told to, not for want of bytes."""
-        self._kind = Opcode.CONTINUATION  # of the message that has begun; CONTINUATION between messages
-        self._message = io.BytesIO()  # a list of pieces would cost many times their bytes when they are tiny
+        self._kind = (
+            Opcode.CONTINUATION
+        )  # of the message that has begun; CONTINUATION between messages
+        self._message = (
+            io.BytesIO()
+        )  # a list of pieces would cost many times their bytes when they are tiny
         self._utf8 = _Utf8()
         self._left = 0  # bytes to come of the current data frame's payload
         self._key = 0  # turned so that it begins with the byte for the next byte of the payload
@@ -207,8 +247,9 @@ class FrameParser:
     def feed(self, data: bytes, most: int = _ALL) -> list[Event]:
         """The events that ``data`` completes, in order. Never raises on any bytes.
 
-        After about ``most`` frames and pieces it stops; `has_more` then, and the rest comes with the next call, which needs no
-        ``data``. Not to be given more than that rest: it is copied each time.
+        After about ``most`` frames and pieces it stops; `has_more` then, and the rest comes with
+        the next call, which needs no ``data``. Not to be given more than that rest: it is copied
+        each time.
         """
         events: list[Event] = []
         if data:
@@ -234,7 +275,9 @@ class FrameParser:
         return events
 
     def _begin_frame(self, data: bytes, pos: int, events: list[Event]) -> int:
-        """Where a data frame's payload begins, or the frame ends; ``pos`` if there must be more bytes first, or never again."""
+        """Where a data frame's payload begins, or the frame ends; ``pos`` if there must be more
+        bytes first, or never again.
+        """
         have = len(data) - pos
         if have < 2:
             return pos
@@ -250,7 +293,11 @@ class FrameParser:
             (length,) = extended.unpack_from(data, pos + 2)
             start += extended.size
             if length < least or length >> 63:
-                self._fail(events, CloseCode.PROTOCOL_ERROR, "a frame's length is not in its shortest form, or has its top bit set")
+                self._fail(
+                    events,
+                    CloseCode.PROTOCOL_ERROR,
+                    "a frame's length is not in its shortest form, or has its top bit set",
+                )
                 return pos
         opcode = first & 0x0F
         if opcode < Opcode.CLOSE and self._message.tell() + length > self._max:
@@ -354,11 +401,20 @@ _Utf8: Final = codecs.getincrementaldecoder("utf-8")
 
 
 def _small_texts(data: bytes, pos: int, small_max: int, most: int, events: list[Event]) -> int:
-    """The text messages of one whole small frame each that stand at ``pos``, almost all that a busy client sends; so many at most.
+    """The text messages of one whole small frame each that stand at ``pos``, almost all that a busy
+    client sends; so many at most.
 
-    Stops at the first frame that is anything else, or bad: the general way will look at it again. Returns its position.
+    Stops at the first frame that is anything else, or bad: the general way will look at it again.
+    Returns its position.
     """
-    add, unpack, from_bytes, ones, cut, size = events.append, _TWO_AND_KEY.unpack_from, int.from_bytes, _ONES, _CUT, len(data)
+    add, unpack, from_bytes, ones, cut, size = (
+        events.append,
+        _TWO_AND_KEY.unpack_from,
+        int.from_bytes,
+        _ONES,
+        _CUT,
+        len(data),
+    )
     most += len(events)
     while size - pos >= 8 and len(events) < most:
         head, key = unpack(data, pos)
@@ -374,7 +430,9 @@ def _small_texts(data: bytes, pos: int, small_max: int, most: int, events: list[
         end = start + length
         if length > small_max or end > size:
             break
-        payload = (from_bytes(data[start:end]) ^ key * ones[length] >> cut[length]).to_bytes(length)  # _unmask, in place
+        payload = (from_bytes(data[start:end]) ^ key * ones[length] >> cut[length]).to_bytes(
+            length
+        )  # _unmask, in place
         if not payload.isascii() and not _is_utf8(payload):
             break
         add(Text(payload))
@@ -382,9 +440,16 @@ def _small_texts(data: bytes, pos: int, small_max: int, most: int, events: list[
     return pos
 
 
-# The key times ...0000000100000001 is the key again and again; what is more than the payload is cut off at the right.
-_XOR_MAX: Final = 1024  # above it, translating every fourth byte is faster than going through an integer
-_ONES: Final = [int.from_bytes(b"\0\0\0\1" * words) for words in range(_XOR_MAX // 4 + 1) for _ in range(4 if words else 1)]
+# The key times ...0000000100000001 is the key again and again; what is more than the payload is cut
+# off at the right.
+_XOR_MAX: Final = (
+    1024  # above it, translating every fourth byte is faster than going through an integer
+)
+_ONES: Final = [
+    int.from_bytes(b"\0\0\0\1" * words)
+    for words in range(_XOR_MAX // 4 + 1)
+    for _ in range(4 if words else 1)
+]
 _CUT: Final = [-length % 4 * 8 for length in range(_XOR_MAX + 1)]
 _XOR_TABLES: Final = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
 
@@ -418,4 +483,6 @@ def _close_of(payload: bytes) -> Close | Failure:
     try:
         return Close(code, payload[2:].decode())
     except UnicodeDecodeError:
-        return Failure(int(CloseCode.INVALID_DATA), "the reason of a close frame is not valid UTF-8")
+        return Failure(
+            int(CloseCode.INVALID_DATA), "the reason of a close frame is not valid UTF-8"
+        )

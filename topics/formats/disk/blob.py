@@ -1,4 +1,5 @@
-"""Blob file: the records of one long write, kept beside the log so that small writes need not wait for it. Integers little-endian.
+"""Blob file: the records of one long write, kept beside the log so that small writes need not wait
+for it. Integers little-endian.
 
     offset  size      field      meaning
     0       8         magic      "TPBLOB01"
@@ -10,7 +11,8 @@
     40      24        zero
     64      body_len  body       as in an APPEND frame (records.py)
 
-The log holds an APPEND frame with flag EXTERNAL and the CBOR map alone, written after the blob is whole on disk.
+The log holds an APPEND frame with flag EXTERNAL and the CBOR map alone, written after the blob is
+whole on disk.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> byt
 
 
 def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
-    """The checksum to go on from with the body's bytes, and the one to come to. Raises `BadBlob` with the reason."""
+    """The checksum to go on from with the body's bytes, and the one to come to. Raises `BadBlob`
+    with the reason.
+    """
     if len(header) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
     magic, version, crc = _HEAD.unpack_from(header)

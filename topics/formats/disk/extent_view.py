@@ -50,7 +50,9 @@ class Dictionary:
         """How many come before those that begin with ``prefix``, and before what follows on them."""
         refs = range(1, len(self) + 1)
         start = bisect_left(refs, prefix, key=self.text)
-        return start, bisect_right(refs, prefix, start, key=lambda ref: self.text(ref)[: len(prefix)])
+        return start, bisect_right(
+            refs, prefix, start, key=lambda ref: self.text(ref)[: len(prefix)]
+        )
 
 
 def _bad_segment(offset: int, reason: str) -> Exception:
@@ -58,10 +60,11 @@ def _bad_segment(offset: int, reason: str) -> Exception:
 
 
 class ExtentView(View):
-    """Reads an extent in place. Checks its tables at once, and each chunk of the blob when it is first touched.
+    """Reads an extent in place. Checks its tables at once, and each chunk of the blob when it is
+    first touched.
 
-    ``data`` is the whole file; ``checked`` says that its tables have been checked before. ``fail`` makes the exception that is raised
-    for damage, of an offset in the file and a reason.
+    ``data`` is the whole file; ``checked`` says that its tables have been checked before. ``fail``
+    makes the exception that is raised for damage, of an offset in the file and a reason.
     """
 
     __slots__ = (
@@ -90,18 +93,35 @@ class ExtentView(View):
         start, count, flags = entry.tables_at, entry.record_count, entry.flags
         if not TABLES_HEAD.size <= entry.tables_len <= entry.length <= len(data) - entry.offset:
             raise fail(entry.offset, "the extent is cut")
-        if not checked and crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc:
+        if (
+            not checked
+            and crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc
+        ):
             raise fail(start, "the tables of the extent are damaged")
-        node_count, node_bytes, tag_count, tag_bytes, posting_count, chunk_count, keys_len = TABLES_HEAD.unpack_from(data, start)
+        node_count, node_bytes, tag_count, tag_bytes, posting_count, chunk_count, keys_len = (
+            TABLES_HEAD.unpack_from(data, start)
+        )
         parts = (
             *(count, *(count * bool(flags & flag) for flag in (_NODES, _TAGS, _METAS))),
             *(chunk_count, node_count, tag_count, tag_count, posting_count),
         )  # fmt: skip
         bounds = [start + TABLES_HEAD.size + 4 * length for length in accumulate(parts, initial=0)]
-        if bounds[-1] + node_bytes + tag_bytes + keys_len != start + entry.tables_len or chunk_count != -(-entry.blob_bytes // CHUNK_BYTES):
+        if bounds[
+            -1
+        ] + node_bytes + tag_bytes + keys_len != start + entry.tables_len or chunk_count != -(
+            -entry.blob_bytes // CHUNK_BYTES
+        ):
             raise fail(start, "the tables of the extent have other lengths than they say")
         tables = [data[begin:end].cast("I") for begin, end in pairwise(bounds)]
-        self._ends, self._node_refs, self._tag_refs, self._meta_lens, self._chunk_crcs, node_ends, tag_ends = tables[:7]
+        (
+            self._ends,
+            self._node_refs,
+            self._tag_refs,
+            self._meta_lens,
+            self._chunk_crcs,
+            node_ends,
+            tag_ends,
+        ) = tables[:7]
         self._posting_ends, self._postings = tables[7:]
         nodes_at = bounds[-1]
         tags_at = nodes_at + node_bytes
@@ -133,13 +153,19 @@ class ExtentView(View):
         return self._records(ref - 1, ref) if ref else ()
 
     def find_prefix(self, prefix: bytes) -> Sequence[int]:
-        """Indexes of the records whose tag begins with ``prefix``, a JSON string without its closing quote. Ascending for each tag."""
+        """Indexes of the records whose tag begins with ``prefix``, a JSON string without its
+        closing quote. Ascending for each tag.
+        """
         start, stop = self.tags.span(prefix)
         return self._records(start, stop) if start < stop else ()
 
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """``(index, tag as a JSON string)`` of each record in the range that has a tag."""
-        return ((index, self.tags.text(ref)) for index, ref in enumerate(self._tag_refs[start:stop], start) if ref)
+        return (
+            (index, self.tags.text(ref))
+            for index, ref in enumerate(self._tag_refs[start:stop], start)
+            if ref
+        )
 
     def idempotency_keys(self) -> Iterator[Key]:
         """Writes that had an idempotency key, in the order of their seqs."""
@@ -175,7 +201,10 @@ class ExtentView(View):
         ends, run = self._ends, (stop, stop)
         for chunk in range(self._begin(start) // CHUNK_BYTES, -(-self._begin(stop) // CHUNK_BYTES)):
             begin, end = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
-            first, last = bisect_right(ends, begin, start, stop), bisect_left(ends, end, start, stop)
+            first, last = (
+                bisect_right(ends, begin, start, stop),
+                bisect_left(ends, end, start, stop),
+            )
             if first > run[1] or run[0] < stop <= run[1]:
                 break
             if not self._is_whole(chunk):
@@ -184,7 +213,13 @@ class ExtentView(View):
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
         """Part of a table; only of one of which ``flags`` say that it is there."""
-        table = self._node_refs if flag == _NODES else self._tag_refs if flag == _TAGS else self._meta_lens
+        table = (
+            self._node_refs
+            if flag == _NODES
+            else self._tag_refs
+            if flag == _TAGS
+            else self._meta_lens
+        )
         return table[start:stop]
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:

@@ -1,7 +1,8 @@
 """Many JSON strings in order that stay for a while, sixteen in one object.
 
-The interpreter's collector follows every reference of each list that is new to it. A list of 65,536 texts costs it 5 ms, once or twice,
-whenever it is due, and the loop stands still meanwhile. Bytes it does not look into.
+The interpreter's collector follows every reference of each list that is new to it. A list of 65,536
+texts costs it 5 ms, once or twice, whenever it is due, and the loop stands still meanwhile. Bytes
+it does not look into.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ class PackedTexts:
     __slots__ = ("_blocks",)
 
     def __init__(self, ordered: Sequence[bytes]) -> None:
-        self._blocks = [_END.join(ordered[start : start + BLOCK_TEXTS]) for start in range(0, len(ordered), BLOCK_TEXTS)]
+        self._blocks = [
+            _END.join(ordered[start : start + BLOCK_TEXTS])
+            for start in range(0, len(ordered), BLOCK_TEXTS)
+        ]
 
     def __iter__(self) -> Iterator[bytes]:
         for block in self._blocks:

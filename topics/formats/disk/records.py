@@ -8,12 +8,14 @@
     meta_lens       u32[count]           flag METAS       length of the record's meta piece, 0: none
     blob            the rest             always           rendered records, each followed by a comma
 
-Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get, `$tag` included:
+Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get,
+`$tag` included:
 
     {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
 
 so that a read of many records is one slice, and only a reader who wants fewer members makes us cut.
-Flag ONE_NODE says that every record has the first node of "n" (the usual batch of one writer) and saves the table.
+Flag ONE_NODE says that every record has the first node of "n" (the usual batch of one writer) and
+saves the table.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from topics.formats.api.requests import AppendBody, Buffer, PlainAppend, RecordI
 
 U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
-_HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20  # a record's seq and time, with all the digits that they may have
+_HEAD_MAX = (
+    len(b'{"$seq":,"$ts":,') + 20 + 20
+)  # a record's seq and time, with all the digits that they may have
 _NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
 _LIVE = re.compile(rb"[^\x01]+")
 
@@ -50,7 +54,9 @@ class RecordFlags(IntEnum):
 
 
 # As plain numbers: the operators of an IntFlag cost more than all else in a short read.
-_NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
+_NODES, _TAGS, _METAS, _ONE_NODE = map(
+    int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
+)
 
 
 class EncodedRecords(NamedTuple):
@@ -69,7 +75,11 @@ def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> E
     if isinstance(request, PlainAppend) and request.node is None:
         flags = 0
         tables: list[bytes] = []
-        packed = cbor2.dumps({"k": request.idempotency_key}) if keep_key and request.idempotency_key is not None else b""
+        packed = (
+            cbor2.dumps({"k": request.idempotency_key})
+            if keep_key and request.idempotency_key is not None
+            else b""
+        )
         ends, blob = _render_plain(records, first_seq, ts_ms)
     else:
         rendering = Rendering(request, keep_key=keep_key)
@@ -81,14 +91,17 @@ def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> E
 
 
 def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
-    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it counts."""
+    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it
+    counts.
+    """
     if len(records) == 1:
         blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
         return _U32.pack(len(blob)), blob
     between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
     heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
     payloads: list[Buffer] = [record.data for record in records]
-    # The end of a record and the head of the next are one piece; the first head gives back what stands before it to the last end.
+    # The end of a record and the head of the next are one piece; the first head gives back what
+    # stands before it to the last end.
     ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
     heads[0] = heads[0][2:]
     pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
@@ -97,15 +110,23 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
 
 
 class Rendering:
-    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables`` are those of the whole."""
+    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables``
+    are those of the whole.
+    """
 
     def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
         self._records, batch_node = request.records, request.node
-        nodes, self._node_refs = _intern(record.node if record.node is not None else batch_node for record in self._records)
+        nodes, self._node_refs = _intern(
+            record.node if record.node is not None else batch_node for record in self._records
+        )
         tags, self._tag_refs = _intern(record.tag for record in self._records)
         self._nodes = [b"", *(b',"$node":' + node for node in nodes)]
         self._tags = [b"", *(b',"$tag":' + tag for tag in tags)]
-        ext: dict[str, Any] = {"k": request.idempotency_key} if keep_key and request.idempotency_key is not None else {}
+        ext: dict[str, Any] = (
+            {"k": request.idempotency_key}
+            if keep_key and request.idempotency_key is not None
+            else {}
+        )
         self.flags = 0
         self.tables: list[bytes] = []
         if nodes:
@@ -119,7 +140,10 @@ class Rendering:
             ext["t"] = tags
             self.flags |= RecordFlags.TAGS
             self.tables.append(self._tag_refs.tobytes())
-        meta_lens = array("I", [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records])
+        meta_lens = array(
+            "I",
+            [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records],
+        )
         if any(meta_lens):
             self.flags |= RecordFlags.METAS
             self.tables.append(meta_lens.tobytes())
@@ -127,10 +151,19 @@ class Rendering:
         self.ext = cbor2.dumps(ext) if ext else b""
 
     def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
-        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq of the write's first record."""
+        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq
+        of the write's first record.
+        """
         return [
             b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
-            % (seq, ts_ms, self._nodes[node], self._tags[tag], record.data, b',"meta":%b' % record.meta if record.meta else b"")
+            % (
+                seq,
+                ts_ms,
+                self._nodes[node],
+                self._tags[tag],
+                record.data,
+                b',"meta":%b' % record.meta if record.meta else b"",
+            )
             for seq, record, node, tag in zip(
                 range(first_seq + start, first_seq + stop),
                 self._records[start:stop],
@@ -144,7 +177,12 @@ class Rendering:
         """Where each record will end in the blob, without rendering it."""
         fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
         lengths = (
-            fixed + len(str(seq)) + len(self._nodes[node]) + len(self._tags[tag]) + len(record.data) + meta_len
+            fixed
+            + len(str(seq))
+            + len(self._nodes[node])
+            + len(self._tags[tag])
+            + len(record.data)
+            + meta_len
             for seq, record, node, tag, meta_len in zip(
                 range(first_seq, first_seq + len(self._records)),
                 self._records,
@@ -158,14 +196,18 @@ class Rendering:
 
 
 def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
-    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0 for none."""
+    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0
+    for none.
+    """
     places: dict[str | None, int] = {None: 0}
     refs = array("I", [places.setdefault(text, len(places)) for text in texts])
     return [json_string(text) for text in places if text is not None], refs
 
 
 class View:
-    """What a write of the log and an extent of a segment answer alike: both hold ``count`` rendered records of contiguous seqs."""
+    """What a write of the log and an extent of a segment answer alike: both hold ``count`` rendered
+    records of contiguous seqs.
+    """
 
     __slots__ = ("count", "flags")
 
@@ -225,12 +267,16 @@ class View:
         return int(head[at : head.index(b",", at)])
 
     def fit(self, start: int, stop: int, budget: int) -> int:
-        """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes fit ``budget``."""
+        """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes
+        fit ``budget``.
+        """
         ends = self.ends
         begin = ends[start - 1] if start else 0
         return bisect_right(ends, begin + budget, start, stop)
 
-    def cuts_nothing(self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True) -> bool:
+    def cuts_nothing(
+        self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True
+    ) -> bool:
         """Whether such a reader gets each record as it stands."""
         if not include_data:
             return False
@@ -245,21 +291,35 @@ class View:
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:  # noqa: ARG002 - has no checksums
-        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for none."""
+        """``(start, stop)`` of the first adjacent records in the range that are damaged; None for
+        none.
+        """
         return None
 
-    def wanted(self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None) -> tuple[int, int] | None:
-        """First and last of the records that `select` would give, without a look at them; None for none."""
+    def wanted(
+        self, start: int, stop: int, nodes: Set[bytes], dead: Buffer | None
+    ) -> tuple[int, int] | None:
+        """First and last of the records that `select` would give, without a look at them; None for
+        none.
+        """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
         if flags & _ONE_NODE and skipped:
             return None
-        refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES and skipped else bytes(stop - start)
-        found = [at for at, ref in enumerate(refs, start) if not (ref and ref in skipped) and (dead is None or dead[at] != 1)]
+        refs: Sequence[int] = (
+            self.column(_NODES, start, stop) if flags & _NODES and skipped else bytes(stop - start)
+        )
+        found = [
+            at
+            for at, ref in enumerate(refs, start)
+            if not (ref and ref in skipped) and (dead is None or dead[at] != 1)
+        ]
         return (found[0], found[-1]) if found else None
 
     def slices(self, start: int, stop: int, dead: Buffer | None) -> list[memoryview]:
-        """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by commas."""
+        """As `slice`, in one piece for each run of records that are not ``dead``; to be joined by
+        commas.
+        """
         return [self.slice(*run) for run in live_runs(dead, start, stop)]
 
     def select(
@@ -272,9 +332,11 @@ class View:
         dead: Buffer | None = None,
         include_data: bool = True,
     ) -> list[tuple[int, bytes]]:
-        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what it wants.
+        """``(index, rendered)`` of each record in the range that this reader is to get, cut to what
+        it wants.
 
-        ``dead`` has a byte for every record of the view; those with 1 are passed over. Without data, meta goes too.
+        ``dead`` has a byte for every record of the view; those with 1 are passed over. Without
+        data, meta goes too.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
@@ -283,7 +345,11 @@ class View:
         count = stop - start
         nothing: Sequence[int] = bytes(count)
         node_refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES else nothing
-        meta_lens = self.column(_METAS, start, stop) if flags & _METAS and include_data and not include_meta else nothing
+        meta_lens = (
+            self.column(_METAS, start, stop)
+            if flags & _METAS and include_data and not include_meta
+            else nothing
+        )
         node_lens: Sequence[int] = nothing
         tag_lens: Sequence[int] = nothing
         cut_tags = bool(flags & _TAGS) and not include_tags
@@ -303,7 +369,8 @@ class View:
             if mark == 1 or (node and node in skipped):
                 continue
             if tag_len or not include_data:
-                # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then node, then tag.
+                # {"$seq":S,"$ts":T comes first and holds no comma but the one before "$ts"; then
+                # node, then tag.
                 at = records.index(b",", records.index(b",", begin) + 1)
                 if node_len:
                     at += node_len + _NODE_LEN
@@ -322,7 +389,9 @@ class View:
 
 
 def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The runs of records in the range that are not dead, as ``(start, stop)``. Any flag other than 1 counts as live."""
+    """The runs of records in the range that are not dead, as ``(start, stop)``. Any flag other than
+    1 counts as live.
+    """
     if start >= stop:
         return
     if dead is None:
@@ -389,7 +458,11 @@ class RecordsView(View):
         if not self.flags & _TAGS:
             return iter(())
         tags = [b"", *self.ext()["t"]]
-        return ((index, tags[ref]) for index, ref in enumerate(self.column(_TAGS, start, stop), start) if ref)
+        return (
+            (index, tags[ref])
+            for index, ref in enumerate(self.column(_TAGS, start, stop), start)
+            if ref
+        )
 
 
 def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:

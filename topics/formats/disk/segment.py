@@ -7,7 +7,8 @@
     directory   a multiple of 4096         80 an extent
     trailer     file_length - 64           64
 
-What lies between two parts is zero. Only flags ever change, in place and one byte at a time; they are under no checksum.
+What lies between two parts is zero. Only flags ever change, in place and one byte at a time; they
+are under no checksum.
 
 Header:
 
@@ -51,7 +52,8 @@ Entry of the directory, one for each extent:
     72      4     flags         RecordFlags: NODES, TAGS, METAS, ONE_NODE as in records.py
     76      4     zero
 
-Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a multiple of 8, the tables:
+Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a
+multiple of 8, the tables:
 
     part             size                present when       meaning
     node_count       4                   always             distinct nodes
@@ -75,8 +77,8 @@ Extent: the blob (rendered records as in ``records.py``, each followed by a comm
     tag bytes        tag_bytes           always             tags as JSON strings, in the order of their bytes
     keys             keys_len            always             CBOR array of [idempotency key, first_seq, count, $ts] of writes
 
-The JSON string of a text is that of its prefix, without the closing quote, and more; and no other text's JSON string begins so. So
-the tags with a prefix stand side by side, and their postings too.
+The JSON string of a text is that of its prefix, without the closing quote, and more; and no other
+text's JSON string begins so. So the tags with a prefix stand side by side, and their postings too.
 """
 
 from __future__ import annotations
@@ -204,19 +206,32 @@ def decode_trailer(data: Buffer, file_length: int) -> Trailer:
     if at < HEADER_BYTES or len(data) != TRAILER_BYTES:
         raise BadSegment(file_length, "ends before its trailer")
     magic, *fields = _TRAILER.unpack_from(data)
-    if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc32c.crc32c(bytes(data[: _TRAILER.size])):
+    if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc32c.crc32c(
+        bytes(data[: _TRAILER.size])
+    ):
         raise BadSegment(at, "has a damaged trailer, or is cut")
     trailer = Trailer._make(fields)
-    if trailer.file_length != file_length or trailer.directory_at + ENTRY_BYTES * trailer.entry_count != at:
+    if (
+        trailer.file_length != file_length
+        or trailer.directory_at + ENTRY_BYTES * trailer.entry_count != at
+    ):
         raise BadSegment(at, f"has {file_length} bytes, and was written with {trailer.file_length}")
-    if not HEADER_BYTES <= trailer.flags_at <= trailer.flags_at + trailer.record_count <= trailer.directory_at:
+    if (
+        not HEADER_BYTES
+        <= trailer.flags_at
+        <= trailer.flags_at + trailer.record_count
+        <= trailer.directory_at
+    ):
         raise BadSegment(at, "has a trailer that contradicts itself")
     return trailer
 
 
 def check_directory(data: Buffer, trailer: Trailer) -> None:
     """Raises `BadSegment`."""
-    if len(data) != ENTRY_BYTES * trailer.entry_count or crc32c.crc32c(data) != trailer.directory_crc:
+    if (
+        len(data) != ENTRY_BYTES * trailer.entry_count
+        or crc32c.crc32c(data) != trailer.directory_crc
+    ):
         raise BadSegment(trailer.directory_at, "has a damaged directory")
 
 

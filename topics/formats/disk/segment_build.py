@@ -1,4 +1,6 @@
-"""Builds a segment from the records of a log, in steps between which others may run (bytes: ``segment.py``)."""
+"""Builds a segment from the records of a log, in steps between which others may run (bytes:
+``segment.py``).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from topics.formats.disk.segment import (
     padding,
 )
 
-# A longer stretch becomes several extents: the tables of one are read and checked at one go, whatever is asked of it.
+# A longer stretch becomes several extents: the tables of one are read and checked at one go,
+# whatever is asked of it.
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
 # What one step of a build does at most: less than a millisecond, also where memory is slow.
@@ -42,7 +45,9 @@ STEP_ROWS = 4096  # of a table
 STEP_TEXTS = 512
 RUN_TEXTS = 1024
 STEP_EXTENTS = 256
-_NODES, _TAGS, _METAS, _ONE_NODE = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE))
+_NODES, _TAGS, _METAS, _ONE_NODE = map(
+    int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
+)
 
 Piece = tuple[RecordsView, int, int]
 """Records ``start`` to ``stop`` (exclusive) of a write."""
@@ -72,9 +77,11 @@ def build(
     extent_bytes: int = EXTENT_BYTES,
     extent_records: int = EXTENT_RECORDS,
 ) -> Iterator[bytes]:
-    """The file's bytes, piece after piece. Each takes a millisecond at most to come, and may be empty.
+    """The file's bytes, piece after piece. Each takes a millisecond at most to come, and may be
+    empty.
 
-    Sources and their pieces are asked for one by one; ``dead`` is asked when all records are through.
+    Sources and their pieces are asked for one by one; ``dead`` is asked when all records are
+    through.
     """
     yield encode_header(header)
     at = HEADER_BYTES
@@ -106,7 +113,10 @@ def _ending(entries: list[Entry], flags_at: int, dead: DeadFlags) -> Iterator[by
     for start in range(0, len(entries), STEP_EXTENTS):
         flags = []
         for index, entry in enumerate(entries[start : start + STEP_EXTENTS], start):
-            flags.append(dead(entry.topic_id, entry.first_seq, entry.record_count) or bytes(entry.record_count))
+            flags.append(
+                dead(entry.topic_id, entry.first_seq, entry.record_count)
+                or bytes(entry.record_count)
+            )
             assert len(flags[-1]) == entry.record_count, "one flag for each record"
             entries[index] = entry._replace(flags_at=flags_at + record_count)
             record_count += entry.record_count
@@ -119,11 +129,15 @@ def _ending(entries: list[Entry], flags_at: int, dead: DeadFlags) -> Iterator[by
         yield part
     directory_at = flags_at + record_count + padding(record_count)
     file_length = directory_at + ENTRY_BYTES * len(entries) + TRAILER_BYTES
-    yield encode_trailer(Trailer(directory_at, flags_at, record_count, file_length, len(entries), crc))
+    yield encode_trailer(
+        Trailer(directory_at, flags_at, record_count, file_length, len(entries), crc)
+    )
 
 
 class _Texts:
-    """Nodes or tags of the records so far: a ref for each record, 0 for none; in order of appearance until `sort`."""
+    """Nodes or tags of the records so far: a ref for each record, 0 for none; in order of
+    appearance until `sort`.
+    """
 
     def __init__(self) -> None:
         self._places: dict[bytes, int] = {}
@@ -139,7 +153,10 @@ class _Texts:
             ref = refs[0]
             self.refs.append(places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0)
             return
-        table = {ref: places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0 for ref in set(refs)}
+        table = {
+            ref: places.setdefault(texts[ref - 1], len(places) + 1) if ref else 0
+            for ref in set(refs)
+        }
         self.refs.extend(map(table.__getitem__, refs))
 
     def fill(self, count: int) -> None:
@@ -148,7 +165,9 @@ class _Texts:
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
     def sort(self) -> Iterator[None]:
-        """Put all texts in order into ``parts``, and let refs name their places there. Yields now and then."""
+        """Put all texts in order into ``parts``, and let refs name their places there. Yields now
+        and then.
+        """
         unsorted, runs = iter(self._places), []
         while run := sorted(islice(unsorted, RUN_TEXTS)):
             runs.append(PackedTexts(run))
@@ -167,7 +186,9 @@ class _Texts:
             yield
 
     def postings(self) -> Iterator[tuple[bytes, bytes]]:
-        """When sorted: the ends of the postings, and the postings, at the very end; empty ones before."""
+        """When sorted: the ends of the postings, and the postings, at the very end; empty ones
+        before.
+        """
         if not self.ends:
             return
         counts = array("I", bytes(4 * (len(self.ends) + 1)))
@@ -176,7 +197,9 @@ class _Texts:
                 counts[ref] += 1
             yield b"", b""
         counts[0] = 0
-        at = array("I", [0])  # where the next record of each ref goes: at first where the ref's records begin, at last where they end
+        at = array(
+            "I", [0]
+        )  # where the next record of each ref goes: at first where the ref's records begin, at last where they end
         for start in range(0, len(counts), STEP_ROWS):
             _accumulate(at, counts[start : start + STEP_ROWS])
             yield b"", b""
@@ -198,7 +221,9 @@ def _accumulate(ends: array[int], lens: Iterable[int]) -> None:
 
 
 class _Pieces:
-    """Pieces, of which the first may be taken in part. ``head`` is what is left of it, None at the end."""
+    """Pieces, of which the first may be taken in part. ``head`` is what is left of it, None at the
+    end.
+    """
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._rest = iter(pieces)
@@ -238,7 +263,9 @@ class _Extent:
             view, start, stop = pieces.head
             end = self._fitting(view, start, stop, size_max, count_max)
             if end == start:
-                if blobs or (self.count and self.size + view.size(start, start + 1) > self._bytes_max):
+                if blobs or (
+                    self.count and self.size + view.size(start, start + 1) > self._bytes_max
+                ):
                     break
                 end = start + 1  # a record longer than a step
             if not self.count:
@@ -250,11 +277,15 @@ class _Extent:
             self.last_ts = last[0].ts(last[1])
         self.full = not blobs or self.count >= self._records_max
         taken = b"".join(blobs)
-        assert not blobs or taken.startswith(b'{"$seq":%d,' % seq), "the pieces of a stretch follow on one another"
+        assert not blobs or taken.startswith(b'{"$seq":%d,' % seq), (
+            "the pieces of a stretch follow on one another"
+        )
         self._checksum(taken)
         return taken
 
-    def _fitting(self, view: RecordsView, start: int, stop: int, size_max: int, count_max: int) -> int:
+    def _fitting(
+        self, view: RecordsView, start: int, stop: int, size_max: int, count_max: int
+    ) -> int:
         """How far the piece may be taken."""
         stop = min(stop, start + count_max - self.count)
         if self.size + view.size(start, stop) <= size_max:
@@ -282,13 +313,23 @@ class _Extent:
         ext, flags, count = view.ext(), int(view.flags), self.count
         if flags & (_NODES | _ONE_NODE):
             alike = flags & _ONE_NODE or view.count == 1
-            self._nodes.add(count, ext["n"], b"\1" * (stop - start) if alike else view.column(_NODES, start, stop))
+            self._nodes.add(
+                count,
+                ext["n"],
+                b"\1" * (stop - start) if alike else view.column(_NODES, start, stop),
+            )
         if flags & _TAGS:
-            self._tags.add(count, ext["t"], b"\1" if view.count == 1 else view.column(_TAGS, start, stop))
+            self._tags.add(
+                count, ext["t"], b"\1" if view.count == 1 else view.column(_TAGS, start, stop)
+            )
         key = ext.get("k")
-        if key is not None and self._keyed is not view:  # a write in several extents has its key in each of them
+        if (
+            key is not None and self._keyed is not view
+        ):  # a write in several extents has its key in each of them
             self._keyed = view
-            self._keys.append(cbor2.dumps(Key(key, self.first_seq + count - start, view.count, view.ts(0))))
+            self._keys.append(
+                cbor2.dumps(Key(key, self.first_seq + count - start, view.count, view.ts(0)))
+            )
 
     def _checksum(self, taken: bytes) -> None:
         """Go on with the checksums of the chunks."""
@@ -334,7 +375,15 @@ class _Extent:
             yield tags.refs.tobytes()
         if self.flags & _METAS:
             yield meta_lens.tobytes()
-        yield b"".join((self._chunk_crcs.tobytes(), node_ends.tobytes(), tag_ends.tobytes(), posting_ends, postings))
+        yield b"".join(
+            (
+                self._chunk_crcs.tobytes(),
+                node_ends.tobytes(),
+                tag_ends.tobytes(),
+                posting_ends,
+                postings,
+            )
+        )
         for texts in (nodes, tags):
             yield from texts.parts
         yield keys

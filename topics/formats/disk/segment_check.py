@@ -1,14 +1,17 @@
-"""What must hold inside an extent beyond its checksums: for a program that looks for damage, not for readers."""
+"""What must hold inside an extent beyond its checksums: for a program that looks for damage, not
+for readers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
 import cbor2
 
-from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.extent_view import Dictionary, ExtentView
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import CHUNK_BYTES, BadSegment, Key
 
@@ -16,7 +19,9 @@ _Made = TypeVar("_Made")
 
 
 def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
-    """``(offset in the file, reason)`` of everything that is wrong behind tables whose checksum was right."""
+    """``(offset in the file, reason)`` of everything that is wrong behind tables whose checksum was
+    right.
+    """
     found = [*_check_tables(view)]
     if not found:
         found += _check_chunks(view)
@@ -31,12 +36,19 @@ def _check_tables(view: ExtentView) -> Iterator[tuple[int, str]]:
         yield at, "the ends of the records do not ascend to the end of the blob"
     if entry.flags & RecordFlags.NODES and entry.flags & RecordFlags.ONE_NODE:
         yield at, "there are nodes for some and one for all"
-    for name, flag, texts in (("node", RecordFlags.NODES, view.nodes), ("tag", RecordFlags.TAGS, view.tags)):
+    for name, flag, texts in (
+        ("node", RecordFlags.NODES, view.nodes),
+        ("tag", RecordFlags.TAGS, view.tags),
+    ):
         refs: Sequence[int] = view.column(flag, 0, view.count) if entry.flags & flag else ()
         if refs and max(refs) > len(texts):
             yield at, f"a record has a {name} that is not in the dictionary"
-        words = _unless_broken(lambda texts=texts: [texts.text(ref) for ref in range(1, len(texts) + 1)])  # type: ignore[misc]
-        if words is None or any(word >= next_word for word, next_word in pairwise(words)) or not texts.whole:
+        words = _unless_broken(partial(_all_texts, texts))
+        if (
+            words is None
+            or any(word >= next_word for word, next_word in pairwise(words))
+            or not texts.whole
+        ):
             yield at, f"the {name}s do not ascend"
     if entry.flags & RecordFlags.ONE_NODE and len(view.nodes) != 1:
         yield at, "there is not just one node"
@@ -45,6 +57,10 @@ def _check_tables(view: ExtentView) -> Iterator[tuple[int, str]]:
     keys = _unless_broken(lambda: [*view.idempotency_keys()])
     if keys is None or any(not _sound(key, view) for key in keys):
         yield at, "the idempotency keys are not those of this extent's writes"
+
+
+def _all_texts(texts: Dictionary) -> list[bytes]:
+    return [texts.text(ref) for ref in range(1, len(texts) + 1)]
 
 
 def _ascends(ends: Sequence[int], last: int) -> bool:
@@ -60,7 +76,12 @@ def _unless_broken(make: Callable[[], _Made]) -> _Made | None:
 
 def _sound(key: Key, view: ExtentView) -> bool:
     numbers = all(isinstance(number, int) for number in key[1:])
-    return isinstance(key.key, str) and numbers and key.first_seq < view.entry.first_seq + view.count and key.record_count > 0
+    return (
+        isinstance(key.key, str)
+        and numbers
+        and key.first_seq < view.entry.first_seq + view.count
+        and key.record_count > 0
+    )
 
 
 def _postings_fit(view: ExtentView) -> bool:
@@ -68,7 +89,9 @@ def _postings_fit(view: ExtentView) -> bool:
     for index, ref in enumerate(view.column(RecordFlags.TAGS, 0, view.count)):
         if ref:
             postings.setdefault(ref, []).append(index)
-    return all(postings.pop(ref, []) == [*indexes] for ref, indexes in view.postings) and not postings
+    return (
+        all(postings.pop(ref, []) == [*indexes] for ref, indexes in view.postings) and not postings
+    )
 
 
 def _check_chunks(view: ExtentView) -> Iterator[tuple[int, str]]:
@@ -84,7 +107,9 @@ def _check_records(view: ExtentView) -> Iterator[tuple[int, str]]:
     """Whether each record begins as its tables say: seq, time, node, tag; and ends with its meta."""
     entry, count = view.entry, view.count
     nothing = bytes(count)
-    nodes: Sequence[int] = view.column(RecordFlags.NODES, 0, count) if entry.flags & RecordFlags.NODES else nothing
+    nodes: Sequence[int] = (
+        view.column(RecordFlags.NODES, 0, count) if entry.flags & RecordFlags.NODES else nothing
+    )
     if entry.flags & RecordFlags.ONE_NODE:
         nodes = b"\1" * count
     tags = view.column(RecordFlags.TAGS, 0, count) if entry.flags & RecordFlags.TAGS else nothing
@@ -92,15 +117,21 @@ def _check_records(view: ExtentView) -> Iterator[tuple[int, str]]:
     first_ts, begin = None, 0
     for index, (end, node, tag, meta) in enumerate(zip(view.ends, nodes, tags, metas, strict=True)):
         record, seq = bytes(view.part(begin, end)), entry.first_seq + index
-        ts = _unless_broken(lambda index=index: view.ts(index))  # type: ignore[misc]
+        ts = _unless_broken(partial(view.ts, index))
         first_ts = ts if first_ts is None else first_ts
         head = b'{"$seq":%d,"$ts":%d' % (seq, ts or 0)
         head += b',"$node":' + view.nodes.text(node) if node else b""
         head += b',"$tag":' + view.tags.text(tag) if tag else b""
         if not record.startswith(head + b',"data":') or not record.endswith(b"},"):
-            yield entry.offset + begin, f"the record of seq {seq} is not the one that the tables speak of"
+            yield (
+                entry.offset + begin,
+                f"the record of seq {seq} is not the one that the tables speak of",
+            )
         elif meta and record[-meta - 2 :][: len(b',"meta":')] != b',"meta":':
-            yield entry.offset + begin, f"the record of seq {seq} has no meta where the tables say so"
+            yield (
+                entry.offset + begin,
+                f"the record of seq {seq} has no meta where the tables say so",
+            )
         begin = end
     if (first_ts, ts) != (entry.first_ts, entry.last_ts):
         yield entry.offset, "the directory has other times than the records"

@@ -1,7 +1,8 @@
 """Bytes of the write-ahead log. Integers little-endian.
 
-A log is an endless row of frames; a frame's *position* is the number of frame bytes before it. It lives in files, each of which
-begins at the position where the one before it ended, so a missing file is noticed. File header, 4096 bytes:
+A log is an endless row of frames; a frame's *position* is the number of frame bytes before it. It
+lives in files, each of which begins at the position where the one before it ended, so a missing
+file is noticed. File header, 4096 bytes:
 
     offset  size  field      meaning
     0       8     magic      "TPWAL001"
@@ -123,7 +124,9 @@ def decode_file_header(data: Buffer) -> FileHeader:
     if magic != FILE_MAGIC:
         raise BadHeader("is no log file")
     if version not in _FILES:
-        raise BadHeader(f"has format version {version}; this program reads versions up to {FILE_VERSION}")
+        raise BadHeader(
+            f"has format version {version}; this program reads versions up to {FILE_VERSION}"
+        )
     layout = _FILES[version]
     (crc,) = _CRC.unpack_from(data, layout.size)
     if crc != crc32c.crc32c(bytes(data[: layout.size])):
@@ -181,7 +184,9 @@ def encode_frame(frame: Frame, position: int, durable: int, seed: int) -> list[B
     """The frame's bytes as a list of pieces, to be written one after the other."""
     kind, topic_id, first_seq, ts_ms, count, flags, ext_len, parts = frame
     body_len = sum(map(len, parts))
-    tail = _TAIL.pack(position, durable, topic_id, first_seq, ts_ms, body_len, count, ext_len, kind, flags, 0)
+    tail = _TAIL.pack(
+        position, durable, topic_id, first_seq, ts_ms, body_len, count, ext_len, kind, flags, 0
+    )
     crc = crc32c.crc32c(tail, seed)
     for part in parts:
         crc = crc32c.crc32c(part, crc)
@@ -190,7 +195,9 @@ def encode_frame(frame: Frame, position: int, durable: int, seed: int) -> list[B
 
 def header_at(data: Buffer, offset: int) -> FrameHeader:
     """The header at ``offset``, unchecked."""
-    return tuple.__new__(FrameHeader, FRAME.unpack_from(data, offset))  # what `_make` does, in a third of its time
+    return tuple.__new__(
+        FrameHeader, FRAME.unpack_from(data, offset)
+    )  # what `_make` does, in a third of its time
 
 
 class Stop(Enum):
@@ -208,15 +215,21 @@ def check_frame(data: memoryview, offset: int, position: int, seed: int) -> Fram
     if header.magic != FRAME_MAGIC:
         return Stop.END if not any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.BAD
     end = offset + FRAME_HEADER_BYTES + header.body_len
-    if header.position != position or end > len(data) or crc32c.crc32c(data[offset + 8 : end], seed) != header.crc:
+    if (
+        header.position != position
+        or end > len(data)
+        or crc32c.crc32c(data[offset + 8 : end], seed) != header.crc
+    ):
         return Stop.BAD
     return header
 
 
 def scan_frames(data: memoryview, offset: int, position: int, seed: int) -> Iterator[FrameHeader]:
-    """Headers of all whole frames from ``offset`` on, up to the first that `check_frame` would not take.
+    """Headers of all whole frames from ``offset`` on, up to the first that `check_frame` would not
+    take.
 
-    A start looks at millions of them, so this does its checks in one place and calls nothing that it can spare.
+    A start looks at millions of them, so this does its checks in one place and calls nothing that
+    it can spare.
     """
     size, shift = len(data), offset - position
     unpack, new, checksum = FRAME.unpack_from, tuple.__new__, crc32c.crc32c
@@ -224,7 +237,12 @@ def scan_frames(data: memoryview, offset: int, position: int, seed: int) -> Iter
         header: FrameHeader = new(FrameHeader, unpack(data, offset))
         magic, crc, at, _, _, _, _, body_len, _, _, _, _, _ = header
         end = offset + FRAME_HEADER_BYTES + body_len
-        if magic != FRAME_MAGIC or at != position or end > size or checksum(data[offset + 8 : end], seed) != crc:
+        if (
+            magic != FRAME_MAGIC
+            or at != position
+            or end > size
+            or checksum(data[offset + 8 : end], seed) != crc
+        ):
             return
         position += (FRAME_HEADER_BYTES + body_len + 7) & -ALIGNMENT
         yield header

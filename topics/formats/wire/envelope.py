@@ -1,4 +1,5 @@
-"""RPC envelopes: the payload of an ``rpc/`` or ``event/`` message (ADR 011 §5, §6). One CBOR map each.
+"""RPC envelopes: the payload of an ``rpc/`` or ``event/`` message (ADR 011 §5, §6). One CBOR map
+each.
 
     envelope       "t"   further keys
     request        "Q"   "cid" unsigned, "method" text, "params" any
@@ -6,12 +7,12 @@
     failure        "E"   "cid" unsigned, "code" integer, "message" text, "data" any (left out when there is none)
     notification   "N"   "method" text, "params" any
 
-``cid`` joins an answer to its request; the caller takes the frame id of the message that carries the request. ``params``
-and ``result`` may be absent and are None then, keys that are not in the table are ignored. A body of JSON never stands in
-an envelope: it is the message's attachment.
+``cid`` joins an answer to its request; the caller takes the frame id of the message that carries
+the request. ``params`` and ``result`` may be absent and are None then, keys that are not in the
+table are ignored. A body of JSON never stands in an envelope: it is the message's attachment.
 
-What happens for every message is written without a dict, around the one item that only the encoder can write. Integers
-big-endian, as CBOR has them:
+What happens for every message is written without a dict, around the one item that only the encoder
+can write. Integers big-endian, as CBOR has them:
 
     offset  size  request                     success
     0       1     A4  map of four             A3  map of three
@@ -23,8 +24,8 @@ big-endian, as CBOR has them:
     18            "method", text, "params"    "result"
             rest  params, any item            result, any item
 
-An ErrorFrame (a message with the ERROR flag) carries one more map: "code" integer, "message" text, "about" unsigned, the
-frame id of the message that was refused.
+An ErrorFrame (a message with the ERROR flag) carries one more map: "code" integer, "message" text,
+"about" unsigned, the frame id of the message that was refused.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _RESULT: Final = b"fresult"
 
 
 class ErrorCode(IntEnum):
-    """The codes that the router itself gives (§7). 1000-1099 protocol, 1100-1199 runtime, from 2000 on the application."""
+    """The codes that the router itself gives (§7). 1000-1099 protocol, 1100-1199 runtime, from 2000
+    on the application.
+    """
 
     # never renumber, only add
     INVALID_FRAME = 1002
@@ -122,7 +125,12 @@ def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
     if type(fields) is not dict:
         return Malformed("not a map")
     code, message, about = fields.get("code"), fields.get("message"), fields.get("about")
-    if type(code) is not int or type(message) is not str or type(about) is not int or not 0 <= about <= CID_MAX:
+    if (
+        type(code) is not int
+        or type(message) is not str
+        or type(about) is not int
+        or not 0 <= about <= CID_MAX
+    ):
         return Malformed("code, message or about has a wrong type")
     return ErrorFrame(code, message, about)
 

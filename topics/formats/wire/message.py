@@ -1,4 +1,5 @@
-"""One message in a ring. Integers little-endian; the header, then subject, payload and attachment without padding.
+"""One message in a ring. Integers little-endian; the header, then subject, payload and attachment
+without padding.
 
     offset  size  field         meaning
     0       4     total_len     bytes of the whole message, this header included
@@ -8,7 +9,8 @@
     18      2     flags         Flag
     20      4     reserved      zero
 
-A payload is a small CBOR envelope. A body of JSON never goes into it: it is the attachment, as raw bytes.
+A payload is a small CBOR envelope. A body of JSON never goes into it: it is the attachment, as raw
+bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 HEADER: Final = struct.Struct("<IIQHHI")
 assert HEADER.size == 24
 
-ARENA_REF: Final = struct.Struct("<QQ")  # offset and length, in bytes, of a block in the sender's arena
+ARENA_REF: Final = struct.Struct(
+    "<QQ"
+)  # offset and length, in bytes, of a block in the sender's arena
 assert ARENA_REF.size == 16
 
 MAX_MESSAGE_BYTES: Final = 1 << 30  # a length above it can only be damage
-VIEW_BYTES: Final = 64 * 1024  # a longer attachment is not copied again; it keeps the bytes that it was read with alive
-SUBJECTS_MAX: Final = 4096  # a program has a few dozen subjects; the bound is for one that makes them up
+VIEW_BYTES: Final = (
+    64 * 1024
+)  # a longer attachment is not copied again; it keeps the bytes that it was read with alive
+SUBJECTS_MAX: Final = (
+    4096  # a program has a few dozen subjects; the bound is for one that makes them up
+)
 
 DAMAGED: Final = -1
 """What ``announced_length`` says of bytes that no sender of ours wrote."""
@@ -44,7 +52,9 @@ class Flag(IntFlag):
 
     ERROR = 1  # an ErrorFrame: payload is CBOR {code, message, about}
     ARENA = 2  # the attachment is an ARENA_REF
-    RELEASE = 4  # no payload; the attachment is an ARENA_REF that the receiver of that block is done with
+    RELEASE = (
+        4  # no payload; the attachment is an ARENA_REF that the receiver of that block is done with
+    )
 
 
 ARENA: Final = int(Flag.ARENA)
@@ -54,7 +64,9 @@ _ALL_FLAGS: Final = ERROR | ARENA | RELEASE
 
 
 class MessageFrame(msgspec.Struct, frozen=True, gc=False):
-    """A message as it was received. ``payload`` and ``attachment`` are bytes, or views that keep their memory alive."""
+    """A message as it was received. ``payload`` and ``attachment`` are bytes, or views that keep
+    their memory alive.
+    """
 
     frame_id: int
     flags: int
@@ -63,30 +75,44 @@ class MessageFrame(msgspec.Struct, frozen=True, gc=False):
     attachment: bytes | memoryview
 
 
-def encode_head(frame_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0) -> bytes:
+def encode_head(
+    frame_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0
+) -> bytes:
     """Everything but the attachment, which the caller sends right behind it.
 
-    Raises ValueError for a message that the layout cannot carry, UnicodeEncodeError for a subject outside ASCII.
+    Raises ValueError for a message that the layout cannot carry, UnicodeEncodeError for a subject
+    outside ASCII.
     """
     name = subject.encode("ascii")
     total = 24 + len(name) + len(payload) + attachment_len
     if total > MAX_MESSAGE_BYTES or len(name) > 0xFFFF:
-        raise ValueError(f"a message of {total} bytes with a subject of {len(name)} does not fit the layout")
+        raise ValueError(
+            f"a message of {total} bytes with a subject of {len(name)} does not fit the layout"
+        )
     return HEADER.pack(total, len(payload), frame_id, len(name), flags, 0) + name + payload
 
 
-def encode(frame_id: int, subject: str, payload: bytes, attachment: Buffer = b"", flags: int = 0) -> bytes:
+def encode(
+    frame_id: int, subject: str, payload: bytes, attachment: Buffer = b"", flags: int = 0
+) -> bytes:
     """The whole message as one piece; ``attachment`` is copied. Raises as ``encode_head`` does."""
     with memoryview(attachment) as view:
         return encode_head(frame_id, subject, payload, view.nbytes, flags) + view.cast("B")
 
 
 def announced_length(buffer: bytes, start: int = 0) -> int:
-    """``total_len`` of the message at ``start``; 0 when its header is not whole yet, DAMAGED when it cannot be true."""
+    """``total_len`` of the message at ``start``; 0 when its header is not whole yet, DAMAGED when
+    it cannot be true.
+    """
     if len(buffer) - start < 24:
         return 0
     total, payload_len, _, subject_len, flags, reserved = HEADER.unpack_from(buffer, start)
-    if total > MAX_MESSAGE_BYTES or 24 + subject_len + payload_len > total or flags & ~_ALL_FLAGS or reserved:
+    if (
+        total > MAX_MESSAGE_BYTES
+        or 24 + subject_len + payload_len > total
+        or flags & ~_ALL_FLAGS
+        or reserved
+    ):
         return DAMAGED
     return int(total)
 
@@ -94,7 +120,8 @@ def announced_length(buffer: bytes, start: int = 0) -> int:
 def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
     """The whole messages at the start of ``buffer``, and how many bytes they take.
 
-    Never raises. The rest begins with a message that is not whole, or that ``announced_length`` calls DAMAGED.
+    Never raises. The rest begins with a message that is not whole, or that ``announced_length``
+    calls DAMAGED.
     """
     frames: list[MessageFrame] = []
     add, unpack, subjects, size = frames.append, HEADER.unpack_from, _SUBJECTS, len(buffer)
@@ -120,7 +147,9 @@ def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
 
 
 class Assembler:
-    """Messages out of a byte stream that is cut anywhere. Every byte is copied a bounded number of times."""
+    """Messages out of a byte stream that is cut anywhere. Every byte is copied a bounded number of
+    times.
+    """
 
     __slots__ = ("_have", "_need", "_parts", "damaged")
 
@@ -138,7 +167,9 @@ class Assembler:
             self._have += len(data)
             if self._have < self._need:
                 return []
-            data = b"".join(self._parts)  # it completes a message, or a header: never the same bytes again and again
+            data = b"".join(
+                self._parts
+            )  # it completes a message, or a header: never the same bytes again and again
             self._parts.clear()
         frames, consumed = decode_all(data)
         if consumed < len(data) and not self.damaged:
@@ -147,7 +178,9 @@ class Assembler:
 
     def _keep(self, rest: bytes) -> None:
         length = announced_length(rest)
-        if length == DAMAGED or 0 < length <= len(rest):  # whole, and still decode_all would not have it
+        if length == DAMAGED or 0 < length <= len(
+            rest
+        ):  # whole, and still decode_all would not have it
             self.damaged = True
             return
         self._parts.append(rest)

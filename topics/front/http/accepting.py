@@ -1,11 +1,13 @@
-"""Accepting clients: all that wait, a bounded number in a turn, and an answer for those that there is no room for.
+"""Accepting clients: all that wait, a bounded number in a turn, and an answer for those that there
+is no room for.
 
     wait_readable --> accept, until nobody waits or the turn is full --> a task for each
                          |-- connections_max are open ------> 429 throttled, close
                          '-- no descriptor left: the spare -> 429 throttled, close
 
-A client that is neither taken nor refused hangs: the listen queue says nothing. A turn takes as many as there were requests of
-others in the last one, within bounds: whoever is there already has half of the loop, however many come at once.
+A client that is neither taken nor refused hangs: the listen queue says nothing. A turn takes as
+many as there were requests of others in the last one, within bounds: whoever is there already has
+half of the loop, however many come at once.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def connections_max() -> int:
 
 
 class Door:
-    """One listener's clients. ``take`` gets each socket and what it has said so far; `tick` once a second."""
+    """One listener's clients. ``take`` gets each socket and what it has said so far; `tick` once a
+    second.
+    """
 
     def __init__(self, responses: ResponseHeads, most: int, heard: Callable[[], int]) -> None:
         """``heard``: how many requests there have been."""
@@ -73,7 +77,9 @@ class Door:
                 await trio.lowlevel.wait_readable(listener)
                 requests, heard = self._heard() - heard, self._heard()
                 others = max(0, requests - unheard)
-                unheard = max(0, unheard - requests)  # newcomers whose first request is still to come
+                unheard = max(
+                    0, unheard - requests
+                )  # newcomers whose first request is still to come
                 for _ in range(min(ACCEPTS_PER_TURN, max(ACCEPTS_BESIDE_FEW, others))):
                     if not await self._accept(listener, take):
                         break
@@ -88,7 +94,12 @@ class Door:
     def tick(self) -> None:
         """Log what was refused, and let go of those that had a second to read why."""
         if self.refused > self._told:
-            LOG.warning("clients refused: %s (%d since the last line, %d open)", self._why, self.refused - self._told, self.open)
+            LOG.warning(
+                "clients refused: %s (%d since the last line, %d open)",
+                self._why,
+                self.refused - self._told,
+                self.open,
+            )
             self._told = self.refused
         self._let_go(0)
         if self._accepts and self._spare < 0:
@@ -116,7 +127,9 @@ class Door:
             if failure.errno in OUT_OF_MEMORY:
                 self._note(os.strerror(failure.errno))
                 await trio.sleep(RETRY_S)
-            return failure.errno not in OUT_OF_MEMORY  # what fails for one client is no reason to stop
+            return (
+                failure.errno not in OUT_OF_MEMORY
+            )  # what fails for one client is no reason to stop
         if self.open >= self.most:
             self._note(f"at most {self.most} connections")
             self._refuse(sock)
@@ -150,8 +163,15 @@ class Door:
         self._why = why
 
     def _refuse(self, sock: socket.socket) -> None:
-        """Tell why, and close a little later: a close with unread input is a reset, which takes the answer back."""
-        failure = Throttled("there are too many connections", limit="max_connections", max=self.most, retry_after_ms=1000)
+        """Tell why, and close a little later: a close with unread input is a reset, which takes the
+        answer back.
+        """
+        failure = Throttled(
+            "there are too many connections",
+            limit="max_connections",
+            max=self.most,
+            retry_after_ms=1000,
+        )
         answer = error_answer(failure)
         head = self._responses.render(answer.status, len(answer.body), answer.headers, close=True)
         with contextlib.suppress(OSError):
@@ -170,7 +190,9 @@ class Door:
 
 
 def _prepared(sock: socket.socket) -> bytes:
-    """Set a new client up; what it has said already. Most have, and are spared a turn of the loop by looking at once."""
+    """Set a new client up; what it has said already. Most have, and are spared a turn of the loop
+    by looking at once.
+    """
     sock.setblocking(False)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

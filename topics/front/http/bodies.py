@@ -1,4 +1,6 @@
-"""Request bodies on their way to a shard: bounded, inflated if they came under gzip, in shared memory when they are long."""
+"""Request bodies on their way to a shard: bounded, inflated if they came under gzip, in shared
+memory when they are long.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FIRST_BYTES = 64 * 1024  # room that a body has at once, as far as its declared 
 GROW_WAIT_S = 5.0  # a body that has a block waits so long for a longer one: others may be done ...
 GROW_LOOK_S = 0.1  # ... and looks so often
 
-SHORT_BODY_BYTES = 128 * 1024  # of what is decoded in one turn of somebody's loop: 4 to 9 ms at worst
+SHORT_BODY_BYTES = (
+    128 * 1024
+)  # of what is decoded in one turn of somebody's loop: 4 to 9 ms at worst
 WATCH_TOPIC_BYTES = 512  # a name of 255 characters, and where to begin
 ESCAPED = 8  # times as long as the text itself is a JSON string at most
 
@@ -27,7 +31,9 @@ WBITS_GZIP = 31
 
 
 def too_large(limit: int) -> PayloadTooLarge:
-    """The body is above ``limit`` bytes: TOPICS_MAX_BODY_BYTES or, for what is no append, `short_body_max`."""
+    """The body is above ``limit`` bytes: TOPICS_MAX_BODY_BYTES or, for what is no append,
+    `short_body_max`.
+    """
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
 
 
@@ -184,7 +190,9 @@ class GzipSink:
         self._wire_bytes = 0
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Inflate a piece in small steps. Raises `PayloadTooLarge`, `InvalidRequest` (not gzip) or `Throttled`."""
+        """Inflate a piece in small steps. Raises `PayloadTooLarge`, `InvalidRequest` (not gzip) or
+        `Throttled`.
+        """
         self._wire_bytes += len(piece)
         self._sink.count(len(piece))
         if self._wire_bytes > self._max_bytes:

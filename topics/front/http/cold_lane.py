@@ -100,7 +100,9 @@ class _View:
         if call.close:
             headers["connection"] = "close"
         try:
-            return Response(bytes(answer.body), answer.status, headers, content_type="application/json")
+            return Response(
+                bytes(answer.body), answer.status, headers, content_type="application/json"
+            )
         finally:
             answer.done()
 

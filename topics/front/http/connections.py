@@ -1,4 +1,6 @@
-"""Sockets and their deadlines. One sweep a second watches all connections; nothing here costs a task or a timer per request."""
+"""Sockets and their deadlines. One sweep a second watches all connections; nothing here costs a
+task or a timer per request.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ class Timings:
 class Connection:
     """One client's socket, non-blocking, with what has been read and not used yet.
 
-    ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle`` says that nothing of a
-    request has been read. ``waits_since`` is when a call began that must end if the client hangs up.
+    ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle``
+    says that nothing of a request has been read. ``waits_since`` is when a call began that must end
+    if the client hangs up.
     """
 
     def __init__(self, sock: socket.socket, connections: Connections, said: bytes = b"") -> None:
@@ -80,7 +83,9 @@ class Connection:
             return bool(data)
 
     async def receive_into(self, view: memoryview) -> int:
-        """Wait for input and put it at the start of ``view``; 0 when the client has closed its side. Raises OSError."""
+        """Wait for input and put it at the start of ``view``; 0 when the client has closed its
+        side. Raises OSError.
+        """
         while True:
             await trio.lowlevel.wait_readable(self.fd)
             try:
@@ -111,7 +116,9 @@ class Connection:
             left -= count
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Send all of it. Raises OSError; a client that takes nothing for ``send_s`` is cut off by the sweep."""
+        """Send all of it. Raises OSError; a client that takes nothing for ``send_s`` is cut off by
+        the sweep.
+        """
         try:
             sent = self.sock.send(data)
         except BlockingIOError:
@@ -147,7 +154,9 @@ class Connection:
         self.deadline = before
 
     def cut(self) -> None:
-        """End the connection now, whatever its task is doing: a reset for the client, cancellation for the task."""
+        """End the connection now, whatever its task is doing: a reset for the client, cancellation
+        for the task.
+        """
         self.closing = True
         if self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -159,7 +168,9 @@ class Connection:
         self.scope.cancel()
 
     async def linger(self) -> None:
-        """After a refusal that left input unread: let the client read it, since closing at once would be a reset."""
+        """After a refusal that left input unread: let the client read it, since closing at once
+        would be a reset.
+        """
         if not self.unread_body or self.scope.cancel_called:
             return
         self.deadline = NEVER
@@ -170,7 +181,9 @@ class Connection:
 
 
 class Connections:
-    """All open connections, and the sweep that keeps their deadlines. ``now`` is the time of the last sweep, in seconds."""
+    """All open connections, and the sweep that keeps their deadlines. ``now`` is the time of the
+    last sweep, in seconds.
+    """
 
     def __init__(self, timings: Timings, now: float, held_max_bytes: int = HELD_MAX_BYTES) -> None:
         self.timings = timings
@@ -261,7 +274,8 @@ class Connections:
     def drain(self) -> None:
         """From now on connections end after their request; those that have sent nothing, at once.
 
-        Who comes later has a moment for one request, which is not waited for until this is called again.
+        Who comes later has a moment for one request, which is not waited for until this is called
+        again.
         """
         self.draining = True
         self._leaving, self._empty = set(self._open), trio.Event()

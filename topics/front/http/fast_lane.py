@@ -5,8 +5,9 @@
       |      '--refused--> answer (and close, if its body stays unread)      |
       '----------------------------------------------------------------------+
 
-A keep-alive client sends the same head again and again. So the outcome for a head (parsed, authenticated, authorised) is
-remembered under the digest of its exact bytes; the bytes themselves hold a token and are not kept.
+A keep-alive client sends the same head again and again. So the outcome for a head (parsed,
+authenticated, authorised) is remembered under the digest of its exact bytes; the bytes themselves
+hold a token and are not kept.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from topics.front.routes.table import BodyRule, Lane
 LOG = logging.getLogger("topics.front")
 
 HEADS_MAX = 4096  # remembered heads; the oldest goes first
-COPY_MAX_BYTES = 32 * 1024  # an answer up to this is copied behind its head, a larger one is sent from where it is
+COPY_MAX_BYTES = (
+    32 * 1024
+)  # an answer up to this is copied behind its head, a larger one is sent from where it is
 FILL_BYTES = 256 * 1024  # read at once into a long body: well under a millisecond
 REQUESTS_PER_TURN = 8  # of those that came together; one takes 0.1 ms
 SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body; a longer one costs the connection
@@ -51,7 +54,9 @@ SKIP_MAX_BYTES = 64 * 1024  # of a refused request's body; a longer one costs th
 
 @dataclass(frozen=True, slots=True)
 class AdmittedHead:
-    """A head that was let through, and how its body comes. ``plain``: neither chunked, gzipped nor long."""
+    """A head that was let through, and how its body comes. ``plain``: neither chunked, gzipped nor
+    long.
+    """
 
     request: Request
     is_hot: bool
@@ -103,7 +108,9 @@ class Lanes:
             return known
         head = parse_head(raw)
         try:
-            request = self.guard.admit(head.method, head.target, HeadFields(head.fields), head.length)
+            request = self.guard.admit(
+                head.method, head.target, HeadFields(head.fields), head.length
+            )
         except TopicsError as failure:
             return RefusedHead(head, failure)
         route = request.route
@@ -117,7 +124,9 @@ class Lanes:
             close=head.close,
             expects_continue=head.expects_continue,
         )
-        if is_hot and not route.streams and request.key is None:  # one with a key does not come again
+        if (
+            is_hot and not route.streams and request.key is None
+        ):  # one with a key does not come again
             self._remember(digest, admitted)
         return admitted
 
@@ -168,7 +177,9 @@ class FastLane:
             connection.connections.heard += 1
             answered += 1
             if answered % REQUESTS_PER_TURN == 0 and connection.pos < len(connection.buffer):
-                await trio.lowlevel.checkpoint()  # they came together, and their answers may have waited for nothing
+                await (
+                    trio.lowlevel.checkpoint()
+                )  # they came together, and their answers may have waited for nothing
             try:
                 head = await self._next_head()
             except InvalidRequest as failure:
@@ -186,9 +197,12 @@ class FastLane:
                 await self._refuse(head.failure, refused.length, refused.close, sent_early=early)
 
     async def _next_head(self) -> AnyHead | None:
-        """The next head, or None when the client has left or the server drains. Raises `InvalidRequest`, OSError."""
+        """The next head, or None when the client has left or the server drains. Raises
+        `InvalidRequest`, OSError.
+        """
         connection = self.connection
-        # Empty lines before a request mean nothing (RFC 9112 §2.2): they do not make the wait for it longer either.
+        # Empty lines before a request mean nothing (RFC 9112 §2.2): they do not make the wait for
+        # it longer either.
         patience_s = connection.timings.late_s if connection.is_late else connection.timings.idle_s
         idle_until = connection.connections.now + patience_s
         while True:
@@ -210,7 +224,11 @@ class FastLane:
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue
-            if connection.connections.draining and not connection.is_late and not connection.has_input:
+            if (
+                connection.connections.draining
+                and not connection.is_late
+                and not connection.has_input
+            ):
                 return None
             connection.idle = True
             connection.deadline = idle_until
@@ -218,7 +236,9 @@ class FastLane:
                 return None
 
     async def _rest_of_head(self) -> bytes:
-        """The head that has begun, whole; empty when the client leaves. Raises `InvalidRequest`, OSError."""
+        """The head that has begun, whole; empty when the client leaves. Raises `InvalidRequest`,
+        OSError.
+        """
         connection, part = self.connection, PartialHead()
         connection.idle = False
         connection.deadline = connection.connections.now + connection.timings.head_s
@@ -274,7 +294,9 @@ class FastLane:
         await connection.send_both(b"", answer)
 
     async def _stream(self, stream: StreamAnswer) -> None:
-        """Give the connection to a stream, until either ends. It takes no part in the limits and deadlines of requests."""
+        """Give the connection to a stream, until either ends. It takes no part in the limits and
+        deadlines of requests.
+        """
         connection = self.connection
         self._has_answered = connection.closing = True
         connection.idle = False
@@ -283,7 +305,9 @@ class FastLane:
         await stream.run(connection)
 
     async def _body(self, head: AdmittedHead) -> Body:
-        """The request's body. Raises `TopicsError` with the rest of it unread, or OSError when the client leaves."""
+        """The request's body. Raises `TopicsError` with the rest of it unread, or OSError when the
+        client leaves.
+        """
         connection = self.connection
         if head.plain:
             assert head.length is not None, "a plain body has a length"
@@ -332,7 +356,9 @@ class FastLane:
         """A body whose length in the end is not known beforehand: chunked, gzipped, or both."""
         request, lanes = head.request, self.lanes
         most = lanes.guard.body_max(request.route)
-        with BodySink(lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=most) as sink:
+        with BodySink(
+            lanes.backend, request.shard, inline_bytes=lanes.inline_bytes, max_bytes=most
+        ) as sink:
             gzip = GzipSink(sink, most) if request.gzip_in else None
             parts = framing(head.length)
             while not parts.done:
@@ -358,8 +384,12 @@ class FastLane:
         pieces, connection.pos = parts.take(connection.buffer, connection.pos)
         return pieces
 
-    async def _refuse(self, failure: TopicsError, length: int | None, close: bool, *, sent_early: bool) -> None:
-        """Answer without running anything. A short body is read and dropped first, so that the connection can go on."""
+    async def _refuse(
+        self, failure: TopicsError, length: int | None, close: bool, *, sent_early: bool
+    ) -> None:
+        """Answer without running anything. A short body is read and dropped first, so that the
+        connection can go on.
+        """
         connection = self.connection
         if length is None or length > SKIP_MAX_BYTES or (sent_early and length):
             connection.unread_body = close = True
@@ -383,10 +413,16 @@ class FastLane:
                 await connection.send(head)
             elif len(body) > COPY_MAX_BYTES:
                 answer.on_lost(connection.cut)
-                await connection.send_both(responses.render(answer.status, len(body), answer.headers, close=close), body)
+                await connection.send_both(
+                    responses.render(answer.status, len(body), answer.headers, close=close), body
+                )
             elif close or answer.headers:
-                await connection.send(responses.render(answer.status, len(body), answer.headers, close=close) + body)
+                await connection.send(
+                    responses.render(answer.status, len(body), answer.headers, close=close) + body
+                )
             else:
-                await connection.send(b"%b%d\r\n\r\n" % (responses.start(answer.status), len(body)) + body)
+                await connection.send(
+                    b"%b%d\r\n\r\n" % (responses.start(answer.status), len(body)) + body
+                )
         finally:
             answer.done()

@@ -70,7 +70,9 @@ class Server:
         self._tick(0.0)
 
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
-        """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has passed."""
+        """Serve until ``stop`` is set and all connections have ended, or most of ``drain_ms`` has
+        passed.
+        """
         lifespan = Lifespan(self._app, self._config, {})
         async with trio.open_nursery() as app_nursery:
             await app_nursery.start(lifespan.handle_lifespan)
@@ -87,8 +89,12 @@ class Server:
         self._responses.set_date(formatdate(usegmt=True).encode("ascii"))
         self.door.tick()
 
-    async def _serve_until(self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery) -> None:
-        """Accept also while draining: who comes then is told so and does not hang in the listen queue."""
+    async def _serve_until(
+        self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery
+    ) -> None:
+        """Accept also while draining: who comes then is told so and does not hang in the listen
+        queue.
+        """
         with listener:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(self._accept, listener, nursery)
@@ -113,7 +119,9 @@ class Server:
             self.door.left()
 
     async def _drain(self) -> None:
-        """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is left at the end is cut off."""
+        """In-flight requests finish. Long polls, which have nothing to finish, are told so; what is
+        left at the end is cut off.
+        """
         self.guard.draining = True
         self.live.drain()
         self.connections.drain()
@@ -123,7 +131,10 @@ class Server:
         with trio.move_on_after(self._drain_s - self._poll_grace_s):
             await self.connections.wait_empty()
         if self.connections.leaving:
-            LOG.warning("cutting %d connections that did not end within the drain time", self.connections.leaving)
+            LOG.warning(
+                "cutting %d connections that did not end within the drain time",
+                self.connections.leaving,
+            )
             self.connections.cut_all()
 
     async def _end_late(self) -> None:
@@ -143,7 +154,8 @@ async def serve(
     stop: trio.Event,
     probe_auth: bool = False,
 ) -> None:
-    """Serve HTTP on a listening socket until ``stop`` is set and the drain is over; closes ``listener``.
+    """Serve HTTP on a listening socket until ``stop`` is set and the drain is over; closes
+    ``listener``.
 
     ``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too.
     """

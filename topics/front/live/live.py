@@ -25,7 +25,9 @@ from topics.front.live.message_budget import MessageBudget
 from topics.front.live.pages import Feed, KeptPages, Page
 from topics.front.live.streams import Reader, Stream
 
-MESSAGES_MAX = 2  # of the longest that WebSockets may be sending or waiting for at a time, all together
+MESSAGES_MAX = (
+    2  # of the longest that WebSockets may be sending or waiting for at a time, all together
+)
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
 RETRY_S = 0.25  # after a shard has refused
 
@@ -66,11 +68,16 @@ class Live:
                     self._wake(reader)
 
     def check_room(self, principal: Principal, leaving: Stream | None = None) -> None:
-        """For another stream, which must begin before anything is waited for; ``leaving`` ends then. Raises `Throttled` (§11)."""
+        """For another stream, which must begin before anything is waited for; ``leaving`` ends
+        then. Raises `Throttled` (§11).
+        """
         settings, less = self._settings, 0 if leaving is None or leaving.ended else 1
         if 0 < settings.max_sse_connections <= len(self.streams) - less:
             raise _too_many("max_sse_connections", settings.max_sse_connections)
-        if principal is not ANYONE and 0 < settings.max_sse_connections_per_key <= self.by_key[principal.digest] - less:
+        if (
+            principal is not ANYONE
+            and 0 < settings.max_sse_connections_per_key <= self.by_key[principal.digest] - less
+        ):
             raise _too_many("max_sse_connections_per_key", settings.max_sse_connections_per_key)
 
     def soon(self, stream: Stream, call: Callable[[], None]) -> None:
@@ -99,7 +106,9 @@ class Live:
         feed = self._feeds.get((reader.topic, reader.view))
         if feed is None:
             self._number += 1
-            feed = self._feeds[reader.topic, reader.view] = Feed(self._number, reader.shard, reader.topic, reader.view)
+            feed = self._feeds[reader.topic, reader.view] = Feed(
+                self._number, reader.shard, reader.topic, reader.view
+            )
             self._by_number[feed.number] = feed
         if reader.feed is not feed:
             self.leave(reader)
@@ -124,7 +133,9 @@ class Live:
         feed.epoch = result["epoch"]
 
     async def read(self, reader: Reader, until_seq: int | None) -> tuple[Page, int]:
-        """A page from where the reader stands, and the topic's epoch; readers that ask alike share it. Raises `TopicsError`."""
+        """A page from where the reader stands, and the topic's epoch; readers that ask alike share
+        it. Raises `TopicsError`.
+        """
         key = (reader.topic, reader.view, reader.seq, until_seq, reader.epoch)
         shared = self._share(
             key, reader.shard, "feed.read", _ignore, topic=reader.topic, view=reader.view.as_map(), from_seq=reader.seq,
@@ -135,7 +146,9 @@ class Live:
             shared.page = Page(reader.topic, result, body)
         return shared.page, result["epoch"]
 
-    def _share(self, key: tuple[Any, ...], shard: int, method: str, answered: Answered, **params: Any) -> _Shared:
+    def _share(
+        self, key: tuple[Any, ...], shard: int, method: str, answered: Answered, **params: Any
+    ) -> _Shared:
         shared = self._reads.get(key)
         if shared is None:
             shared = self._reads[key] = _Shared()
@@ -143,7 +156,9 @@ class Live:
             def then(answer: Reply | TopicsError) -> None:
                 self._reads.pop(key, None)
                 if not isinstance(answer, TopicsError):
-                    answered(answer.result)  # at once: what the shard sends next may be behind it in the same batch
+                    answered(
+                        answer.result
+                    )  # at once: what the shard sends next may be behind it in the same batch
                 shared.settle(answer)
 
             self.backend.ask(shard, method, params, b"", then)
@@ -202,7 +217,9 @@ class Live:
                 reader.feed, reader.is_live = None, False
                 reader.stream.catch_up()
 
-    def event(self, shard: int, name: str, params: dict[str, Any], body: bytes | bytearray | memoryview) -> None:
+    def event(
+        self, shard: int, name: str, params: dict[str, Any], body: bytes | bytearray | memoryview
+    ) -> None:
         """As `Listener.event`."""
         feed = self._by_number.get(params["feed"])
         if feed is None:
@@ -256,7 +273,9 @@ class _Shared:
 
 
 def _too_many(limit: str, most: int) -> Throttled:
-    return Throttled("there are too many streams and sockets", limit=limit, max=most, retry_after_ms=1000)
+    return Throttled(
+        "there are too many streams and sockets", limit=limit, max=most, retry_after_ms=1000
+    )
 
 
 def _ignore(_: dict[str, Any]) -> None:

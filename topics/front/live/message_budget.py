@@ -5,8 +5,9 @@
                                   asked; at least half
     asked and not answered        half of `most`        sockets that have asked read nothing more (web_socket.py)
 
-Nobody waits for room while holding some, so there is no deadlock; and whoever stalls goes before whoever moves, so the rest of
-a message that never comes keeps nobody else out. A message that comes in one read takes no room.
+Nobody waits for room while holding some, so there is no deadlock; and whoever stalls goes before
+whoever moves, so the rest of a message that never comes keeps nobody else out. A message that comes
+in one read takes no room.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class MessageBudget:
         return 2 * self.asked >= self.most
 
     def hold(self, holder: Holder, length: int) -> None:
-        """The holder's unfinished message has so many bytes now. Ends those that there is no room for, perhaps itself."""
+        """The holder's unfinished message has so many bytes now. Ends those that there is no room
+        for, perhaps itself.
+        """
         if not length:
             self.release(holder)
             return

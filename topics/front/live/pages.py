@@ -1,4 +1,6 @@
-"""What shards send to a front: the pages of feeds, the newest of which are kept for streams that are a little behind (decision 0010)."""
+"""What shards send to a front: the pages of feeds, the newest of which are kept for streams that
+are a little behind (decision 0010).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,26 @@ PAGE_BYTES = 512  # what a page counts besides its records
 
 
 class Page:
-    """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the records joined by commas.
+    """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the
+    records joined by commas.
 
     It continues ``follows_seq``, which lies below ``from_seq`` when a tombstone comes first.
 
     ``shown`` keeps what streams have made of it, so that it is made once for all of them.
     """
 
-    __slots__ = ("body", "count", "follows_seq", "from_seq", "head_seq", "shown", "size", "to_seq", "tombstone", "topic")
+    __slots__ = (
+        "body",
+        "count",
+        "follows_seq",
+        "from_seq",
+        "head_seq",
+        "shown",
+        "size",
+        "to_seq",
+        "tombstone",
+        "topic",
+    )
 
     def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
         self.topic, self.body = topic, body
@@ -35,7 +49,9 @@ class Page:
         self.count: int = told["count"]
         self.tombstone: dict[str, Any] | None = told["tombstone"]
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
-            self.from_seq = self.tombstone["gap_to"]  # what is lost is behind it; a topic made anew begins with what it has
+            self.from_seq = self.tombstone[
+                "gap_to"
+            ]  # what is lost is behind it; a topic made anew begins with what it has
         self.shown: dict[Any, bytes] = {}
 
 
@@ -49,7 +65,9 @@ class Feed:
         self.epoch = 0
         self.head_seq = 0
         self.readers: set[Reader] = set()
-        self.live: dict[Reader, None] = {}  # those that stand where the feed stands, in the order in which they came
+        self.live: dict[
+            Reader, None
+        ] = {}  # those that stand where the feed stands, in the order in which they came
         self.pages: deque[Page] = deque()
 
     def page_from(self, seq: int) -> Page | None:
@@ -60,7 +78,9 @@ class Feed:
         return next((page for page in pages if page.follows_seq == seq), None)
 
     def next_edge(self, seq: int) -> int:
-        """Where the first kept page that ends above ``seq`` begins or, when ``seq`` lies within it, ends; where the feed stands if none."""
+        """Where the first kept page that ends above ``seq`` begins or, when ``seq`` lies within it,
+        ends; where the feed stands if none.
+        """
         for page in self.pages:
             if page.follows_seq > seq:
                 return page.follows_seq
@@ -70,7 +90,9 @@ class Feed:
 
 
 class KeptPages:
-    """The newest pages of all feeds. A page that comes takes the room of feeds that have got none for longest."""
+    """The newest pages of all feeds. A page that comes takes the room of feeds that have got none
+    for longest.
+    """
 
     def __init__(self) -> None:
         self.size = 0

@@ -1,4 +1,5 @@
-"""One client that is shown live records: what it was sent, what its socket did not take, and where it stands in its topics.
+"""One client that is shown live records: what it was sent, what its socket did not take, and where
+it stands in its topics.
 
                       page                     its cursor stands where a page begins or ends
     Live (live.py) ----------> live reader    <---------------------------------------------- reader that catches up
@@ -41,7 +42,19 @@ Args = TypeVarTuple("Args")
 class Reader:
     """A stream's place in one topic."""
 
-    __slots__ = ("connecting", "epoch", "feed", "is_live", "seq", "shard", "stream", "tailing", "topic", "view", "waits")
+    __slots__ = (
+        "connecting",
+        "epoch",
+        "feed",
+        "is_live",
+        "seq",
+        "shard",
+        "stream",
+        "tailing",
+        "topic",
+        "view",
+        "waits",
+    )
 
     def __init__(self, stream: Stream, topic: str, shard: int, view: View, start: Start) -> None:
         self.stream, self.topic, self.shard, self.view = stream, topic, shard, view
@@ -61,7 +74,9 @@ class Reader:
 class Stream(ABC):
     """One client that is shown live records. What it is shown as, subclasses know."""
 
-    def __init__(self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float) -> None:
+    def __init__(
+        self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
+    ) -> None:
         self.live, self.sock, self.principal, self.heartbeat_s = live, sock, principal, heartbeat_s
         self.readers: dict[str, Reader] = {}
         self.ended = False
@@ -115,7 +130,9 @@ class Stream(ABC):
         return self._rest is not None
 
     def write(self, data: bytes) -> None:
-        """Send, or keep what the socket does not take. Not while something is kept, unless it is short or belongs behind that."""
+        """Send, or keep what the socket does not take. Not while something is kept, unless it is
+        short or belongs behind that.
+        """
         if self.ended:
             return
         if self._rest is not None:
@@ -138,7 +155,9 @@ class Stream(ABC):
             self.sent_whole()
 
     async def _send_rest(self, scope: trio.CancelScope) -> None:
-        """In a task of its own: what waits for the client waits for nothing else, and the task goes when the stream ends."""
+        """In a task of its own: what waits for the client waits for nothing else, and the task goes
+        when the stream ends.
+        """
         try:
             with scope:
                 while self._rest is not None and not self.ended:
@@ -169,7 +188,9 @@ class Stream(ABC):
             self.write(self.shown_heartbeat())
 
     def attempt(self, call: Callable[[*Args], None], *args: *Args) -> None:
-        """Do what concerns this stream alone. A bug in it is the end of this stream, and of no other."""
+        """Do what concerns this stream alone. A bug in it is the end of this stream, and of no
+        other.
+        """
         try:
             call(*args)
         except Exception:
@@ -197,7 +218,9 @@ class Stream(ABC):
             self.end()
 
     def sent_whole(self) -> None:  # noqa: B027 - most keep no account of it
-        """The socket has taken all that was written; what was written while it took nothing comes next."""
+        """The socket has taken all that was written; what was written while it took nothing comes
+        next.
+        """
 
     def resumed(self) -> None:  # noqa: B027 - most have nothing to do then
         """The socket takes what it is given again."""
@@ -219,8 +242,12 @@ class Stream(ABC):
 
     def begin(self) -> None:
         """Take part, until `end`."""
-        if self.sock.family != socket.AF_UNIX:  # a client that has vanished without a word is noticed by what it does not confirm
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(VANISHED_S * 1000))
+        if (
+            self.sock.family != socket.AF_UNIX
+        ):  # a client that has vanished without a word is noticed by what it does not confirm
+            self.sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(VANISHED_S * 1000)
+            )
         self.live.streams.add(self)
         self.live.by_key[self.principal.digest] += 1
         if self.live.draining:
@@ -258,10 +285,16 @@ class Stream(ABC):
         parts = []
         tombstone = page.tombstone
         if tombstone is not None:
-            too_old = reader.connecting and tombstone["reason"] in LOSSES and tombstone["gap_to"] < tombstone["earliest_seq"]
+            too_old = (
+                reader.connecting
+                and tombstone["reason"] in LOSSES
+                and tombstone["gap_to"] < tombstone["earliest_seq"]
+            )
             told = {**tombstone, "reason": "from_seq_too_old"} if too_old else tombstone
             reader.seq = page.from_seq
-            reader.tailing = reader.tailing and tombstone["reason"] != "recreated"  # another topic, which it has not seen the head of
+            reader.tailing = (
+                reader.tailing and tombstone["reason"] != "recreated"
+            )  # another topic, which it has not seen the head of
             self.moved(reader)
             parts.append(self.shown_tombstone(reader, told))
         reader.connecting = False
@@ -279,16 +312,27 @@ class Stream(ABC):
             self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def catch_up(self) -> None:
-        """See to it that everything is shown that is behind. A task for each shard: one that takes long delays its own topics only."""
+        """See to it that everything is shown that is behind. A task for each shard: one that takes
+        long delays its own topics only.
+        """
         if not self.ended:
-            for shard in {reader.shard for reader in self.readers.values() if reader.is_behind} - self._catching_up:
+            for shard in {
+                reader.shard for reader in self.readers.values() if reader.is_behind
+            } - self._catching_up:
                 self._catching_up.add(shard)
                 self.live.nursery.start_soon(self._catch_up, shard)
 
     async def _catch_up(self, shard: int) -> None:
         try:
             while not self.ended and not self.is_stalled:
-                reader = next((reader for reader in self.readers.values() if reader.shard == shard and reader.is_behind), None)
+                reader = next(
+                    (
+                        reader
+                        for reader in self.readers.values()
+                        if reader.shard == shard and reader.is_behind
+                    ),
+                    None,
+                )
                 if reader is None:
                     return
                 # Others get their turn between two pages.
@@ -307,12 +351,17 @@ class Stream(ABC):
             if reader.feed is not feed or not feed.is_open:
                 return
             known = reader.epoch in (None, feed.epoch)
-            if known and (reader.seq == feed.seq or (reader.seq > feed.seq and not reader.connecting)):
+            if known and (
+                reader.seq == feed.seq or (reader.seq > feed.seq and not reader.connecting)
+            ):
                 reader.epoch = feed.epoch
                 self._go_live(reader, feed)
                 await trio.lowlevel.checkpoint()
                 return
-            page, epoch = feed.page_from(reader.seq) if known and not reader.connecting else None, feed.epoch
+            page, epoch = (
+                feed.page_from(reader.seq) if known and not reader.connecting else None,
+                feed.epoch,
+            )
             if page is not None:
                 await trio.lowlevel.checkpoint()
             else:
@@ -327,7 +376,8 @@ class Stream(ABC):
                 self.write(self.shown_trouble(reader, failure))
                 self.remove(reader.topic)
         else:
-            # What a stalled stream has read it reads again, so that nothing more waits for its client.
+            # What a stalled stream has read it reads again, so that nothing more waits for its
+            # client.
             if self.readers.get(reader.topic) is reader and not self.ended and not self.is_stalled:
                 reader.epoch = epoch
                 self.show(reader, page)
@@ -335,7 +385,8 @@ class Stream(ABC):
     def _go_live(self, reader: Reader, feed: Feed) -> None:
         reader.is_live, reader.connecting = True, False
         feed.live[reader] = None
-        # Whoever has read further than the feed knew of a later head, and was told when it came there.
+        # Whoever has read further than the feed knew of a later head, and was told when it came
+        # there.
         if not reader.tailing and reader.seq == feed.head_seq:
             reader.tailing = True
             self.write(self.shown_caught_up(reader, feed.head_seq))

@@ -13,10 +13,26 @@ from typing import Any
 
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
-from topics.errors import Forbidden, NotAcceptable, NotFound, Throttled, TopicNotFound, TopicsError, Unauthorized
+from topics.errors import (
+    Forbidden,
+    NotAcceptable,
+    NotFound,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+    Unauthorized,
+)
 from topics.formats.api.fields import list_members
 from topics.formats.api.requests import json_bytes
-from topics.formats.api.watch import MAP_TOPICS, Start, View, Watch, decode_id, encode_checkpoint, encode_id
+from topics.formats.api.watch import (
+    MAP_TOPICS,
+    Start,
+    View,
+    Watch,
+    decode_id,
+    encode_checkpoint,
+    encode_id,
+)
 from topics.front.errors import status_of
 from topics.front.http.connections import Connection
 from topics.front.live.live import Live
@@ -44,7 +60,9 @@ Cursor = tuple[int, int]
 
 @dataclass(slots=True)
 class Earlier:
-    """Of a topic that was made again. The old one was shown up to ``last`` or less; an id does not say which of the two it means."""
+    """Of a topic that was made again. The old one was shown up to ``last`` or less; an id does not
+    say which of the two it means.
+    """
 
     last: int
     epoch: int
@@ -53,21 +71,29 @@ class Earlier:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What a ``wid`` stands for. ``cursors``: by topic, of all topics that it watches or has watched."""
+    """What a ``wid`` stands for. ``cursors``: by topic, of all topics that it watches or has
+    watched.
+    """
 
     wid: str
     principal: Principal
     view: View
     heartbeat_s: float
     cursors: dict[str, Cursor]
-    deleted: dict[str, int] = field(default_factory=dict)  # topics that have ended, and their last heads
+    deleted: dict[str, int] = field(
+        default_factory=dict
+    )  # topics that have ended, and their last heads
     stream: WatchStream | None = None
     left_at: float = 0.0  # when its last stream ended
     checkpoint: int = 0
-    moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))  # checkpoint, topic, cursor before it
+    moves: deque[tuple[int, str, Cursor]] = field(
+        default_factory=lambda: deque(maxlen=MOVES_KEPT)
+    )  # checkpoint, topic, cursor before it
     maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
     earlier: dict[str, Earlier] = field(default_factory=dict)
-    unsent: dict[str, Cursor] = field(default_factory=dict)  # where topics stood before what the last stream's socket did not take whole
+    unsent: dict[str, Cursor] = field(
+        default_factory=dict
+    )  # where topics stood before what the last stream's socket did not take whole
 
     def move(self, topic: str, seq: int, epoch: int) -> None:
         """The reader of a topic stands at ``seq`` now."""
@@ -81,7 +107,9 @@ class Session:
         self.cursors[topic] = seq, epoch
 
     def resume(self, last_event_id: bytes) -> None:
-        """A client is back. What it does not say that it has seen, and was not sent whole, is to be shown again."""
+        """A client is back. What it does not say that it has seen, and was not sent whole, is to be
+        shown again.
+        """
         if last_event_id:
             self.rewind(last_event_id)
         for topic, cursor in self.unsent.items():
@@ -119,15 +147,31 @@ class Session:
         """Go back to what a client says that it has seen; never forward."""
         known = decode_id(last_event_id)
         if isinstance(known, dict):
-            back = [(topic, self._cursor_at(topic, seq)) for topic, seq in known.items() if topic in self.cursors and seq >= 0]
+            back = [
+                (topic, self._cursor_at(topic, seq))
+                for topic, seq in known.items()
+                if topic in self.cursors and seq >= 0
+            ]
         elif self.moves and known + 1 < self.moves[0][0]:
-            back = list(next(cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known).items())
+            back = list(
+                next(
+                    cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known
+                ).items()
+            )
         else:
-            back = [(topic, cursor) for checkpoint, topic, cursor in reversed(self.moves) if checkpoint > known]
+            back = [
+                (topic, cursor)
+                for checkpoint, topic, cursor in reversed(self.moves)
+                if checkpoint > known
+            ]
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
-        self.unsent = {topic: cursor for topic, cursor in self.unsent.items() if isinstance(known, dict) and topic not in known}
+        self.unsent = {
+            topic: cursor
+            for topic, cursor in self.unsent.items()
+            if isinstance(known, dict) and topic not in known
+        }
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
         """What an id means by a seq: the old topic's, if no id has had it for the new one."""
@@ -143,14 +187,18 @@ class WatchStream(Stream):
         super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
-        self._before: dict[str, Cursor] = {}  # where its topics stood before what the socket has not taken whole
+        self._before: dict[
+            str, Cursor
+        ] = {}  # where its topics stood before what the socket has not taken whole
 
     def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
         if self._alone:
             shown = page.shown.get(WatchStream)
             if shown is None:
-                shown = page.shown[WatchStream] = b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
+                shown = page.shown[WatchStream] = b"".join(
+                    (b"id: ", self.session.id(), b"\n", _record_event(page))
+                )
             return shown
         return b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
 
@@ -170,10 +218,19 @@ class WatchStream(Stream):
     def write_ends(self) -> None:
         """Tell again which topics have ended: an id does not say whether the client knows."""
         if self.session.deleted:
-            self.write(b"".join([self._end_of(topic, head_seq) for topic, head_seq in self.session.deleted.items()]))
+            self.write(
+                b"".join(
+                    [
+                        self._end_of(topic, head_seq)
+                        for topic, head_seq in self.session.deleted.items()
+                    ]
+                )
+            )
 
     def _end_of(self, topic: str, head_seq: int) -> bytes:
-        return self._event(b"topic-deleted", {"topic": topic, "head_seq": head_seq, "reason": "deleted"})
+        return self._event(
+            b"topic-deleted", {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
+        )
 
     def shown_failure(self, code: int, error: str) -> bytes:
         """``event: error``."""
@@ -200,7 +257,9 @@ class WatchStream(Stream):
             self._before.clear()
 
     def end(self) -> None:
-        """What the socket has not taken whole was not shown: the session's next stream shows it, with or without an id."""
+        """What the socket has not taken whole was not shown: the session's next stream shows it,
+        with or without an id.
+        """
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
         super().end()
@@ -215,7 +274,9 @@ def _record_event(page: Page) -> bytes:
         data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
             page.topic.encode(), page.body, page.from_seq, page.to_seq, page.head_seq,
         )  # fmt: skip
-        if b"\n" in data or b"\r" in data:  # white space between JSON tokens, as it was sent: there it may also be on lines of its own
+        if (
+            b"\n" in data or b"\r" in data
+        ):  # white space between JSON tokens, as it was sent: there it may also be on lines of its own
             data = _NEW_LINE.sub(b"\ndata: ", data)
         shown = page.shown["record"] = b"event: record\ndata: %b\n\n" % data
     return shown
@@ -229,7 +290,9 @@ class Watches:
         self._sessions: dict[str, Session] = {}
 
     async def create(self, asked: Watch, principal: Principal, *, lenient: bool) -> dict[str, Any]:
-        """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`, `Throttled`, `NotReady`."""
+        """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
+        `Throttled`, `NotReady`.
+        """
         if not all(map(principal.covers, asked.starts)):
             raise Forbidden("a name is outside the key's prefixes")
         self._collect()
@@ -239,19 +302,34 @@ class Watches:
             raise TopicNotFound(min(unknown))
         most = self._settings.max_watch_sessions
         if most and len(self._sessions) >= most:
-            raise Throttled("there are too many watch sessions", limit="max_watch_sessions", max=most, retry_after_ms=1000)
+            raise Throttled(
+                "there are too many watch sessions",
+                limit="max_watch_sessions",
+                max=most,
+                retry_after_ms=1000,
+            )
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
         cursors, topics = {}, {}
         for topic, (head_seq, earliest_seq, epoch) in heads.items():
             start = asked.starts[topic]
             from_seq = head_seq if start.tail else start.from_seq
             cursors[topic] = from_seq, _known_epoch(start, from_seq, head_seq, epoch)
-            topics[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq, "epoch": epoch}
+            topics[topic] = {
+                "from_seq": from_seq,
+                "head_seq": head_seq,
+                "earliest_seq": earliest_seq,
+                "epoch": epoch,
+            }
         self._sessions[wid] = Session(
             wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors, left_at=time.monotonic()
         )  # fmt: skip
         ttl_ms = int(SESSION_TTL_S * 1000)
-        return {"wid": wid, "stream_url": f"/v0/watch/{wid}", "session_ttl_ms": ttl_ms, "topics": topics}
+        return {
+            "wid": wid,
+            "stream_url": f"/v0/watch/{wid}",
+            "session_ttl_ms": ttl_ms,
+            "topics": topics,
+        }
 
     def open(self, wid: str, principal: Principal, accept: bytes) -> Session:
         """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`."""
@@ -290,7 +368,11 @@ class Watches:
     def _collect(self) -> None:
         """Forget sessions that nobody has used for long."""
         before = time.monotonic() - SESSION_TTL_S
-        for wid in [wid for wid, session in self._sessions.items() if session.stream is None and session.left_at < before]:
+        for wid in [
+            wid
+            for wid, session in self._sessions.items()
+            if session.stream is None and session.left_at < before
+        ]:
             del self._sessions[wid]
 
 
@@ -302,7 +384,9 @@ def _known_epoch(start: Start, from_seq: int, head_seq: int, epoch: int) -> int:
 
 
 async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Head, earliest seq and epoch of those that exist, in the order of ``topics``. Raises `NotReady`."""
+    """Head, earliest seq and epoch of those that exist, in the order of ``topics``. Raises
+    `NotReady`.
+    """
     by_shard: dict[int, list[str]] = {}
     for topic in topics:
         by_shard.setdefault(live.backend.shard_of(topic), []).append(topic)
@@ -316,9 +400,15 @@ async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, tuple[int, in
 
 
 def _accepts_events(accept: bytes) -> bool:
-    """Whether an Accept value allows an event stream; an absent one allows everything. The most specific range counts."""
+    """Whether an Accept value allows an event stream; an absent one allows everything. The most
+    specific range counts.
+    """
     weights = {}
     for part in list_members(accept):
         media, *parameters = [piece.strip() for piece in part.split(b";", PARAMETERS_MAX)]
-        weights[media] = next((piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True)
-    return not accept.strip() or next((weights[media] for media in _EVENT_STREAM if media in weights), False)
+        weights[media] = next(
+            (piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True
+        )
+    return not accept.strip() or next(
+        (weights[media] for media in _EVENT_STREAM if media in weights), False
+    )

@@ -1,9 +1,11 @@
-"""``/v0/ws`` (§7): publish and subscribe as JSON messages on one connection. The shards do what they do for HTTP, with the same bytes.
+"""``/v0/ws`` (§7): publish and subscribe as JSON messages on one connection. The shards do what
+they do for HTTP, with the same bytes.
 
-Publishes are asked one after the other without waiting; their answers come in the order of each topic. Those to one topic that came
-together go to its shard as one message, a burst, and so do their answers. What has been asked and not been answered is bounded, for a
-socket and for all of them: above it nothing more is read. So are messages that are not whole (message_budget.py). In one turn a
-socket is heard for `FRAMES_PER_TURN`, however many have come, and answered in one write.
+Publishes are asked one after the other without waiting; their answers come in the order of each
+topic. Those to one topic that came together go to its shard as one message, a burst, and so do
+their answers. What has been asked and not been answered is bounded, for a socket and for all of
+them: above it nothing more is read. So are messages that are not whole (message_budget.py). In one
+turn a socket is heard for `FRAMES_PER_TURN`, however many have come, and answered in one write.
 """
 
 from __future__ import annotations
@@ -16,10 +18,26 @@ import trio
 
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
-from topics.errors import Forbidden, Internal, InvalidRequest, ShuttingDown, Throttled, TopicNotFound, TopicsError, UpgradeRequired
+from topics.errors import (
+    Forbidden,
+    Internal,
+    InvalidRequest,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+    UpgradeRequired,
+)
 from topics.formats.api.fields import Headers, list_members
 from topics.formats.api.requests import Limits, json_bytes
-from topics.formats.api.watch import HEARTBEAT_MS, CommandHead, Start, decode_command, decode_subscribe, request_id_of
+from topics.formats.api.watch import (
+    HEARTBEAT_MS,
+    CommandHead,
+    Start,
+    decode_command,
+    decode_subscribe,
+    request_id_of,
+)
 from topics.formats.api.websocket import (
     Binary,
     Close,
@@ -48,7 +66,9 @@ from topics.front.live.watch import heads_of
 
 LOG = logging.getLogger("topics.front")
 ASKED_MAX = 1024  # publishes that wait for their answer ...
-FLUSH_EVERY = 32  # messages: the shard is at work on the first of many while the front reads the rest
+FLUSH_EVERY = (
+    32  # messages: the shard is at work on the first of many while the front reads the rest
+)
 ASKED_BYTES_MAX = 16 << 20  # ... and the bytes of them
 FRAMES_PER_TURN = 64  # 1 ms of publishes or refusals; then everybody else has a turn
 VERSION = b"13"
@@ -61,7 +81,9 @@ FAILURES = {
 
 
 def upgrade(fields: HeadFields) -> Headers:
-    """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`, `UpgradeRequired`."""
+    """The headers of the answer that makes a connection a WebSocket. Raises `InvalidRequest`,
+    `UpgradeRequired`.
+    """
     protocols = list_members(fields.joined(b"upgrade"))
     options = list_members(fields.joined(b"connection"))
     if b"websocket" not in protocols or b"upgrade" not in options:
@@ -71,7 +93,11 @@ def upgrade(fields: HeadFields) -> Headers:
     keys = fields.values(b"sec-websocket-key")
     if len(keys) != 1 or not is_key(keys[0]):
         raise InvalidRequest("Sec-WebSocket-Key must be 16 bytes in base64")
-    return ((b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept_key(keys[0])))
+    return (
+        (b"upgrade", b"websocket"),
+        (b"connection", b"Upgrade"),
+        (b"sec-websocket-accept", accept_key(keys[0])),
+    )
 
 
 class _Burst:
@@ -95,7 +121,14 @@ class _Burst:
 class SocketStream(Stream):
     """One WebSocket."""
 
-    def __init__(self, live: Live, connection: Connection, principal: Principal, settings: Settings, limits: Limits) -> None:
+    def __init__(
+        self,
+        live: Live,
+        connection: Connection,
+        principal: Principal,
+        settings: Settings,
+        limits: Limits,
+    ) -> None:
         super().__init__(live, connection.sock, principal, HEARTBEAT_MS / 1000)
         self._connection, self._settings, self._limits = connection, settings, limits
         self._asked = self._asked_bytes = 0
@@ -106,7 +139,9 @@ class SocketStream(Stream):
         self._bursts: dict[str, _Burst] = {}  # not sent, by topic; empty whenever this task waits
         self._touched: set[int] = set()  # shards that were asked and not flushed
         self._draining = False
-        self._patience_s = connection.timings.body_grace_s  # for the rest of the message that has begun
+        self._patience_s = (
+            connection.timings.body_grace_s
+        )  # for the rest of the message that has begun
         self._holds = 0  # bytes of a message that is not whole
         self._message_due = NEVER  # when that is over; only waiting for the client counts
 
@@ -132,16 +167,33 @@ class SocketStream(Stream):
 
     def shown_deleted(self, reader: Reader, head_seq: int) -> bytes:
         """``op: topic_deleted``."""
-        return _frame({"op": "topic_deleted", "topic": reader.topic, "head_seq": head_seq, "reason": "deleted"})
+        return _frame(
+            {
+                "op": "topic_deleted",
+                "topic": reader.topic,
+                "head_seq": head_seq,
+                "reason": "deleted",
+            }
+        )
 
     def shown_failure(self, code: int, error: str) -> bytes:
         """``op: error``, and the close."""
         name, close_code = FAILURES[code]
-        return _frame({"op": "error", "request_id": None, "code": name, "message": error}) + close_frame(close_code, error)
+        return _frame(
+            {"op": "error", "request_id": None, "code": name, "message": error}
+        ) + close_frame(close_code, error)
 
     def shown_trouble(self, reader: Reader, failure: TopicsError) -> bytes:
         """``op: error`` about one topic."""
-        return _frame({"op": "error", "request_id": None, "topic": reader.topic, "code": failure.code, "message": failure.message})
+        return _frame(
+            {
+                "op": "error",
+                "request_id": None,
+                "topic": reader.topic,
+                "code": failure.code,
+                "message": failure.message,
+            }
+        )
 
     def moved(self, reader: Reader) -> None:
         """Only the client keeps its place."""
@@ -161,7 +213,9 @@ class SocketStream(Stream):
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
                 while await self._take(events := parser.feed(data, FRAMES_PER_TURN)):
-                    if not parser.is_amid or any(isinstance(event, Text | Binary) for event in events):
+                    if not parser.is_amid or any(
+                        isinstance(event, Text | Binary) for event in events
+                    ):
                         self._patience_s = connection.timings.body_grace_s
                     if parser.held_bytes or self._holds:
                         self._hold(parser.held_bytes)
@@ -171,13 +225,17 @@ class SocketStream(Stream):
                         await trio.lowlevel.checkpoint()
                     elif not (data := await self._receive(amid=parser.is_amid)):
                         break
-            if self.ended:  # by us: what the client is still saying must not keep it from hearing why
+            if (
+                self.ended
+            ):  # by us: what the client is still saying must not keep it from hearing why
                 connection.unread_body = True
         finally:
             self.end()
 
     async def _receive(self, *, amid: bool) -> bytes:
-        """What the client says next. A message has the time that a body of HTTP has: its memory is not for clients that never end one."""
+        """What the client says next. A message has the time that a body of HTTP has: its memory is
+        not for clients that never end one.
+        """
         while True:
             await self._wait_for_room()
             if amid:
@@ -197,7 +255,11 @@ class SocketStream(Stream):
 
     async def _wait_for_room(self) -> None:
         """Until enough of what was asked is answered, and the client takes the answers."""
-        while self._asked >= ASKED_MAX or self._asked_bytes >= self._asked_bytes_max or self.is_stalled:
+        while (
+            self._asked >= ASKED_MAX
+            or self._asked_bytes >= self._asked_bytes_max
+            or self.is_stalled
+        ):
             self._room = trio.Event()
             await self._room.wait()
 
@@ -240,7 +302,11 @@ class SocketStream(Stream):
                 elif isinstance(event, Binary):
                     self._refuse(b"null", InvalidRequest("messages are JSON text"))
                 elif isinstance(event, Close):
-                    self._replies.append(close_frame(event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL))
+                    self._replies.append(
+                        close_frame(
+                            event.code if event.code != CloseCode.NO_STATUS else CloseCode.NORMAL
+                        )
+                    )
                     return False
                 elif isinstance(event, Failure):
                     self._replies.append(close_frame(event.code, event.reason))
@@ -295,7 +361,9 @@ class SocketStream(Stream):
             raise draining()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
         burst = self._bursts.get(topic)
-        if burst is not None and (burst.seqs != head.return_seqs or burst.length + len(message) > self._burst_bytes):
+        if burst is not None and (
+            burst.seqs != head.return_seqs or burst.length + len(message) > self._burst_bytes
+        ):
             self._ask(burst)
             burst = None
         if burst is None:
@@ -329,7 +397,9 @@ class SocketStream(Stream):
         burst.bodies = []  # long ones lie in shared memory now
 
     def _carried(self, shard: int, body: bytes) -> Body:
-        """A long body goes through shared memory: what finds no room there must not wait here. Raises `Throttled`, `NotReady`."""
+        """A long body goes through shared memory: what finds no room there must not wait here.
+        Raises `Throttled`, `NotReady`.
+        """
         if len(body) <= self._settings.inline_bytes:
             return body
         block = self.live.backend.reserve(shard, len(body), None)
@@ -350,10 +420,14 @@ class SocketStream(Stream):
         bodies, result = bytes(answer.body), answer.result
         answer.release()
         failed, end = result.get("failed", ()), 0
-        for index, (request_id, length) in enumerate(zip(burst.request_ids, result.get("lengths", [len(bodies)]), strict=True)):
+        for index, (request_id, length) in enumerate(
+            zip(burst.request_ids, result.get("lengths", [len(bodies)]), strict=True)
+        ):
             start, end = end + 1, end + length  # without its brace
             op = b"error" if index in failed else b"ack"
-            self._answers.append(text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end])))
+            self._answers.append(
+                text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end]))
+            )
 
     def _send_answers(self) -> None:
         answers, self._answers = self._answers, []
@@ -389,27 +463,47 @@ class SocketStream(Stream):
             start = asked.starts[topic]
             from_seq = head_seq if start.tail else start.from_seq
             known = start.epoch or (epoch if from_seq <= head_seq else None)
-            topics[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq, "epoch": epoch}
+            topics[topic] = {
+                "from_seq": from_seq,
+                "head_seq": head_seq,
+                "earliest_seq": earliest_seq,
+                "epoch": epoch,
+            }
             self.add(topic, asked.view, Start(from_seq, epoch=known))
-        self.write(text_frame(b'{"op":"subscribed","request_id":%b,"topics":%b}' % (request_id, json_bytes(topics))))
+        self.write(
+            text_frame(
+                b'{"op":"subscribed","request_id":%b,"topics":%b}'
+                % (request_id, json_bytes(topics))
+            )
+        )
         self.catch_up()
 
     def _unsubscribe(self, head: CommandHead, request_id: bytes) -> None:
         topic = self._topic(head, Scope.READ)
         self.remove(topic)
-        self._replies.append(text_frame(b'{"op":"unsubscribed","request_id":%b,"topic":%b}' % (request_id, json_bytes(topic))))
+        self._replies.append(
+            text_frame(
+                b'{"op":"unsubscribed","request_id":%b,"topic":%b}'
+                % (request_id, json_bytes(topic))
+            )
+        )
 
     def _topic(self, head: CommandHead, scope: Scope) -> str:
         if head.topic is None:
             raise InvalidRequest("topic is required", field="topic")
         if not valid_topic_name(head.topic):
-            raise InvalidRequest("not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit", field="topic")
+            raise InvalidRequest(
+                "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
+                field="topic",
+            )
         self._authorize(head.topic, scope)
         return head.topic
 
     def _authorize(self, topic: str, scope: Scope) -> None:
         if not self.principal.allows(scope):
-            raise Forbidden(f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower())
+            raise Forbidden(
+                f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower()
+            )
         if not self.principal.covers(topic):
             raise Forbidden("the name is outside the key's prefixes")
 

@@ -1,4 +1,6 @@
-"""What the routes do: ask the shards and hand their finished bytes on. Both lanes run these and nothing else."""
+"""What the routes do: ask the shards and hand their finished bytes on. Both lanes run these and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Operation = Callable[[Request, Body, int], Awaitable[Answer]]
 
 
 class Operations:
-    """One method for each row of the table. ``at`` is monotonic ns when the front had the whole request."""
+    """One method for each row of the table. ``at`` is monotonic ns when the front had the whole
+    request.
+    """
 
     def __init__(self, backend: Backend, guard: Guard, settings: Settings, live: Live) -> None:
         self._settings, self._live = settings, live
@@ -63,7 +67,9 @@ class Operations:
             answer = await self.by_name[request.route.name](request, body, at)
             return await compressed(answer) if request.gzip_out else answer
         except Internal as failure:
-            LOG.error("a bug in a shard while it answered %s: %s", request.route.name, failure.message)  # noqa: TRY400 - not our stack
+            # Not LOG.exception: the traceback is the shard's, not ours.
+            name, message = request.route.name, failure.message
+            LOG.error("unexpected shard error: route %s: %s", name, message)  # noqa: TRY400
             return error_answer(Internal("internal error"), at)
         except TopicsError as failure:
             return self.failed(failure, at)
@@ -100,7 +106,9 @@ class Operations:
 
     async def topic_get(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.2."""
-        return await self._ask(request, "topic.get", {"topic": request.topic, "touch": request.query.touch, "at": at})
+        return await self._ask(
+            request, "topic.get", {"topic": request.topic, "touch": request.query.touch, "at": at}
+        )
 
     async def topic_delete(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.4."""
@@ -109,10 +117,14 @@ class Operations:
 
     async def topic_delete_records(self, request: Request, body: Body, at: int) -> Answer:
         """§5."""
-        return await self._ask(request, "topic.delete_records", {"topic": request.topic, "at": at}, body)
+        return await self._ask(
+            request, "topic.delete_records", {"topic": request.topic, "at": at}, body
+        )
 
     async def topic_list(self, request: Request, _body: Body, at: int) -> Answer:
-        """§1.3. Every shard gives its names in order; one more than fits tells whether another page follows."""
+        """§1.3. Every shard gives its names in order; one more than fits tells whether another page
+        follows.
+        """
         query = request.query
         params = {
             "prefix": query.prefix,
@@ -136,7 +148,9 @@ class Operations:
             body.free()
             body = view
         asked = decode_watch(body, self._limits, self._settings.max_watch_topics)
-        members = await self._watches.create(asked, request.principal, lenient=request.query.lenient)
+        members = await self._watches.create(
+            asked, request.principal, lenient=request.query.lenient
+        )
         return json_answer(members, at)
 
     async def watch_open(self, request: Request, _body: Body, _at: int) -> Answer:
@@ -157,7 +171,9 @@ class Operations:
         self._live.check_room(request.principal)
 
         async def run(connection: Connection) -> None:
-            await SocketStream(self._live, connection, request.principal, self._settings, self._limits).run()
+            await SocketStream(
+                self._live, connection, request.principal, self._settings, self._limits
+            ).run()
 
         return Answer(101, b"", stream=StreamAnswer(b"101 Switching Protocols", headers, run))
 
@@ -174,8 +190,12 @@ class Operations:
         if not readiness.ready:
             raise unready(readiness)
         answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
-        if readiness.limited:  # readers are served, so the server is ready; whoever watches it is told
-            answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
+        if (
+            readiness.limited
+        ):  # readers are served, so the server is ready; whoever watches it is told
+            answer["shards"] = [
+                {"shard": shard, "state": state} for shard, state in readiness.limited
+            ]
         return json_answer(answer, at)
 
     async def hello(self, _request: Request, _body: Body, at: int) -> Answer:
@@ -183,7 +203,9 @@ class Operations:
         links = {"health": "/v0/health", "ready": "/v0/ready"}
         return json_answer({"name": "topics", "version": __version__, "links": links}, at)
 
-    async def _ask(self, request: Request, method: str, params: dict[str, Any], body: Body = b"") -> Answer:
+    async def _ask(
+        self, request: Request, method: str, params: dict[str, Any], body: Body = b""
+    ) -> Answer:
         reply = await self._backend.call(request.shard, method, params, body)
         return Answer(reply.result["status"], reply.body, reply)
 

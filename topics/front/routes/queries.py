@@ -1,7 +1,8 @@
-"""Query strings: the parameters of each route, typed. Unknown ones are ignored; of a repeated one the last counts.
+"""Query strings: the parameters of each route, typed. Unknown ones are ignored; of a repeated one
+the last counts.
 
-A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is looked for in longer ones, too, because
-whoever has no key is told that first.
+A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is looked for in
+longer ones, too, because whoever has no key is told that first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def parse_query(route: str, raw: bytes) -> Query:
     if not raw:
         return Query(touch=False) if route == "topic.list" else NOTHING_ASKED
     if len(raw) > QUERY_MAX_BYTES or raw.count(b"&") >= PARAMETERS_MAX:
-        raise InvalidRequest(f"the query string has more than {QUERY_MAX_BYTES} bytes or {PARAMETERS_MAX} parameters")
+        raise InvalidRequest(
+            f"the query string has more than {QUERY_MAX_BYTES} bytes or {PARAMETERS_MAX} parameters"
+        )
     if route not in WITH_PARAMETERS:
         return NOTHING_ASKED
     values = _values(raw)
@@ -111,6 +114,8 @@ def decode_cursor(text: str) -> str:
     try:
         packed = text.rstrip("=").encode("ascii")
         padded = packed + b"=" * (-len(packed) % 4)
-        return msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=Cursor).after
+        return msgspec.json.decode(
+            base64.b64decode(padded, altchars=b"-_", validate=True), type=Cursor
+        ).after
     except (ValueError, binascii.Error, msgspec.DecodeError):
         raise InvalidRequest("the cursor is corrupt", parameter="cursor") from None

@@ -1,14 +1,19 @@
-"""Reading ahead: who reads a topic page by page finds the next pages here when it asks for them (decision 0011).
+"""Reading ahead: who reads a topic page by page finds the next pages here when it asks for them
+(decision 0011).
 
-The requests of such a reader differ in ``from_seq`` only, and the answer to one tells the next. So the front guesses their bytes:
+The requests of such a reader differ in ``from_seq`` only, and the answer to one tells the next. So
+the front guesses their bytes:
 
-    a diff --> guessed: the one behind it --comes true--> answered by the shard, and a run of one page behind it is asked for
+    a diff --> guessed: the one behind it --comes true--> answered by the shard, and a run of one
+    page behind it is asked for
                                                                                           |
-               the run behind it is asked for, twice as long <--the first comes true-- guessed: each page of the run
+               the run behind it is asked for, twice as long <--the first comes true-- guessed: each
+               page of the run
 
-A guess is a matter of bytes only: the shard reads what was guessed as it would read the request itself. Whether a page is still the
-answer is told by a word in shared memory (`topics.actors.link.heads`), so a reader never sees less than if the shard had been asked. A
-page that is not is dropped, and its reader must show again that it reads on.
+A guess is a matter of bytes only: the shard reads what was guessed as it would read the request
+itself. Whether a page is still the answer is told by a word in shared memory
+(`topics.actors.link.heads`), so a reader never sees less than if the shard had been asked. A page
+that is not is dropped, and its reader must show again that it reads on.
 """
 
 from __future__ import annotations
@@ -49,7 +54,9 @@ class Key(NamedTuple):
 
 
 class Run:
-    """Pages that a shard was asked for in one message. ``keys``: of the guesses that still lead to one."""
+    """Pages that a shard was asked for in one message. ``keys``: of the guesses that still lead to
+    one.
+    """
 
     __slots__ = ("arrived", "asked_ns", "keys", "mark", "pages", "place")
 
@@ -63,7 +70,9 @@ class Run:
 
 
 class Guess:
-    """A request that is likely to come. ``run`` is None until its reader reads on, ``page`` until it has arrived, if it does."""
+    """A request that is likely to come. ``run`` is None until its reader reads on, ``page`` until
+    it has arrived, if it does.
+    """
 
     __slots__ = ("behind", "length", "next_from_seq", "page", "run", "scanned")
 
@@ -75,13 +84,23 @@ class Guess:
 
 
 class Sent:
-    """Stands for the reply of a shard: when the answer is out, the next run is asked for. Sooner, that would hold it up."""
+    """Stands for the reply of a shard: when the answer is out, the next run is asked for. Sooner,
+    that would hold it up.
+    """
 
     body = b""
 
-    def __init__(self, ahead: ReadAhead, shard: int, key: Key, pages: int, reply: Reply | None = None) -> None:
+    def __init__(
+        self, ahead: ReadAhead, shard: int, key: Key, pages: int, reply: Reply | None = None
+    ) -> None:
         self.result: dict[str, Any] = {}
-        self._ahead, self._shard, self._key, self._pages, self._reply = ahead, shard, key, pages, reply
+        self._ahead, self._shard, self._key, self._pages, self._reply = (
+            ahead,
+            shard,
+            key,
+            pages,
+            reply,
+        )
 
     def on_lost(self, let_go: Callable[[], object]) -> None:
         """As `Reply.on_lost`."""
@@ -101,11 +120,17 @@ class ReadAhead:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._guesses: dict[Key, Guess] = {}
-        self._runs: dict[Run, None] = {}  # those with a page that nobody has come for, the oldest first
+        self._runs: dict[
+            Run, None
+        ] = {}  # those with a page that nobody has come for, the oldest first
 
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
         """§3. Raises as `Backend.call`; takes over ``body``."""
-        key = Key(request.topic, body) if type(body) is bytes and len(body) <= BODY_MAX_BYTES else None
+        key = (
+            Key(request.topic, body)
+            if type(body) is bytes and len(body) <= BODY_MAX_BYTES
+            else None
+        )
         guess = self._take(key) if key is not None else None
         if guess is not None and guess.run is not None:
             await guess.run.arrived.wait()
@@ -113,17 +138,25 @@ class ReadAhead:
             if answer is not None:
                 return answer
             guess = None
-        reply = await self._backend.call(request.shard, "diff", {"topic": request.topic, "at": at}, body)
+        reply = await self._backend.call(
+            request.shard, "diff", {"topic": request.topic, "at": at}, body
+        )
         next_from_seq = reply.result.get("next")
-        following = key.following(next_from_seq) if key is not None and next_from_seq is not None else None
+        following = (
+            key.following(next_from_seq) if key is not None and next_from_seq is not None else None
+        )
         if following is not None and guess is not None:
-            return Answer(reply.result["status"], reply.body, Sent(self, request.shard, following, 1, reply))
+            return Answer(
+                reply.result["status"], reply.body, Sent(self, request.shard, following, 1, reply)
+            )
         if following is not None and following not in self._guesses:
             self._expect(following, Guess())
         return Answer(reply.result["status"], reply.body, reply)
 
     def ask(self, shard: int, key: Key, pages: int) -> None:
-        """Ask for a run that begins with the answer to ``key``, unless it is there or there are too many."""
+        """Ask for a run that begins with the answer to ``key``, unless it is there or there are too
+        many.
+        """
         known = self._guesses.get(key)
         if (known is not None and known.run is not None) or not self._has_room():
             return
@@ -131,7 +164,9 @@ class ReadAhead:
         guess = Guess(run)
         self._expect(key, guess)
         params = {"topic": key.topic, "at": run.asked_ns, "ahead": pages}
-        self._backend.ask(shard, "diff", params, key.body, lambda reply: self._arrived(run, key, guess, reply))
+        self._backend.ask(
+            shard, "diff", params, key.body, lambda reply: self._arrived(run, key, guess, reply)
+        )
         self._backend.flush(shard)
 
     def _answer(self, shard: int, guess: Guess, run: Run, at: int) -> Answer | None:
@@ -139,11 +174,20 @@ class ReadAhead:
         if guess.page is None or head is None:
             return None
         end = difference_end(
-            next_from_seq=guess.next_from_seq, head_seq=head, tombstone=None, scanned=guess.scanned, total_ms=elapsed_ms(at), **run.place
+            next_from_seq=guess.next_from_seq,
+            head_seq=head,
+            tombstone=None,
+            scanned=guess.scanned,
+            total_ms=elapsed_ms(at),
+            **run.place,
         )
         length = guess.length + len(end)
         guess.page[guess.length : length] = end
-        sent = None if guess.behind is None else Sent(self, shard, guess.behind, min(2 * run.pages, RUN_PAGES_MAX))
+        sent = (
+            None
+            if guess.behind is None
+            else Sent(self, shard, guess.behind, min(2 * run.pages, RUN_PAGES_MAX))
+        )
         return Answer(200, memoryview(guess.page)[:length], sent)
 
     def _arrived(self, run: Run, key: Key, guess: Guess, reply: Reply | TopicsError) -> None:

@@ -1,6 +1,7 @@
 """The one table of the HTTP surface, and the one matcher for it.
 
-A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain one, in both lanes.
+A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain
+one, in both lanes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class BodyRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row. ``scope`` None: any key will do, or none if it is ``open``. ``pattern`` has at most one ``:topic`` or ``:wid``."""
+    """One row. ``scope`` None: any key will do, or none if it is ``open``. ``pattern`` has at most
+    one ``:topic`` or ``:wid``.
+    """
 
     methods: tuple[str, ...]
     pattern: str
@@ -43,7 +46,9 @@ class Route:
     waits: bool = False  # may wait for records: a client that hangs up ends the call
     open: bool = False  # needs no key, unless probes do
     streams: bool = False  # the answer has no end, and the connection nothing else after it
-    no_preflight: bool = False  # a browser opens it for a page of any site, and lets that page read and write
+    no_preflight: bool = (
+        False  # a browser opens it for a page of any site, and lets that page read and write
+    )
 
     def path(self, topic: str) -> str:
         """The pattern with a topic's name in its place."""
@@ -54,15 +59,40 @@ TOPIC, WID = ":topic", ":wid"
 ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 READ_ONLY = ("GET", "HEAD")
 ROUTES = (
-    Route(("POST",), "/v0/topics/:topic", "append", Scope.WRITE, Lane.HOT, BodyRule.REQUIRED, long_body=True),
-    Route(("POST",), "/v0/topics/:topic/diff", "diff", Scope.READ, Lane.HOT, BodyRule.OPTIONAL, waits=True),
-    Route(("POST",), "/v0/topics/:topic/delete", "topic.delete_records", Scope.DELETE, Lane.HOT, BodyRule.REQUIRED),
+    Route(
+        ("POST",),
+        "/v0/topics/:topic",
+        "append",
+        Scope.WRITE,
+        Lane.HOT,
+        BodyRule.REQUIRED,
+        long_body=True,
+    ),
+    Route(
+        ("POST",),
+        "/v0/topics/:topic/diff",
+        "diff",
+        Scope.READ,
+        Lane.HOT,
+        BodyRule.OPTIONAL,
+        waits=True,
+    ),
+    Route(
+        ("POST",),
+        "/v0/topics/:topic/delete",
+        "topic.delete_records",
+        Scope.DELETE,
+        Lane.HOT,
+        BodyRule.REQUIRED,
+    ),
     Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL),
     Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ),
     Route(("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE),
     Route(("GET",), "/v0/topics", "topic.list", Scope.READ),
     Route(("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED),
-    Route(("GET",), "/v0/watch/:wid", "watch.open", None, Lane.HOT, streams=True),  # the session knows whose it is
+    Route(
+        ("GET",), "/v0/watch/:wid", "watch.open", None, Lane.HOT, streams=True
+    ),  # the session knows whose it is
     Route(("GET",), "/v0/ws", "ws", None, Lane.HOT, streams=True, no_preflight=True),
     Route(READ_ONLY, "/v0/health", "health", None, Lane.HOT, open=True),
     Route(READ_ONLY, "/healthz", "health", None, Lane.HOT, open=True),
@@ -76,15 +106,22 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split("/")[1:])
 
 
-PATH_MAX_BYTES = 8 * 1024  # many times the longest path that leads anywhere: a name that is too long is told so
+PATH_MAX_BYTES = (
+    8 * 1024
+)  # many times the longest path that leads anywhere: a name that is too long is told so
 PATTERNS = {_segments(route.pattern) for route in ROUTES}
-BY_PATTERN = {pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods} for pattern in PATTERNS}
+BY_PATTERN = {
+    pattern: {m: r for r in ROUTES if _segments(r.pattern) == pattern for m in r.methods}
+    for pattern in PATTERNS
+}
 NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in pattern]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a request goes: the row, and the name of the topic or session, None where the row has none. It is not checked yet."""
+    """Where a request goes: the row, and the name of the topic or session, None where the row has
+    none. It is not checked yet.
+    """
 
     route: Route
     topic: str | None
@@ -97,7 +134,11 @@ def match(method: str, target: bytes) -> Match:
     path, _, query = _origin_form(target).partition(b"?")
     if len(path) > PATH_MAX_BYTES:
         raise NotFound("no such path")
-    text = unquote_to_bytes(path).decode("utf-8", "replace") if b"%" in path else path.decode("latin-1")
+    text = (
+        unquote_to_bytes(path).decode("utf-8", "replace")
+        if b"%" in path
+        else path.decode("latin-1")
+    )
     pattern, name = _find(tuple(text.split("/")[1:])) if text.startswith("/") else (None, None)
     if pattern is None:
         raise NotFound("no such path")

@@ -1,7 +1,8 @@
 """What readers of segments will want next, on its way into memory before they come for it.
 
-Segments are read where they are mapped, by the loop that serves everybody: a page that is not in memory holds all of them up until the
-disk has brought it. So when somebody reads on, the kernel is asked for what follows, and reads while the loop does other things.
+Segments are read where they are mapped, by the loop that serves everybody: a page that is not in
+memory holds all of them up until the disk has brought it. So when somebody reads on, the kernel is
+asked for what follows, and reads while the loop does other things.
 
     extent that is read                          next extent of the topic, perhaps in another segment
     ------ reader ======= asked for ====> ....   tables, blob
@@ -29,7 +30,8 @@ class Prefetch:
         self._asked: dict[int, int] = {}  # by place, the end in the blob; the oldest first
 
     def expect(self, place: int, index: int, following: int | None) -> None:
-        """Somebody reads on at a record of the extent at ``place``, and then in the one at ``following``.
+        """Somebody reads on at a record of the extent at ``place``, and then in the one at
+        ``following``.
 
         Never waits for records. What cannot be read is left for the reader to find.
         """

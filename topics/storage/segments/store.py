@@ -1,9 +1,12 @@
-"""Segment files of one shard (formats/disk/segment.py): written aside in one go, then mapped and read in place.
+"""Segment files of one shard (formats/disk/segment.py): written aside in one go, then mapped and
+read in place.
 
-Only delete flags change, in place, and never before the log has the delete for good: until then they stand in memory.
+Only delete flags change, in place, and never before the log has the delete for good: until then
+they stand in memory.
 
-A segment costs two bytes for each of its extents; maps are made when a reader comes and the least recently used one is let go, so that
-a scan of everything leaves memory as it was. What a reader still holds keeps its map.
+A segment costs two bytes for each of its extents; maps are made when a reader comes and the least
+recently used one is let go, so that a scan of everything leaves memory as it was. What a reader
+still holds keeps its map.
 """
 
 from __future__ import annotations
@@ -58,7 +61,12 @@ MARK_BYTES = 4096  # flags are written by blocks of so many
 FINDINGS_MAX = 100
 SUFFIX = ".seg"
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
-_GONE = {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # as opposed to what lies in the process
+_GONE = {
+    errno.ENOENT,
+    errno.EIO,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+}  # as opposed to what lies in the process
 
 
 def place_of(number: int, extent: int) -> int:
@@ -77,7 +85,9 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 class SegmentWriter:
-    """A segment on its way to the disk: `write` what `segment_build.build` gives, then `finish`. Use a thread."""
+    """A segment on its way to the disk: `write` what `segment_build.build` gives, then `finish`.
+    Use a thread.
+    """
 
     def __init__(self, folder: Path, header: SegmentHeader) -> None:
         """Raises OSError."""
@@ -131,10 +141,14 @@ class Segment:
         except BadSegment as error:
             raise Damaged(path, error.offset, f"segment {error.reason}") from error
         if (self.header.shard, self.header.number) != (shard, number):
-            raise Damaged(path, 0, f"belongs to shard {self.header.shard}, number {self.header.number}")
+            raise Damaged(
+                path, 0, f"belongs to shard {self.header.shard}, number {self.header.number}"
+            )
         self.size = self.trailer.file_length
         self.has_dead = bytearray(self.trailer.entry_count)
-        self.checked = bytearray(self.trailer.entry_count)  # extents whose tables were found whole: a delete looks into all of a topic
+        self.checked = bytearray(
+            self.trailer.entry_count
+        )  # extents whose tables were found whole: a delete looks into all of a topic
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
@@ -146,7 +160,10 @@ class Segment:
             self.has_dead[extent] = 1 in part
             if part.translate(None, b"\0\1"):
                 strange = [index for index, flag in enumerate(part) if flag > 1]
-                self.findings += [f"{self.path}, offset {entry.flags_at + index}: delete flag {part[index]}" for index in strange]
+                self.findings += [
+                    f"{self.path}, offset {entry.flags_at + index}: delete flag {part[index]}"
+                    for index in strange
+                ]
         del self.findings[FINDINGS_MAX:]
 
     def damaged(self, offset: int, reason: str) -> Exception:
@@ -156,7 +173,9 @@ class Segment:
         return damage
 
     def check_tables(self) -> None:
-        """Look at all tables now, so that the first delete of a tag need not. May run in a thread; what is wrong is found again."""
+        """Look at all tables now, so that the first delete of a tag need not. May run in a thread;
+        what is wrong is found again.
+        """
         with self.path.open("rb") as file:
             for extent, entry in enumerate(self.entries()):
                 tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
@@ -165,7 +184,11 @@ class Segment:
     def entries(self) -> Iterator[Entry]:
         """All extents, read from the file."""
         with self.path.open("rb") as file:
-            return decode_directory(os.pread(file.fileno(), ENTRY_BYTES * self.trailer.entry_count, self.trailer.directory_at))
+            return decode_directory(
+                os.pread(
+                    file.fileno(), ENTRY_BYTES * self.trailer.entry_count, self.trailer.directory_at
+                )
+            )
 
 
 def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
@@ -202,13 +225,17 @@ class _Mapped:
             if len(self.views) >= VIEWS_MAX:
                 self.views.clear()
             checked = self._segment.checked
-            view = ExtentView(self.entry(extent), self.data, self._segment.damaged, checked=checked[extent] == 1)
+            view = ExtentView(
+                self.entry(extent), self.data, self._segment.damaged, checked=checked[extent] == 1
+            )
             self.views[extent], checked[extent] = view, 1
         return view
 
 
 class _Mark(NamedTuple):
-    """Records of an extent that are deleted. Their flags are set in the file once the log is synced up to ``position``."""
+    """Records of an extent that are deleted. Their flags are set in the file once the log is synced
+    up to ``position``.
+    """
 
     position: int
     place: int
@@ -216,7 +243,9 @@ class _Mark(NamedTuple):
 
 
 class _Flags:
-    """Flags of an extent as readers are to see them, while ``waiting`` marks of it are not in the file."""
+    """Flags of an extent as readers are to see them, while ``waiting`` marks of it are not in the
+    file.
+    """
 
     __slots__ = ("data", "waiting")
 
@@ -225,7 +254,9 @@ class _Flags:
 
 
 class SegmentStore:
-    """All segments of a shard that count. One thread at a time may change files; `mark` may be called meanwhile."""
+    """All segments of a shard that count. One thread at a time may change files; `mark` may be
+    called meanwhile.
+    """
 
     def __init__(self, folder: Path, shard: int, *, mapped_max: int = MAPPED_MAX) -> None:
         self.folder, self.shard = folder, shard
@@ -237,7 +268,9 @@ class SegmentStore:
         self._dirty: set[int] = set()
         self._marks: deque[_Mark] = deque()  # that no file has yet, by position
         self._flags: dict[int, _Flags] = {}  # of their extents, by place
-        self._lock = threading.Lock()  # of these two: `write_marks` takes some while `mark` adds others
+        self._lock = (
+            threading.Lock()
+        )  # of these two: `write_marks` takes some while `mark` adds others
         make_directory(folder)
 
     @classmethod
@@ -245,7 +278,8 @@ class SegmentStore:
         cls, folder: Path, shard: int, numbers: Iterable[int], *, kept: Set[int] = frozenset(), mapped_max: int = MAPPED_MAX,
         beat: Callable[[], None] = lambda: None,
     ) -> SegmentStore:  # fmt: skip
-        """Exactly the segments with these numbers; files of other numbers than ``kept`` are removed. Raises `Damaged`.
+        """Exactly the segments with these numbers; files of other numbers than ``kept`` are
+        removed. Raises `Damaged`.
 
         ``beat`` is called after each file.
         """
@@ -253,7 +287,9 @@ class SegmentStore:
         for number in sorted(numbers):
             segment = Segment(segment_path(folder, number), shard, number)
             store.add(segment)
-            if 1 in segment.has_dead:  # set by a process that was killed before it synced, for all we know
+            if (
+                1 in segment.has_dead
+            ):  # set by a process that was killed before it synced, for all we know
                 store._dirty.add(number)
             beat()
         wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
@@ -274,7 +310,10 @@ class SegmentStore:
 
     def entries(self, number: int) -> Iterator[tuple[int, Entry]]:
         """``(place, entry)`` of each extent of a segment."""
-        return ((place_of(number, extent), entry) for extent, entry in enumerate(self.segments[number].entries()))
+        return (
+            (place_of(number, extent), entry)
+            for extent, entry in enumerate(self.segments[number].entries())
+        )
 
     @property
     def findings(self) -> list[str]:
@@ -289,7 +328,9 @@ class SegmentStore:
     # Reading
 
     def records(self, place: int) -> ExtentView:
-        """The extent at ``place``. It, and whatever is read of it, raises `Damaged`. Valid as long as it is held."""
+        """The extent at ``place``. It, and whatever is read of it, raises `Damaged`. Valid as long
+        as it is held.
+        """
         number, extent = split_place(place)
         return self._map(number).view(extent)
 
@@ -346,9 +387,11 @@ class SegmentStore:
         return bool(self._marks) and self._marks[0].position <= position
 
     def mark(self, place: int, indexes: Iterable[int], position: int) -> None:
-        """These records are deleted. Readers see it at once, the file when the log is synced up to ``position``, which never falls.
+        """These records are deleted. Readers see it at once, the file when the log is synced up to
+        ``position``, which never falls.
 
-        A mark that was in its file earlier could outlive its delete in a power loss: records would be gone that nothing has taken.
+        A mark that was in its file earlier could outlive its delete in a power loss: records would
+        be gone that nothing has taken.
         """
         marked = array("I", indexes)
         if not marked:
@@ -365,7 +408,8 @@ class SegmentStore:
             self.segments[number].has_dead[extent] = 1
 
     def write_marks(self, position: int) -> None:
-        """The log is synced up to here: give the marks that waited for that to their files. Takes its time: for a thread.
+        """The log is synced up to here: give the marks that waited for that to their files. Takes
+        its time: for a thread.
 
         Raises OSError: what is left is tried again the next time.
         """
@@ -387,7 +431,9 @@ class SegmentStore:
                 del self._flags[place]
 
     def sync(self, position: int) -> None:
-        """Make the marks of all deletes before ``position`` durable; the log is synced up to there. For a thread. Raises OSError."""
+        """Make the marks of all deletes before ``position`` durable; the log is synced up to there.
+        For a thread. Raises OSError.
+        """
         self.write_marks(position)
         while self._dirty:
             number = next(iter(self._dirty))
@@ -399,7 +445,8 @@ class SegmentStore:
         try:
             _sync(segment.path)
         except OSError:
-            # The next sync would succeed, though what this one has not written is lost: have all of it written again.
+            # The next sync would succeed, though what this one has not written is lost: have all of
+            # it written again.
             with self._lock, segment.path.open("rb") as file:
                 for extent in [extent for extent, dead in enumerate(segment.has_dead) if dead]:
                     self._write_again(file.fileno(), segment, extent)
@@ -423,12 +470,16 @@ class SegmentStore:
         entry, place = _entry(fd, segment, extent), place_of(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
         self._flags.setdefault(place, _Flags(bytearray(data))).waiting += 1
-        self._marks.appendleft(_Mark(0, place, array("I", (index for index, flag in enumerate(data) if flag == 1))))
+        self._marks.appendleft(
+            _Mark(0, place, array("I", (index for index, flag in enumerate(data) if flag == 1)))
+        )
 
     def punch(self, places: Iterable[int]) -> None:
-        """Give the room of these extents back; nobody may ask for their records again. May run in a thread.
+        """Give the room of these extents back; nobody may ask for their records again. May run in a
+        thread.
 
-        All their flags are set first, durably: an extent of zeros is damage only where a record is live.
+        All their flags are set first, durably: an extent of zeros is damage only where a record is
+        live.
         """
         by_segment: dict[int, list[int]] = {}
         for place in places:
@@ -463,8 +514,16 @@ class SegmentStore:
         if len(used) == segment.trailer.entry_count:
             return []
         with segment.path.open("rb") as file:
-            unused = [(extent, entry) for extent, entry in enumerate(segment.entries()) if extent not in used]
-            return [place_of(number, extent) for extent, entry in unused if not _is_hole(file.fileno(), entry.offset, entry.length)]
+            unused = [
+                (extent, entry)
+                for extent, entry in enumerate(segment.entries())
+                if extent not in used
+            ]
+            return [
+                place_of(number, extent)
+                for extent, entry in unused
+                if not _is_hole(file.fileno(), entry.offset, entry.length)
+            ]
 
     def unlink(self, number: int) -> None:
         """It counts no more, and its file goes. Raises OSError: then it is as it was.
@@ -482,7 +541,9 @@ class SegmentStore:
 
 
 def _entry(fd: int, segment: Segment, extent: int) -> Entry:
-    return decode_entry(os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent))
+    return decode_entry(
+        os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent)
+    )
 
 
 def _mark_in_file(segment: Segment, extent: int, marked: Sequence[int]) -> None:
@@ -500,8 +561,11 @@ def _mark_in_file(segment: Segment, extent: int, marked: Sequence[int]) -> None:
 
 
 def _mark_block(fd: int, entry: Entry, start: int, marked: list[int]) -> None:
-    # No other process writes here, and every byte but the marked ones stays what it was: a crash leaves old or new ones.
-    flags = bytearray(os.pread(fd, min(MARK_BYTES, entry.record_count - start), entry.flags_at + start))
+    # No other process writes here, and every byte but the marked ones stays what it was: a crash
+    # leaves old or new ones.
+    flags = bytearray(
+        os.pread(fd, min(MARK_BYTES, entry.record_count - start), entry.flags_at + start)
+    )
     for index in marked:
         flags[index - start] = 1
     low, high = min(marked) - start, max(marked) - start + 1
@@ -528,7 +592,12 @@ def _is_hole(fd: int, offset: int, length: int) -> bool:
 
 def _punch_hole(fd: int, offset: int, length: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    arguments = ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE), ctypes.c_int64(offset), ctypes.c_int64(length)
+    arguments = (
+        ctypes.c_int(fd),
+        ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
+        ctypes.c_int64(offset),
+        ctypes.c_int64(length),
+    )
     if not hasattr(libc, "fallocate") or libc.fallocate(*arguments) == 0:
         return
     code = ctypes.get_errno()

@@ -1,7 +1,8 @@
 """Blob files of one shard: the records of long writes, beside the log (formats/disk/blob.py).
 
-No byte of a blob is believed before all of it was looked at: by this process when it wrote it, or by `verify`, which comes before the
-first use. What is not as it was written, or not there, is `Damaged`.
+No byte of a blob is believed before all of it was looked at: by this process when it wrote it, or
+by `verify`, which comes before the first use. What is not as it was written, or not there, is
+`Damaged`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _NAME = re.compile(r"([0-9a-f]+)-([0-9a-f]+)(\.blob|\.new)")
 
 
 class BlobWriter:
-    """A blob on its way to the disk: `write` its body in order, then `finish`. Each call may take long; use a thread."""
+    """A blob on its way to the disk: `write` its body in order, then `finish`. Each call may take
+    long; use a thread.
+    """
 
     def __init__(self, store: BlobStore, topic_id: int, first_seq: int, body_len: int) -> None:
         self._store, self._id, self._body_len = store, (topic_id, first_seq), body_len
@@ -42,7 +45,9 @@ class BlobWriter:
             raise
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Append to the body, and sync it: little by little, so that the log's own syncs find a short queue."""
+        """Append to the body, and sync it: little by little, so that the log's own syncs find a
+        short queue.
+        """
         for piece in pieces:
             self._crc = crc32c.crc32c(piece, self._crc)
         write_all(self._fd, pieces, self._offset)
@@ -72,7 +77,9 @@ class BlobWriter:
 
 
 class _Blob:
-    """One that the log speaks of, by a frame at ``position``. ``sound``: its bytes are known to be as they were written."""
+    """One that the log speaks of, by a frame at ``position``. ``sound``: its bytes are known to be
+    as they were written.
+    """
 
     __slots__ = ("length", "position", "sound", "view")
 
@@ -87,7 +94,9 @@ class BlobStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         make_directory(folder)
-        self.beat: Callable[[], None] = lambda: None  # called every few milliseconds by what takes long
+        self.beat: Callable[[], None] = lambda: (
+            None
+        )  # called every few milliseconds by what takes long
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
         self._written: set[tuple[int, int]] = set()  # by this process, and not yet added
 
@@ -118,10 +127,17 @@ class BlobStore:
 
     def bytes_from(self, position: int) -> int:
         """Length of all blobs of which frames at ``position`` or behind it speak."""
-        return sum(held.length for seqs in self._held.values() for held in seqs.values() if held.position >= position)
+        return sum(
+            held.length
+            for seqs in self._held.values()
+            for held in seqs.values()
+            if held.position >= position
+        )
 
     def body(self, topic_id: int, first_seq: int) -> memoryview:
-        """Body of an added blob. Raises `Damaged`; the first call reads all of a blob that this process has not written."""
+        """Body of an added blob. Raises `Damaged`; the first call reads all of a blob that this
+        process has not written.
+        """
         held = self._held[topic_id][first_seq]
         if held.view is None:
             self.verify(topic_id, first_seq)
@@ -129,7 +145,9 @@ class BlobStore:
         return blob.body_of(held.view)
 
     def verify(self, topic_id: int, first_seq: int, *, whole: bool = True) -> None:
-        """Read an added blob, unless it is known to be sound; without ``whole`` only its header. Raises `Damaged`."""
+        """Read an added blob, unless it is known to be sound; without ``whole`` only its header.
+        Raises `Damaged`.
+        """
         held, path = self._held[topic_id][first_seq], self.path(topic_id, first_seq)
         try:
             with path.open("rb", buffering=0) as file:
@@ -178,7 +196,12 @@ class BlobStore:
         return self._drop(lambda held: held.position < position)
 
     def _drop(self, which: Callable[[_Blob], bool]) -> list[Path]:
-        dropped = [(topic_id, seq) for topic_id, seqs in self._held.items() for seq, held in seqs.items() if which(held)]
+        dropped = [
+            (topic_id, seq)
+            for topic_id, seqs in self._held.items()
+            for seq, held in seqs.items()
+            if which(held)
+        ]
         for topic_id, seq in dropped:
             del self._held[topic_id][seq]
             if not self._held[topic_id]:
@@ -186,10 +209,12 @@ class BlobStore:
         return [self.path(*blob_id) for blob_id in dropped]
 
     def sweep(self, heads: dict[int, int]) -> list[Path]:
-        """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is gone.
+        """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is
+        gone.
 
-        ``heads``: by topic, the last seq that was given out. The result are files whose records segments hold, or that have gone:
-        the part of the log that speaks of them stands as long as the older checkpoint.
+        ``heads``: by topic, the last seq that was given out. The result are files whose records
+        segments hold, or that have gone: the part of the log that speaks of them stands as long as
+        the older checkpoint.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []

@@ -55,8 +55,9 @@ def prepare(folder: Path, name: str, size: int) -> Path:
 def log_paths(folder: Path, shard: int) -> list[Path]:
     """The files of a shard's log, oldest first.
 
-    A spare that becomes a file of the log gets its name without waiting for the disk, which would keep all writes waiting. After a
-    power loss it may still have the old one. Its header then says what it is: those that the log needs no more begin before it.
+    A spare that becomes a file of the log gets its name without waiting for the disk, which would
+    keep all writes waiting. After a power loss it may still have the old one. Its header then says
+    what it is: those that the log needs no more begin before it.
     """
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
@@ -92,17 +93,24 @@ class WalFile:
         return self.offset(position) + length <= self.size
 
     def create(self, spare: Path | None = None) -> None:
-        """Make the file with all its room, so that a full disk shows here and not in the middle of a write.
+        """Make the file with all its room, so that a full disk shows here and not in the middle of
+        a write.
 
-        ``spare``: a file of the same size that nobody needs any more; it becomes this one, at once: its blocks and its pages need
-        not be found again. What it holds stays behind the new header; the new salt makes it no frames. See `log_paths`.
+        ``spare``: a file of the same size that nobody needs any more; it becomes this one, at once:
+        its blocks and its pages need not be found again. What it holds stays behind the new header;
+        the new salt makes it no frames. See `log_paths`.
 
-        Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its name: whether a next start
-        finds it is in doubt, so nothing may be written at this position or behind it.
+        Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its
+        name: whether a next start finds it is in doubt, so nothing may be written at this position
+        or behind it.
         """
         aside = spare or self.path.with_suffix(NEW)
         try:
-            self._fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0), 0o600)
+            self._fd = os.open(
+                aside,
+                os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if spare is None else 0),
+                0o600,
+            )
             if spare is None:
                 allocate(self._fd, self.folder, self.size)
             os.pwrite(self._fd, encode_file_header(self.header), 0)
@@ -110,13 +118,17 @@ class WalFile:
         except OSError as error:
             self.close()
             aside.unlink(missing_ok=True)
-            raise NoRoom(error.errno, f"no new log file: {error.strerror}", str(self.path)) from error
+            raise NoRoom(
+                error.errno, f"no new log file: {error.strerror}", str(self.path)
+            ) from error
         aside.replace(self.path)
         if spare is None or self._is_first():
             sync_directory(self.folder)
 
     def _is_first(self) -> bool:
-        """Whether no other file tells that a spare with a later position is one that has lost its name."""
+        """Whether no other file tells that a spare with a later position is one that has lost its
+        name.
+        """
         return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
 
     @classmethod
@@ -152,7 +164,9 @@ class WalFile:
         return self._view
 
     def read_ahead(self, beat: Callable[[], None]) -> None:
-        """Bring the whole file into the map: for a scan, which would take a fault for every few pages. ``beat``: a sign of life."""
+        """Bring the whole file into the map: for a scan, which would take a fault for every few
+        pages. ``beat``: a sign of life.
+        """
         self.view()
         assert self._map is not None, "a view has a map"
         with contextlib.suppress(OSError):  # a kernel before 5.14

@@ -1,6 +1,7 @@
 """The write-ahead log of one shard, as its loop sees it.
 
-The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`); `storage/wal/writer.py` writes and syncs them.
+The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`);
+`storage/wal/writer.py` writes and syncs them.
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
 
@@ -47,7 +48,9 @@ MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOO
 def frame_records(file: WalFile, place: int, blobs: BlobStore) -> RecordsView:
     """Records of the APPEND frame at position ``place`` of a file."""
     view, offset = file.view(), file.offset(place)
-    _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(view, offset)
+    _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(
+        view, offset
+    )
     if flags & _EXTERNAL:
         return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
     start = offset + FRAME_HEADER_BYTES
@@ -58,7 +61,15 @@ class Wal:
     """The log from ``position`` on; ``files`` hold everything before it."""
 
     def __init__(
-        self, folder: Path, shard: int, files: list[WalFile], position: int, *, blobs: BlobStore, file_bytes: int, sync_ms: int
+        self,
+        folder: Path,
+        shard: int,
+        files: list[WalFile],
+        position: int,
+        *,
+        blobs: BlobStore,
+        file_bytes: int,
+        sync_ms: int,
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
         self._files = files
@@ -73,10 +84,16 @@ class Wal:
         self._makes_room = True  # the group under way has no other frames
         self._no_room = False  # `NoRoom` was met
         self._tail: WalFile | None = files[-1] if files else None
-        self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0  # of which frames of the tail speak
-        self.rotates_by_blobs = False  # with frames of any kind; not while there may be no room for another file
+        self._blob_bytes = (
+            blobs.bytes_from(files[-1].base) if files else 0
+        )  # of which frames of the tail speak
+        self.rotates_by_blobs = (
+            False  # with frames of any kind; not while there may be no room for another file
+        )
         self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
-        self.writer = WalWriter(folder, position, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms)
+        self.writer = WalWriter(
+            folder, position, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
+        )
         self.progress_fd = self.writer.progress_fd
 
     def _opened(self, file: WalFile) -> None:
@@ -94,7 +111,9 @@ class Wal:
         return self.writer.is_syncing
 
     def hold_together(self, length: int) -> None:
-        """The next frames, so many bytes in all, go into one file: what makes no sense without the rest is not torn by `NoRoom`."""
+        """The next frames, so many bytes in all, go into one file: what makes no sense without the
+        rest is not torn by `NoRoom`.
+        """
         if self._tail is not None and not self._tail.holds(self.position, length):
             self._begin_file(self.position, length)
 
@@ -102,7 +121,11 @@ class Wal:
         """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
         length, position = frame.length, self.position
         file = self._tail
-        if file is None or not file.holds(position, length) or (self._blob_bytes >= self.file_bytes and self._is_full(frame)):
+        if (
+            file is None
+            or not file.holds(position, length)
+            or (self._blob_bytes >= self.file_bytes and self._is_full(frame))
+        ):
             file = self._begin_file(position, length)
         self._makes_room &= frame.kind in MAKE_ROOM
         if frame.flags & _EXTERNAL:
@@ -118,13 +141,17 @@ class Wal:
     def _begin_file(self, position: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
-        self._tail = WalFile(self.folder, FileHeader(self.shard, position, secrets.randbits(64), size), size)
+        self._tail = WalFile(
+            self.folder, FileHeader(self.shard, position, secrets.randbits(64), size), size
+        )
         self._new_file = self.rotates_by_blobs = True
         self._blob_bytes = 0
         return self._tail
 
     def flush(self, *, sync: bool) -> Progress | None:
-        """Send off the group under way; ``sync``: its answer must wait for the disk. The progress, when it is written already."""
+        """Send off the group under way; ``sync``: its answer must wait for the disk. The progress,
+        when it is written already.
+        """
         if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
             return None
         group = Group(
@@ -164,7 +191,9 @@ class Wal:
         taken = self.writer.take()
         for progress in taken:
             if progress.error is None:
-                self.synced = max(self.synced, progress.synced)  # the threads may report out of turn
+                self.synced = max(
+                    self.synced, progress.synced
+                )  # the threads may report out of turn
             elif isinstance(progress.error, NoRoom):
                 self._no_room = True
             else:
@@ -172,9 +201,11 @@ class Wal:
         return taken
 
     def resume(self, position: int) -> None:
-        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over since is dropped.
+        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over
+        since is dropped.
 
-        Where the file has room for frames they go on into it, though blobs have filled it: deletes are what makes room.
+        Where the file has room for frames they go on into it, though blobs have filled it: deletes
+        are what makes room.
         """
         self._era += 1
         self._pieces, self._start, self._new_file, self._makes_room = [], position, False, True
@@ -216,7 +247,9 @@ class Wal:
         return max(len(self._bases) - 1 - bisect_left(self._bases, position), 0)
 
     def detach(self, position: int) -> list[WalFile]:
-        """Forget all files that end at ``position`` or before; `retire` then takes them off the disk."""
+        """Forget all files that end at ``position`` or before; `retire` then takes them off the
+        disk.
+        """
         count = max(bisect_right(self._bases, position) - 1, 0)
         detached = self._files[:count]
         del self._files[:count], self._bases[:count]
@@ -257,7 +290,9 @@ class Wal:
             self._raise_failures()
 
     def stop(self) -> None:
-        """Write and sync everything, end the threads. Raises the error of that last write or sync, unless it was `failed` before."""
+        """Write and sync everything, end the threads. Raises the error of that last write or sync,
+        unless it was `failed` before.
+        """
         self.flush(sync=True)
         self.writer.stop()
         try:

@@ -1,12 +1,16 @@
-"""What writes and syncs a shard's log: two threads, and the loop itself where handing over would take longer than writing.
+"""What writes and syncs a shard's log: two threads, and the loop itself where handing over would
+take longer than writing.
 
-    hand_over --short, waits for no sync, nothing before it on its way--> write ------------> Progress, at once
-       '--(queue)--> writer: write [-> fdatasync] -------------------------------------------> Progress --(eventfd)--> take
+    hand_over --short, waits for no sync, nothing before it on its way--> write ------------>
+    Progress, at once
+       '--(queue)--> writer: write [-> fdatasync] ------------------------------------------->
+       Progress --(eventfd)--> take
                         '--(what nobody waits for)--> syncer: fdatasync -------------------------'
 
-The writer merges all groups that wait into one write and, when one of them asks for it, one fdatasync. A write that waits for no sync
-would otherwise wait behind the regular ones, so those have a thread of their own. Only one sync runs at a time, and none after one that
-failed: the kernel tells of lost pages once, so a second sync would seem to have gone well.
+The writer merges all groups that wait into one write and, when one of them asks for it, one
+fdatasync. A write that waits for no sync would otherwise wait behind the regular ones, so those
+have a thread of their own. Only one sync runs at a time, and none after one that failed: the kernel
+tells of lost pages once, so a second sync would seem to have gone well.
 
 Who may write: the loop while `_written` is where its group begins, since then nothing is on its
 way, and while nothing before it waits for a sync, which may fail; else the writer, until it has
@@ -47,7 +51,8 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Group:
-    """Frames that stand one after the other in one file; ``era`` counts how often the log went on after `NoRoom`.
+    """Frames that stand one after the other in one file; ``era`` counts how often the log went on
+    after `NoRoom`.
 
     Without ``pieces`` it only asks for a sync, or for a look at what the loop has written.
     ``may_use_reserve``: for its new file.
@@ -65,7 +70,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the log reaches after a write: ``written`` in the kernel's hands, ``synced`` on the disk; what both took."""
+    """How far the log reaches after a write: ``written`` in the kernel's hands, ``synced`` on the
+    disk; what both took.
+    """
 
     written: int
     synced: int
@@ -86,10 +93,19 @@ class WalCounters:
 
 
 class WalWriter:
-    """Writes from ``position`` on, at first into ``file``; ``opened`` is told of every new file before its first frame."""
+    """Writes from ``position`` on, at first into ``file``; ``opened`` is told of every new file
+    before its first frame.
+    """
 
     def __init__(
-        self, folder: Path, position: int, file: WalFile | None, opened: Callable[[WalFile], None], *, file_bytes: int, sync_ms: int
+        self,
+        folder: Path,
+        position: int,
+        file: WalFile | None,
+        opened: Callable[[WalFile], None],
+        *,
+        file_bytes: int,
+        sync_ms: int,
     ) -> None:
         self.folder, self.file_bytes, self._sync_s = folder, file_bytes, sync_ms / 1000
         self._opened = opened
@@ -111,13 +127,17 @@ class WalWriter:
         self._writing = False
         # The file of the last write, and where that was to end.
         self._tried: tuple[WalFile | None, int] = file, position
-        self._quiet = True  # the writer knows of nothing that is to be synced: the loop must tell it
+        self._quiet = (
+            True  # the writer knows of nothing that is to be synced: the loop must tell it
+        )
         self._told = position  # up to where the loop has told it
         self._behind: queue.SimpleQueue[tuple[WalFile, int] | None] = queue.SimpleQueue()
         self._prepared_for = -1  # base of the file behind which a spare was asked for
         self.progress_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The writer gets its start by value: by the time that it runs, the loop may have gone on.
-        self._thread = threading.Thread(target=self._run, args=(position, file), name="wal writer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(position, file), name="wal writer", daemon=True
+        )
         self._syncer = threading.Thread(target=self._sync_behind, name="wal syncer", daemon=True)
         self._thread.start()
         self._syncer.start()
@@ -170,7 +190,9 @@ class WalWriter:
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def retire(self, files: list[WalFile]) -> None:
-        """Keep files that the log needs no more as spares, or unlink them. Takes its time: for a thread. Raises OSError."""
+        """Keep files that the log needs no more as spares, or unlink them. Takes its time: for a
+        thread. Raises OSError.
+        """
         self.stock.add(files)
 
     def find_room(self) -> bool:
@@ -237,12 +259,16 @@ class WalWriter:
                 if full or wants_sync:
                     self._report(Progress(written, self._synced, (wrote - began) * 1000, sync_ms))
                 if sync_at == math.inf:
-                    self._quiet = True  # before it looks: what the loop writes after that look, it tells
+                    self._quiet = (
+                        True  # before it looks: what the loop writes after that look, it tells
+                    )
                     if self._written > handed_on:
                         self._quiet, sync_at = False, wrote + self._sync_s
 
     def _look_ahead(self, file: WalFile) -> None:
-        """A file that is half full will need a next one: making it takes 50 ms beside a busy journal, so it is made meanwhile."""
+        """A file that is half full will need a next one: making it takes 50 ms beside a busy
+        journal, so it is made meanwhile.
+        """
         half_full = 2 * file.offset(self._written) > self.file_bytes
         if half_full and file.base != self._prepared_for and not self.stock:
             self._prepared_for = file.base
@@ -264,14 +290,17 @@ class WalWriter:
             return True
 
     def _sync_behind(self) -> None:
-        """The syncer, which makes spare files, too. Whatever waits is synced by one call, the last one.
+        """The syncer, which makes spare files, too. Whatever waits is synced by one call, the last
+        one.
 
         A file that has been synced whole is not touched again.
         """
         while (job := self._behind.get()) is not None:
             file, position = job
             if position == PREPARE:
-                with contextlib.suppress(OSError):  # when there is no room, the writer will find out and say so
+                with contextlib.suppress(
+                    OSError
+                ):  # when there is no room, the writer will find out and say so
                     self.stock.look_ahead(file.base)
                 continue
             began = time.perf_counter()
@@ -353,12 +382,16 @@ class WalWriter:
         self.counters.rotations += 1
 
     def _next_groups(self, until: float) -> list[Group] | None:
-        """All that waits for one file, oldest first; empty when it is time to sync what nobody waits for; None at the end."""
+        """All that waits for one file, oldest first; empty when it is time to sync what nobody
+        waits for; None at the end.
+        """
         first = self._held
         self._held = None
         if first is None:
             try:
-                first = self._queue.get(timeout=None if until == math.inf else max(0.0, until - time.perf_counter()))
+                first = self._queue.get(
+                    timeout=None if until == math.inf else max(0.0, until - time.perf_counter())
+                )
             except queue.Empty:
                 return []
             if first is None:
@@ -378,7 +411,9 @@ class WalWriter:
             groups.append(group)
 
     def _drain(self) -> None:
-        """After an error that leaves the file in doubt: take what comes and let it fall, until the end."""
+        """After an error that leaves the file in doubt: take what comes and let it fall, until the
+        end.
+        """
         while self._queue.get() is not None:
             pass
 
