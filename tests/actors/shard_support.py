@@ -90,22 +90,24 @@ class Log:
         return taken
 
     def resume(self, position: int) -> None:
-        self.frames = {place: frame for place, frame in self.frames.items() if place < position}
+        self.frames = {
+            locator: frame for locator, frame in self.frames.items() if locator < position
+        }
         self.position = self._start = position
 
-    def generation(self, place: int) -> int:
+    def generation(self, locator: int) -> int:
         return 0
 
-    def records(self, place: int) -> RecordsView:
-        assert place < self.written, "only what was written is read"
-        frame = self.frames[place]
+    def records(self, locator: int) -> RecordsView:
+        assert locator < self.written, "only what was written is read"
+        frame = self.frames[locator]
         body = memoryview(b"".join(frame.parts))
         if frame.flags & RecordFlags.EXTERNAL:
             body = self.blobs.body(frame.topic_id, frame.first_seq)
         return RecordsView(frame.flags, frame.record_count, frame.ext_len, body)
 
-    def count(self, place: int) -> int:
-        return self.frames[place].record_count
+    def count(self, locator: int) -> int:
+        return self.frames[locator].record_count
 
     # What the test calls
 

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
-from tests.actors.test_sealing import append_long, comes_back, seen
+from tests.actors.test_sealing import append_streamed, comes_back, seen
 from topics.engine.reading import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
@@ -44,7 +44,7 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
 def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
     client.append("a", "first")
     for _ in range(3):
-        append_long(client, "a", LONG)
+        append_streamed(client, "a", LONG)
     assert client.wal.whole_files() == []
     client.append("a", "next")
     assert len(client.wal.whole_files()) == 1
@@ -52,7 +52,7 @@ def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> 
 
 def test_blobs_go_when_a_segment_has_their_records(client: Sealer) -> None:
     for _ in range(20):
-        append_long(client, "a", LONG)
+        append_streamed(client, "a", LONG)
         assert len(client.shown("a")) % len(LONG) == 0
         client.seal()
     client.checkpoint()
@@ -68,7 +68,7 @@ def test_blobs_go_when_a_segment_has_their_records(client: Sealer) -> None:
 def test_blobs_of_which_nothing_lives_go_without_a_segment(client: Sealer) -> None:
     client.put("a", cap_records=len(LONG))
     for _ in range(12):
-        append_long(client, "a", LONG)
+        append_streamed(client, "a", LONG)
         client.seal()
     client.checkpoint()
     client.checkpoint()
@@ -78,7 +78,7 @@ def test_blobs_of_which_nothing_lives_go_without_a_segment(client: Sealer) -> No
 
 def test_a_body_longer_than_a_log_file_has_one_to_itself(client: Sealer) -> None:
     for _ in range(4):
-        append_long(client, "a", LONG * 3)
+        append_streamed(client, "a", LONG * 3)
     assert len(client.wal.whole_files()) == 3
     before = seen(client)
     client.seal()
@@ -90,11 +90,11 @@ def test_a_body_longer_than_a_log_file_has_one_to_itself(client: Sealer) -> None
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_a_restart_knows_how_far_blobs_have_filled_the_file(client: Sealer, orderly: bool) -> None:
-    append_long(client, "a", LONG)
-    append_long(client, "a", LONG)
+    append_streamed(client, "a", LONG)
+    append_streamed(client, "a", LONG)
     (client.stop if orderly else client.kill)()
     again = client.again()
-    append_long(again, "a", LONG)
+    append_streamed(again, "a", LONG)
     assert again.wal.whole_files() == []
     again.kill()
     third = again.again()
@@ -109,7 +109,7 @@ def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_
 ) -> None:
     """Deletes are what makes room."""
     for _ in range(3):
-        append_long(client, "a", LONG)
+        append_streamed(client, "a", LONG)
     with monkeypatch.context() as patch:
 
         def full(file: WalFile, spare: Path | None = None) -> None:
@@ -122,7 +122,7 @@ def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_
         assert isinstance(answer[0], NoRoom)
         client.append("a", "in the same file")
         assert client.wal.whole_files() == []
-    append_long(client, "a", LONG)
+    append_streamed(client, "a", LONG)
     assert len(client.wal.whole_files()) == 1
     before = seen(client)
     client.kill()
@@ -143,7 +143,7 @@ def damaged(client: Sealer) -> Iterator[Sealer]:
     """After an orderly stop a blob was hurt; nobody has looked at it yet."""
     client.put("a", ttl_ms=1000)
     client.append("a", "before")
-    path = append_long(client, "a", LONG)
+    path = append_streamed(client, "a", LONG)
     client.append("a", "behind")
     client.stop()
     hurt(path)
@@ -192,7 +192,7 @@ def test_age_takes_a_damaged_blob_whole(damaged: Sealer) -> None:
 
 def test_sealing_tells_of_a_damaged_blob_for_good_and_keeps_it_for_people(damaged: Sealer) -> None:
     for _ in range(3):
-        append_long(damaged, "b", LONG)
+        append_streamed(damaged, "b", LONG)
     damaged.append("b", "next")
     damaged.seal()
     assert gap(read(damaged, 1)) == ("damaged", 2, 31)

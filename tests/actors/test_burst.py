@@ -217,7 +217,7 @@ async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
 async def test_a_burst_waits_in_its_place_for_a_long_write(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_actor, "LONG_BYTES", 1000)
+    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1000)
     desk.make("a", durability="ephemeral")
     long = desk.append("a", *["x" * 200] * 9)
     burst = desk.append_many("a", body(1), b"bad", body(2))

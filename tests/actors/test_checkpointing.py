@@ -10,7 +10,7 @@ import trio
 
 from tests.storage.log_support import Client
 from topics.actors.shard.sealing import Sealing
-from topics.formats.api.requests import Match
+from topics.formats.api.requests import TagMatch
 from topics.storage.wal.file import NoRoom
 
 
@@ -53,7 +53,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_
     trio.run(sealing._round)
     assert sealing.written == 1
     client.append("a", 6)
-    deleted = client.engine.delete_records("a", None, Match("Eq", "t3"), client.now)
+    deleted = client.engine.delete_records("a", None, TagMatch("Eq", "t3"), client.now)
     client.submit(deleted)
     assert client.wait() is None
     assert deleted.deleted == 1

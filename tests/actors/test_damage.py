@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
-from tests.actors.test_sealing import append_long
+from tests.actors.test_sealing import append_streamed
 from tests.storage.log_support import failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
@@ -92,8 +92,8 @@ def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[
     entry = [*segment.entries()][extent]
     view = client.shard.segments.records(
         next(
-            place
-            for place, found in client.shard.segments.entries(segment.number)
+            locator
+            for locator, found in client.shard.segments.entries(segment.number)
             if found == entry
         )
     )
@@ -469,7 +469,7 @@ def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with
     small: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.append("a", "before")
-    blob = append_long(small, "a", ["x" * 3000] * 10)
+    blob = append_streamed(small, "a", ["x" * 3000] * 10)
     small.append("a", "behind")
     small.stop()
     flip(blob, 20_000)
@@ -489,8 +489,8 @@ def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with
 
 def test_a_damaged_blob_is_never_sealed_but_told_and_kept(small: Sealer) -> None:
     small.append("a", "before")
-    blob = append_long(small, "a", ["x" * 3000] * 10)
-    other = append_long(small, "a", ["y" * 3000] * 10)
+    blob = append_streamed(small, "a", ["x" * 3000] * 10)
+    other = append_streamed(small, "a", ["y" * 3000] * 10)
     two_topics(small)
     flip(blob, 20_000)
     hurt_bytes = blob.read_bytes()

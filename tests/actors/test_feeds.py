@@ -23,7 +23,7 @@ from tests.actors.sealing_support import FILE_BYTES
 from tests.actors.shard_support import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, Session
+from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
 from topics.actors.shard import actor as shard_actor
 from topics.actors.shard import feeds
 from topics.actors.shard.actor import ShardActor, clock
@@ -753,17 +753,17 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
 ) -> None:
     front.make("a")
     front.open("a", 1)
-    places = []
+    locators = []
     for _ in range(3):
         front.flush()
-        places.append(front.log.position)
+        locators.append(front.log.position)
         front.append("a", 1)
     front.flush()
     front.log.write()
     real = front.commits.records
 
     def records(at: int) -> Any:
-        if at == places[1]:
+        if at == locators[1]:
             raise Damaged(Path("segment"), 5, "test")
         return real(at)
 
@@ -794,14 +794,14 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     front.open("b", 2)
     front.append("a", 1)
     front.flush()
-    place = front.log.position
+    locator = front.log.position
     front.append("b", 1)
     front.flush()
     front.log.write()
     real = front.commits.records
 
     def records(at: int) -> Any:
-        if at < place:
+        if at < locator:
             raise error
         return real(at)
 
@@ -958,7 +958,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
             await disk.actor.sealing._round()
-    assert any(place & EXTENT for place in topic.frames.places())
+    assert any(locator & EXTENT for locator in topic.frames.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}
     disk.feed_read("a", 3, 101, limit=1000, data=False, tags=True)
@@ -1044,7 +1044,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
         ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
     )
     router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
-    sessions: list[Session] = []
+    sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 
     def page(message: InboundMessage) -> None:

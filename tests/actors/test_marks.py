@@ -14,10 +14,10 @@ import structlog
 
 from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, spoil
 from tests.storage.log_support import ForgetfulDisk
-from topics.formats.api.requests import Match
+from topics.formats.api.requests import TagMatch
 from topics.storage import recovery
 
-ODD, EVEN = Match("Eq", "odd"), Match("Eq", "even")
+ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
 Seen = dict[str, Any]
 
 
@@ -60,7 +60,7 @@ def append(client: Sealer, count: int) -> None:
         )
 
 
-def delete(client: Sealer, match: Match = ODD, before_seq: int | None = None) -> None:
+def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> None:
     client.submit(client.engine.delete_records("a", before_seq, match, client.now))
     client.wait()
 

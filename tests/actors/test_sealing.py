@@ -28,13 +28,13 @@ from tests.actors.sealing_support import (
 from tests.storage.log_support import LIMITS
 from topics.actors.shard import sealing
 from topics.engine.store import EXTENT, RESIDENT
-from topics.formats.api.requests import Match, decode_append, decode_config, json_bytes
+from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.formats.disk.segment_build import build
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
-from topics.storage.segments.store import SegmentStore, SegmentWriter, split_place
+from topics.storage.segments.store import SegmentStore, SegmentWriter, split_locator
 from topics.storage.wal.log import Wal
 from topics.storage.wal.stock import SPARES
 
@@ -65,13 +65,13 @@ def seen(client: Sealer) -> Seen:
             "id": topic.id, "config": topic.config, "head": topic.head_seq, "next": topic.next_seq, "count": topic.count,
             "bytes": topic.bytes, "earliest": topic.earliest_seq, "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
             "keys": [(key, write[:2]) for key, write in topic.dedupe.items()], "records": client.shown(name),
-            "tagged": [sorted(living(client, name, match)) for match in (Match("Eq", "even"), Match("Glob", "o"))],
+            "tagged": [sorted(living(client, name, match)) for match in (TagMatch("Eq", "even"), TagMatch("Glob", "o"))],
         }
         for name, topic in sorted(client.engine.topics.items())
     }  # fmt: skip
 
 
-def living(client: Sealer, name: str, match: Match) -> set[int]:
+def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
     return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {
         record["$seq"] for record in client.shown(name)
@@ -91,8 +91,8 @@ def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
 
 
 def sealed(client: Sealer, name: str) -> bool:
-    places = client.engine.topic(name).frames.places()
-    return any(place & EXTENT and not place & RESIDENT for place in places)
+    locators = client.engine.topic(name).frames.locators()
+    return any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
 
 def survives_a_kill(client: Sealer, before: Seen) -> None:
@@ -109,7 +109,7 @@ def comes_back(client: Sealer, before: Seen) -> None:
 
 
 def delete(
-    client: Sealer, name: str, before_seq: int | None = None, match: Match | None = None
+    client: Sealer, name: str, before_seq: int | None = None, match: TagMatch | None = None
 ) -> None:
     client.submit(client.engine.delete_records(name, before_seq, match, client.now))
     client.wait()
@@ -123,7 +123,7 @@ def test_everything_reads_the_same_before_and_after_and_after_a_restart(client: 
     client.put("old", ttl_ms=50)
     client.put("memory", durability="ephemeral")
     fill(client, "a", "capped", "old", "memory")
-    delete(client, "a", match=Match("Eq", "odd"))
+    delete(client, "a", match=TagMatch("Eq", "odd"))
     client.later(20)
     fill(client, "a", "old")
     before = seen(client)
@@ -147,9 +147,9 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     before = seen(client)
     client.seal()
     assert seen(client) == before
-    places = [*client.engine.topic("a").frames.places()]
-    assert any(place & RESIDENT for place in places)
-    assert any(place & EXTENT and not place & RESIDENT for place in places)
+    locators = [*client.engine.topic("a").frames.locators()]
+    assert any(locator & RESIDENT for locator in locators)
+    assert any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
 
 def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(
@@ -233,7 +233,7 @@ def test_a_write_may_be_split_over_extents_and_keeps_its_key(
 def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client: Sealer) -> None:
     client.append("a", 0)
     topic = client.engine.topic("a")
-    blob = append_long(client, "a", ["x" * 3000] * 10)
+    blob = append_streamed(client, "a", ["x" * 3000] * 10)
     fill(client, "a", rounds=4)
     before = seen(client)
     client.seal()
@@ -252,7 +252,7 @@ def test_a_log_file_that_outlives_its_blobs_is_no_damage(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.append("a", 0)
-    blob = append_long(client, "a", ["x" * 3000] * 10)
+    blob = append_streamed(client, "a", ["x" * 3000] * 10)
     fill(client, "a", rounds=4)
     before = seen(client)
     monkeypatch.setattr(Wal, "retire", failing(errno.EIO))
@@ -266,12 +266,12 @@ def test_a_log_file_that_outlives_its_blobs_is_no_damage(
     comes_back(client, before)
 
 
-def append_long(client: Sealer, name: str, datas: list[Any]) -> Path:
+def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
     body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
     topic = client.engine.topic(name)
     rendering = Rendering(body, keep_key=False)
     ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_long(topic, body, rendering, ends[-1], client.now)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
     head = [rendering.ext, ends.tobytes(), *rendering.tables]
     writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
     writer.write(head)
@@ -311,7 +311,7 @@ def recreate(client: Sealer) -> None:
 
 
 EVENTS: dict[str, Callable[[Sealer], None]] = {
-    "delete by tag": lambda client: delete(client, "a", match=Match("Eq", "odd")),
+    "delete by tag": lambda client: delete(client, "a", match=TagMatch("Eq", "odd")),
     "delete below": lambda client: delete(client, "a", before_seq=9),
     "delete all": lambda client: delete(client, "a", before_seq=1 << 40),
     "a cap": lambda client: client.put("a", cap_records=3),
@@ -444,7 +444,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
     assert seen(client) == before
     assert not [path for path in client.path.rglob("*") if path.suffix in (".tmp", ".new")]
     assert len(files(client.path, "segment")) == len(
-        {split_place(place)[0] for place in extents(client)}
+        {split_locator(locator)[0] for locator in extents(client)}
     )
     assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
     assert findings(client.path) == []
@@ -453,8 +453,10 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
 
 def extents(client: Sealer) -> list[int]:
     """Places of all that the index names."""
-    places = [place for topic in client.engine.by_id.values() for place in topic.frames.places()]
-    return [place for place in places if place & EXTENT and not place & RESIDENT]
+    locators = [
+        locator for topic in client.engine.by_id.values() for locator in topic.frames.locators()
+    ]
+    return [locator for locator in locators if locator & EXTENT and not locator & RESIDENT]
 
 
 def free_all(client: Sealer) -> int:
@@ -544,7 +546,7 @@ def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_b
             "a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)]
         )
         client.append("a", "x" * 600)  # each write has its log file
-    delete(client, "a", match=Match("Eq", "last"))
+    delete(client, "a", match=TagMatch("Eq", "last"))
     for _ in range(steps):
         client.step()
     delete(client, "a", before_seq=12)
@@ -565,7 +567,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     client.seal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topics.storage.segments.store.write_all", failing(code))
-        delete(client, "a", match=Match("Eq", "odd"))
+        delete(client, "a", match=TagMatch("Eq", "odd"))
         delete(client, "a", before_seq=4)
         before = seen(client)
         assert not [
@@ -588,7 +590,7 @@ def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(
 ) -> None:
     fill(client, "a", rounds=10)
     client.seal()
-    delete(client, "a", match=Match("Eq", "odd"))
+    delete(client, "a", match=TagMatch("Eq", "odd"))
     store = client.shard.segments
     with monkeypatch.context() as patch:
         patch.setattr("topics.storage.segments.store._sync", failing(errno.EIO))
@@ -598,7 +600,7 @@ def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
-        if any(split_place(mark.place)[0] == number for mark in store._marks):
+        if any(split_locator(mark.locator)[0] == number for mark in store._marks):
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
     assert store._marks
@@ -700,8 +702,8 @@ def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(
 ) -> None:
     for _ in range(6):
         fill(client, "a", "b", rounds=4)
-        append_long(client, "a", ["y" * 500])
-        delete(client, "b", match=Match("Eq", "odd"))
+        append_streamed(client, "a", ["y" * 500])
+        delete(client, "b", match=TagMatch("Eq", "odd"))
         client.seal()
         before = seen(client)
         target = copy(client.path, client.path.with_name("copy"))
@@ -838,7 +840,7 @@ def test_keys_outlive_their_records_their_extents_and_their_segments(client: Sea
     fill(client, "a", "b", "c", rounds=12)
     delete(client, "a", before_seq=9)
     client.seal()
-    delete(client, "b", match=Match("Eq", "even"))
+    delete(client, "b", match=TagMatch("Eq", "even"))
     client.put("c", cap_records=1)
     delete(client, "a", before_seq=1 << 40)
     before = seen(client)

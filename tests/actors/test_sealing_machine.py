@@ -22,14 +22,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.actors.sealing_support import Sealer, by_hand, findings, no_syncs
 from topics.engine.shard import Append
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Match, decode_config, json_bytes
+from topics.formats.api.requests import TagMatch, decode_config, json_bytes
 from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.writer import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])
-MATCHES = [Match("Eq", "x"), Match("Glob", "x"), Match("Eq", "z")]
+MATCHES = [TagMatch("Eq", "x"), TagMatch("Glob", "x"), TagMatch("Eq", "z")]
 
 
 @dataclass
@@ -202,7 +202,9 @@ class Machine(RuleBasedStateMachine):
         match=st.none() | st.sampled_from(MATCHES),
         wait=st.booleans(),
     )
-    def delete_records(self, name: str, below: int | None, match: Match | None, wait: bool) -> None:
+    def delete_records(
+        self, name: str, below: int | None, match: TagMatch | None, wait: bool
+    ) -> None:
         if name not in self.names or (below is None and match is None):
             return
         model = self.models[self.names[name]]
@@ -443,7 +445,7 @@ class Machine(RuleBasedStateMachine):
                 assert write is None or (write.first_seq, write.record_count) == (first_seq, count)
 
 
-def _matches(match: Match | None, tag: str | None) -> bool:
+def _matches(match: TagMatch | None, tag: str | None) -> bool:
     if match is None:
         return True
     return tag is not None and (

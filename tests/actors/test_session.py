@@ -11,10 +11,10 @@ from tests.actors.wire import Bench, FakeBlock, Pair
 from topics.actors.rpc.message_router import (
     Call,
     InboundMessage,
+    LinkSession,
     RemoteError,
     RpcContext,
     RpcReply,
-    Session,
 )
 from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone
@@ -39,7 +39,7 @@ def test_s8_closed_listeners_still_see_the_registrations() -> None:
     bench.session.router.route("app/x", bench.note("session"))
     seen: list[str] = []
 
-    def listener(session: Session) -> None:
+    def listener(session: LinkSession) -> None:
         seen.append(f"closed {session.closed}, {len(session.router.matching('app/x'))} registered")
 
     bench.session.on_closed(listener)
@@ -64,7 +64,7 @@ def test_s8_close_is_told_once() -> None:
 def test_s8_a_listener_that_raises_stops_neither_the_next_nor_the_cleanup() -> None:
     bench, seen = Bench(), list[str]()
 
-    def fail(session: Session) -> None:
+    def fail(session: LinkSession) -> None:
         raise ValueError("listener failed")
 
     bench.session.router.route("app/x", bench.note("session"))

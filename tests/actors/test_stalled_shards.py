@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, Session
+from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
 from topics.actors.shards import ShardReply, Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
@@ -44,7 +44,7 @@ class Shard:
             await trio.sleep(0.5)
 
     async def run(self) -> None:
-        session: Session | None = None
+        session: LinkSession | None = None
 
         def opened() -> None:
             nonlocal session

@@ -9,7 +9,12 @@ from typing import Any
 
 import cbor2
 
-from topics.actors.rpc.message_router import InboundMessage, MessageHandler, MessageRouter, Session
+from topics.actors.rpc.message_router import (
+    InboundMessage,
+    LinkSession,
+    MessageHandler,
+    MessageRouter,
+)
 from topics.formats.wire.envelope import (
     decode,
     encode_error_frame,
@@ -155,8 +160,8 @@ class Pair:
     def __init__(self) -> None:
         self.front, self.shard = MessageRouter(), MessageRouter()
         self.to_shard, self.to_front = Wire(), Wire(last_id=100_000)
-        self.caller: Session = self.front.open_session("shard-0", self.to_shard)
-        self.server: Session = self.shard.open_session("front-0", self.to_front)
+        self.caller: LinkSession = self.front.open_session("shard-0", self.to_shard)
+        self.server: LinkSession = self.shard.open_session("front-0", self.to_front)
 
     def deliver(self) -> list[str]:
         """What was carried, in order, as ``subject kind``."""

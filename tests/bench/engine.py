@@ -46,23 +46,23 @@ class Bench:
     def __init__(self) -> None:
         self.engine = ShardEngine()
         self.position = 0
-        self.places: dict[int, RecordsView] = {}
+        self.locators: dict[int, RecordsView] = {}
         self.ms = itertools.count(1)
 
-    def records(self, place: int) -> RecordsView:
-        return self.places[place]
+    def records(self, locator: int) -> RecordsView:
+        return self.locators[locator]
 
     def append(self, body: bytes, key: str | None = None, *, keep: bool = False) -> None:
         now = Now(1_748_450_000_000, next(self.ms) // 100)
         change = self.engine.append("topic", decode_append(body, key, LIMITS), now)
         assert isinstance(change, Append)
         reservation = self.engine.reserve(change.topic)
-        place = self.position
+        locator = self.position
         for frame in (*change.frames, *(reservation.frames if reservation else ())):
             if frame.kind == FrameKind.APPEND:
-                place = self.position
+                locator = self.position
                 if keep:
-                    self.places[place] = RecordsView(
+                    self.locators[locator] = RecordsView(
                         frame.flags,
                         frame.record_count,
                         frame.ext_len,
@@ -70,7 +70,7 @@ class Bench:
                     )
             encode_frame(frame, self.position, 0, 7)
             self.position += frame.length
-        self.engine.commit(change, place, now)
+        self.engine.commit(change, locator, now)
         if reservation is not None:
             self.engine.commit(reservation, 0, now)
 

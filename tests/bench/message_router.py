@@ -13,7 +13,7 @@ import cbor2
 import trio
 import trio.testing
 
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RpcContext, Session
+from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
 from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
 from topics.formats.wire.message import MessageFrame
 
@@ -86,7 +86,7 @@ def encoding() -> None:
     measure("  of which cbor2.dumps of the result", again(lambda: cbor2.dumps(result)))
 
 
-def requests(router: MessageRouter, session: Session) -> None:
+def requests(router: MessageRouter, session: LinkSession) -> None:
     frames = [
         MessageFrame(n, 0, "rpc/append", encode_request(n, "append", PARAMS), BODY)
         for n in range(ROUND)
@@ -126,7 +126,7 @@ def requests(router: MessageRouter, session: Session) -> None:
     measure("request: dispatched, clock started, not answered", dispatch_only)
 
 
-def events(router: MessageRouter, session: Session) -> None:
+def events(router: MessageRouter, session: LinkSession) -> None:
     frame = MessageFrame(
         1,
         0,
@@ -139,7 +139,7 @@ def events(router: MessageRouter, session: Session) -> None:
     measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, frame)))
 
 
-async def calls(router: MessageRouter, session: Session) -> None:
+async def calls(router: MessageRouter, session: LinkSession) -> None:
     def ask_and_answer() -> None:
         started = [session.call_soon("append", PARAMS, BODY) for _ in range(ROUND)]
         for call in started:
@@ -161,7 +161,7 @@ async def calls(router: MessageRouter, session: Session) -> None:
 
 
 async def wake_all(
-    router: MessageRouter, session: Session, ask: Callable[[list[int]], Awaitable[None]]
+    router: MessageRouter, session: LinkSession, ask: Callable[[list[int]], Awaitable[None]]
 ) -> float:
     done: list[int] = []
     async with trio.open_nursery() as nursery:

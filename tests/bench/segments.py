@@ -79,9 +79,9 @@ def cost(read: Callable[[], object], times: int = 200) -> float:
     return best * 1e6
 
 
-def mark(store: SegmentStore, place: int, indexes: list[int]) -> None:
+def mark(store: SegmentStore, locator: int, indexes: list[int]) -> None:
     """In memory, then in the file."""
-    store.mark(place, indexes, 0)
+    store.mark(locator, indexes, 0)
     store.write_marks(0)
 
 
@@ -119,8 +119,8 @@ def main(mib: int) -> None:
             small = frames(1, PAGE, tags)[0]
             number += 1
             built(store, number, frames(mib, PAGE, tags), READ_RECORDS)
-            place, entry = next(store.entries(number))
-            view = store.records(place)
+            locator, entry = next(store.entries(number))
+            view = store.records(locator)
             dead = bytes(dice.random() < 0.01 for _ in range(entry.record_count))
             of_write = reads(RecordsView(*small), 0, dead[:PAGE])
             of_extent = reads(view, entry.record_count - PAGE - 7, dead)
@@ -136,16 +136,16 @@ def main(mib: int) -> None:
                     for extent, write in zip(of_extent, of_write, strict=True)
                 )
             )
-        place = place_of(number, 0)
-        view = store.records(place)
+        locator = place_of(number, 0)
+        view = store.records(locator)
         one, many = b'"tag-77777"', b'"tag-777'
         print(
             f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix {cost(lambda: view.find_prefix(many)):.1f} us"
         )
         marks = dice.sample(range(view.count), 1000)
         one_us, all_us = (
-            cost(lambda: mark(store, place, marks[:1])),
-            cost(lambda: mark(store, place, marks), 20),
+            cost(lambda: mark(store, locator, marks[:1])),
+            cost(lambda: mark(store, locator, marks), 20),
         )
         print(f"mark one {one_us:.1f} us, a thousand {all_us:.1f} us")
         path = store.segments[number].path

@@ -44,7 +44,7 @@ from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal import writer as wal_writer
 
 FILE_BYTES = 16 << 10
-LONG_BYTES = 8 << 10
+STREAMED_MIN_BYTES = 8 << 10
 SYNC_BYTES = 4 << 10
 ANSWER_S = 20.0
 
@@ -338,7 +338,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     """What is wrong, and the calls that were made."""
     path, journal, wrong = folder / "data", Journal(), []
     with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
-        patch.setattr(shard_actor, "LONG_BYTES", LONG_BYTES)
+        patch.setattr(shard_actor, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
         patch.setattr(wal_writer, "SYNC_BYTES", SYNC_BYTES)
         disk.fail_at, disk.goes_on = case.index, case.goes_on
         started = False

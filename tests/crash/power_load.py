@@ -24,7 +24,9 @@ WAL_FILE_BYTES = 64 << 10
 WINDOW_MS = (
     24 * 3600 * 1000
 )  # states are judged long after they were made: no key may have grown too old by then
-LONG_BYTES = (4 << 20) + 1  # a body of so many bytes is written beside the log (decision 0007)
+STREAMED_MIN_BYTES = (
+    4 << 20
+) + 1  # a body of so many bytes is written beside the log (decision 0007)
 LONG_SHARE = 0.015
 TAGS = ("a", "a:1", "b", None)
 MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
@@ -99,7 +101,7 @@ class Load:
             topic,
             "POST",
             "",
-            raw.ljust(LONG_BYTES) if long else raw,
+            raw.ljust(STREAMED_MIN_BYTES) if long else raw,
             records=records,
             key=key,
         )

@@ -50,7 +50,7 @@ def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothi
     ):
         answers: list[Any] = []
 
-        def append_long() -> None:
+        def append_streamed() -> None:
             with Api(server.address) as slow:
                 answers.append(slow.append("t", *["y" * 65_000] * 880))
 
@@ -63,7 +63,7 @@ def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothi
             ]
             ok(api.append("other", records=fill, config={"durability": "memory"}), 201)
             lossy.ctl("fsyncms", ms=60)
-            writer = threading.Thread(target=append_long)
+            writer = threading.Thread(target=append_streamed)
             writer.start()
             blobs = lossy.path / "data" / "blob" / "00"
             until(

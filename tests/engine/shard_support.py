@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from topics.engine.dedupe import Remembered
+from topics.engine.dedupe import DedupeEntry
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, DeleteRecords, Follow, Now, ShardEngine, keeps_key
+from topics.engine.shard import (
+    Append,
+    Change,
+    DeleteRecords,
+    InFlightDuplicate,
+    Now,
+    ShardEngine,
+    keeps_key,
+)
 from topics.engine.store import RESIDENT, Runs
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (
@@ -43,7 +51,7 @@ def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -
     """A streamed append that is decided. Where it would have a blob, its frame holds the records."""
     rendering = Rendering(body, keep_key=keeps_key(topic, body))
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
-    change = engine.append_long(topic, body, rendering, ends[-1], now)
+    change = engine.append_streamed(topic, body, rendering, ends[-1], now)
     blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))
     parts = (rendering.ext, ends.tobytes(), *rendering.tables, blob)
     if topic.config.durability == "ephemeral":
@@ -69,21 +77,21 @@ class Desk:
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
 
-    def records(self, place: int) -> RecordsView:
-        return self._views[place & ~RESIDENT]
+    def records(self, locator: int) -> RecordsView:
+        return self._views[locator & ~RESIDENT]
 
-    def dead(self, place: int) -> Buffer | None:
-        return self.engine.marks.dead(place)
+    def dead(self, locator: int) -> Buffer | None:
+        return self.engine.marks.dead(locator)
 
-    def mark(self, place: int, runs: Runs) -> None:
-        self.engine.marks.mark(place, self.records(place).count, runs)
+    def mark(self, locator: int, runs: Runs) -> None:
+        self.engine.marks.mark(locator, self.records(locator).count, runs)
 
-    def release(self, places: Sequence[int]) -> None:
-        self.engine.marks.forget(places)
+    def release(self, locators: Sequence[int]) -> None:
+        self.engine.marks.forget(locators)
 
     def append(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
-    ) -> Append | Follow | Remembered:
+    ) -> Append | InFlightDuplicate | DedupeEntry:
         request = {"records": [{"data": data} for data in datas], "idempotency_key": key, **body}
         outcome = self.engine.append(
             name, decode_append(json_bytes(request), None, LIMITS), self.now
@@ -122,7 +130,7 @@ class Desk:
     def commit_next(self) -> Change:
         """The oldest pending change has come far enough."""
         change = self.pending.pop(0)
-        self.engine.commit(change, self._place(change), self.now)
+        self.engine.commit(change, self._locator(change), self.now)
         return change
 
     def commit(self) -> None:
@@ -134,7 +142,7 @@ class Desk:
         while self.pending:
             self.engine.undo(self.pending.pop())
 
-    def _place(self, change: Change) -> int:
+    def _locator(self, change: Change) -> int:
         if not isinstance(change, Append):
             return 0
         bit = 0

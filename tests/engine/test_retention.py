@@ -10,13 +10,13 @@ import pytest
 
 from tests.engine.shard_support import Desk
 from tests.engine.test_reading import seqs_of
-from topics.engine.dedupe import Remembered
-from topics.engine.frames import Entry, FrameIndex
+from topics.engine.dedupe import DedupeEntry
 from topics.engine.reading import Page
+from topics.engine.record_index import IndexEntry, RecordIndex
 from topics.engine.shard import Append, Now
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
-from topics.formats.api.requests import Match, json_string
+from topics.formats.api.requests import TagMatch, json_string
 from topics.formats.disk.wal import FrameKind
 
 
@@ -145,7 +145,7 @@ def test_a_retry_is_answered_also_when_the_topic_is_full(desk: Desk) -> None:
     desk.put("a", cap_records=1, discard="reject")
     desk.append("a", 1, key="k")
     desk.commit()
-    assert desk.append("a", 2, key="k") == Remembered(1, 1, desk.now.ms)
+    assert desk.append("a", 2, key="k") == DedupeEntry(1, 1, desk.now.ms)
 
 
 def test_room_that_a_failed_write_held_is_given_back(desk: Desk) -> None:
@@ -320,7 +320,7 @@ def test_if_empty_means_no_live_record(desk: Desk) -> None:
 
 
 def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_left() -> None:
-    index = FrameIndex()
+    index = RecordIndex()
     for number in range(1000):
         index.add(1 + 2 * number, 2, number, 50, number)
     for dropped in range(1, 1000):
@@ -337,7 +337,7 @@ def test_the_front_of_an_index_goes_cheaply_and_entries_are_found_by_what_is_lef
 
 
 def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
-    index = FrameIndex()
+    index = RecordIndex()
     assert index.bytes_used() == 0
     for number in range(100_000):
         index.add(number, 1, number, 50, number)
@@ -348,15 +348,15 @@ def test_an_entry_takes_less_than_forty_bytes_and_none_takes_nothing() -> None:
 
 
 def test_only_writes_of_the_log_lie_between_two_positions() -> None:
-    index = FrameIndex()
-    places = [1 << 62, 10, 1 << 63, 20, 1 << 63 | 1, 30, 40]
-    for seq, place in enumerate(places):
-        index.add(seq, 1, place, 50, 0)
-    assert [entry.place for entry in index.entries_between(20, 40)] == [20, 30]
+    index = RecordIndex()
+    locators = [1 << 62, 10, 1 << 63, 20, 1 << 63 | 1, 30, 40]
+    for seq, locator in enumerate(locators):
+        index.add(seq, 1, locator, 50, 0)
+    assert [entry.locator for entry in index.entries_between(20, 40)] == [20, 30]
     found = index.entries_between(10, 99)
-    assert next(found) == Entry(1, 1, 10, 50, 0)
+    assert next(found) == IndexEntry(1, 1, 10, 50, 0)
     index.drop(4)  # meanwhile
-    assert [entry.place for entry in found] == [30, 40]
+    assert [entry.locator for entry in found] == [30, 40]
 
 
 # Tags
@@ -368,10 +368,10 @@ def test_tags_are_found_in_every_portion_until_they_are_forgotten() -> None:
     tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
     for prefix in ("tag-00", "tag-1", "", "tag-20010", "tag-x", "u"):
         expected = {100 + index for index, text in enumerate(texts) if text.startswith(prefix)}
-        assert set(tags.find(Match("Glob", prefix))) == expected
-    assert list(tags.find(Match("Eq", texts[17]))) == [117]
+        assert set(tags.find(TagMatch("Glob", prefix))) == expected
+    assert list(tags.find(TagMatch("Eq", texts[17]))) == [117]
     tags.add([(0, json_string(texts[17]))], 99_000)
-    tags.forget(Match("Eq", texts[17]), 200)
-    assert list(tags.find(Match("Glob", texts[17]))) == [99_000]
-    tags.forget(Match("Eq", texts[17]), 100_000)
-    assert list(tags.find(Match("Eq", texts[17]))) == []
+    tags.forget(TagMatch("Eq", texts[17]), 200)
+    assert list(tags.find(TagMatch("Glob", texts[17]))) == [99_000]
+    tags.forget(TagMatch("Eq", texts[17]), 100_000)
+    assert list(tags.find(TagMatch("Eq", texts[17]))) == []

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.shard_support import Desk
-from topics.engine.dedupe import Remembered
-from topics.engine.shard import Append, Change, Delete, Follow, Now, Put, Reservation
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now, Put, Reservation
 from topics.engine.topic import Topic
 from topics.errors import TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 
@@ -82,9 +82,9 @@ class Shard(RuleBasedStateMachine):
             raise AssertionError("a topic that is absent and not to be made")
         outcome = self.desk.append(name, *datas, key=key, create=create)
         if isinstance(known, Change):
-            assert outcome == Follow(known)  # type: ignore[arg-type]
+            assert outcome == InFlightDuplicate(known)  # type: ignore[arg-type]
         elif known is not None:
-            assert isinstance(outcome, Remembered)
+            assert isinstance(outcome, DedupeEntry)
             assert (outcome.first_seq, outcome.record_count) == known
         else:
             assert isinstance(outcome, Append)

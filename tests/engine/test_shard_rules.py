@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.shard_support import LIMITS, Desk
-from topics.engine.dedupe import Remembered
-from topics.engine.shard import Append, Follow, Now, Put
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.shard import Append, InFlightDuplicate, Now, Put
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topics.formats.api.requests import AppendBody, decode_append, decode_config
@@ -254,7 +254,7 @@ def test_undo_takes_back_everything_that_is_pending(desk: Desk) -> None:
     again = desk.append("a", 2, key="lost")
     assert isinstance(again, Append)
     assert again.first_seq == 2
-    assert isinstance(desk.append("a", 2, key="kept"), Remembered)
+    assert isinstance(desk.append("a", 2, key="kept"), DedupeEntry)
 
 
 # Idempotency keys
@@ -262,9 +262,9 @@ def test_undo_takes_back_everything_that_is_pending(desk: Desk) -> None:
 
 def test_a_retry_of_a_write_on_its_way_follows_it(desk: Desk) -> None:
     first = desk.append("a", 1, key="k")
-    assert desk.append("a", 2, key="k") == Follow(first)  # type: ignore[arg-type]
+    assert desk.append("a", 2, key="k") == InFlightDuplicate(first)  # type: ignore[arg-type]
     desk.commit()
-    assert desk.append("a", 2, key="k") == Remembered(1, 1, desk.now.ms)
+    assert desk.append("a", 2, key="k") == DedupeEntry(1, 1, desk.now.ms)
 
 
 def test_a_window_of_zero_keeps_nothing(desk: Desk) -> None:
@@ -300,7 +300,7 @@ def test_a_key_whose_time_is_over_does_not_come_back_with_a_longer_window(desk: 
     desk.later(40)
     desk.put("a", idempotency_window_ms=1000)
     desk.commit()
-    assert desk.append("a", 3, key="young") == Remembered(2, 1, desk.now.ms - 40)
+    assert desk.append("a", 3, key="young") == DedupeEntry(2, 1, desk.now.ms - 40)
     assert isinstance(desk.append("a", 3, key="old"), Append)
 
 

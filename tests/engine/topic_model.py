@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topics.formats.api.requests import Match
+from topics.formats.api.requests import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 
 
@@ -105,7 +105,7 @@ class TopicModel:
                 self.floors["ttl"] = record.seq + 1
         self.settle()
 
-    def matching(self, bound: int, match: Match | None) -> set[int]:
+    def matching(self, bound: int, match: TagMatch | None) -> set[int]:
         """Seqs of what a delete takes."""
         return {
             record.seq
@@ -208,7 +208,7 @@ class TopicModel:
         )  # fmt: skip
 
 
-def _matches(match: Match, tag: str | None) -> bool:
+def _matches(match: TagMatch, tag: str | None) -> bool:
     if tag is None:
         return False
     return tag == match.text if match.op == "Eq" else tag.startswith(match.text)

@@ -9,11 +9,11 @@ from typing import Any
 import cbor2
 
 from topics.engine.changes import runs_of_frame
-from topics.engine.frames import Entry
+from topics.engine.record_index import IndexEntry
 from topics.engine.retention import seal
 from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
-from topics.engine.topic import Range, Topic
+from topics.engine.topic import SeqRange, Topic
 from topics.formats.api.requests import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView, View
@@ -41,7 +41,7 @@ class Logged:
 @dataclass
 class Extent:
     topic_id: int
-    entry: Entry
+    entry: IndexEntry
     view: ExtentView
     flags: bytearray
     sealed_flags: bytes
@@ -55,7 +55,7 @@ class Extent:
             for start, stop in runs:
                 self.flags[start:stop] = b"\1" * (stop - start)
 
-    def take_back(self, runs: Iterable[Range]) -> None:
+    def take_back(self, runs: Iterable[SeqRange]) -> None:
         """What a replay is going to delete lives until then."""
         for first, length in runs:
             start, stop = (
@@ -69,7 +69,7 @@ class Extent:
 @dataclass
 class Pending:
     change: Change
-    place: int
+    locator: int
     end: int  # of its frames in the log
     commit: Callable[[], None]
 
@@ -98,32 +98,32 @@ class World:
 
     # The engine's store
 
-    def records(self, place: int) -> View:
-        assert place not in self.released, "nobody asks for what was released"
-        if place & RESIDENT:
-            return self.resident[place]
-        if place & EXTENT:
-            return self.extents[place].view
-        return self._view(next(logged for logged in self.log if logged.header.position == place))
+    def records(self, locator: int) -> View:
+        assert locator not in self.released, "nobody asks for what was released"
+        if locator & RESIDENT:
+            return self.resident[locator]
+        if locator & EXTENT:
+            return self.extents[locator].view
+        return self._view(next(logged for logged in self.log if logged.header.position == locator))
 
-    def dead(self, place: int) -> Buffer | None:
-        if place & EXTENT and not place & RESIDENT:
-            flags = self.extents[place].flags
+    def dead(self, locator: int) -> Buffer | None:
+        if locator & EXTENT and not locator & RESIDENT:
+            flags = self.extents[locator].flags
             return memoryview(flags) if any(flags) else None
-        return self.engine.marks.dead(place)
+        return self.engine.marks.dead(locator)
 
-    def mark(self, place: int, runs: Runs) -> None:
-        if place & EXTENT and not place & RESIDENT:
-            extent = self.extents[place]
+    def mark(self, locator: int, runs: Runs) -> None:
+        if locator & EXTENT and not locator & RESIDENT:
+            extent = self.extents[locator]
             for start, stop in runs:
                 extent.flags[start:stop] = b"\1" * (stop - start)
             extent.marked.append((self.position, runs))
         else:
-            self.engine.marks.mark(place, self.records(place).count, runs)
+            self.engine.marks.mark(locator, self.records(locator).count, runs)
 
-    def release(self, places: Sequence[int]) -> None:
-        self.released.update(places)
-        self.engine.marks.forget(places)
+    def release(self, locators: Sequence[int]) -> None:
+        self.released.update(locators)
+        self.engine.marks.forget(locators)
 
     @staticmethod
     def _view(logged: Logged) -> RecordsView:
@@ -143,19 +143,19 @@ class World:
         """Put the frames into the log; ``effects`` says what the model makes of each kind,
         ``commit`` what it does when it counts.
         """
-        place = 0
+        locator = 0
         for frame in change.frames:
             at = self.write(frame, effects.get(frame.kind))
             if frame.kind is FrameKind.APPEND:
-                place = at
+                locator = at
         if isinstance(change, Append) and change.resident is not None:
             encoded = change.resident
             self.serial += 1
-            place = RESIDENT | self.serial
-            self.resident[place] = RecordsView(
+            locator = RESIDENT | self.serial
+            self.resident[locator] = RecordsView(
                 encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
             )  # fmt: skip
-        self.pending.append(Pending(change, place, self.position, commit))
+        self.pending.append(Pending(change, locator, self.position, commit))
 
     def write(self, frame: Frame, effect: Callable[[Any], None] | None = None) -> int:
         body = b"".join(map(bytes, frame.parts))
@@ -173,12 +173,12 @@ class World:
         change = waiting.change
         if change.sync:
             self.synced = max(self.synced, waiting.end)
-        self.engine.commit(change, waiting.place, now, self.base_of(waiting.place))
+        self.engine.commit(change, waiting.locator, now, self.base_of(waiting.locator))
         waiting.commit()
         return change
 
-    def base_of(self, place: int) -> int:
-        return max((base for base in self.bases if base <= place), default=0)
+    def base_of(self, locator: int) -> int:
+        return max((base for base in self.bases if base <= locator), default=0)
 
     def next_file(self) -> None:
         self.base = self.position = self.position + BOOT_FILE
@@ -203,7 +203,7 @@ class World:
         """The oldest file that is full becomes a segment."""
         end = next(base for base in self.bases if base > self.sealed)
         topics = list(self.engine.by_id.values())
-        stretches: list[tuple[Topic, list[Entry]]] = []
+        stretches: list[tuple[Topic, list[IndexEntry]]] = []
         for topic in topics:
             for entry in topic.frames.entries_between(self.sealed, end):
                 last = stretches[-1] if stretches else None
@@ -219,7 +219,7 @@ class World:
             (topic.id, entry.first_seq + index): 1
             for topic, entries in stretches
             for entry in entries
-            for index, flag in enumerate(self.dead(entry.place) or b"")
+            for index, flag in enumerate(self.dead(entry.locator) or b"")
             if flag
         }
         data = b"".join(
@@ -232,16 +232,16 @@ class World:
                 extent_records=5,
             )
         )
-        made: dict[int, list[Entry]] = {topic.id: [] for topic in topics}
+        made: dict[int, list[IndexEntry]] = {topic.id: [] for topic in topics}
         trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
         for entry in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
             self.serial += 1
-            place = EXTENT | self.serial
-            index_entry = Entry(
-                entry.first_seq, entry.record_count, place, entry.blob_bytes, entry.first_ts
+            locator = EXTENT | self.serial
+            index_entry = IndexEntry(
+                entry.first_seq, entry.record_count, locator, entry.blob_bytes, entry.first_ts
             )
             dead = bytearray(data[entry.flags_at : entry.flags_at + entry.record_count])
-            self.extents[place] = Extent(
+            self.extents[locator] = Extent(
                 entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead)
             )
             made[entry.topic_id].append(index_entry)
@@ -250,9 +250,9 @@ class World:
             self.released.update(seal(topic, made[topic.id], self))
         self.sealed = end
 
-    def _pieces(self, entries: Iterable[Entry]) -> Iterable[tuple[RecordsView, int, int]]:
+    def _pieces(self, entries: Iterable[IndexEntry]) -> Iterable[tuple[RecordsView, int, int]]:
         for entry in entries:
-            view = self.records(entry.place)
+            view = self.records(entry.locator)
             assert isinstance(view, RecordsView)
             yield view, 0, view.count
 
@@ -278,9 +278,9 @@ class World:
         if checkpoint is not None:
             replay_from, position = checkpoint["replay_from"], checkpoint["position"]
             self.extents = {
-                place: extent
-                for place, extent in self.extents.items()
-                if place in checkpoint["extents"]
+                locator: extent
+                for locator, extent in self.extents.items()
+                if locator in checkpoint["extents"]
             }
             self.engine.restore_engine(checkpoint["engine"])
             ahead = self._deletes_ahead(
@@ -288,10 +288,10 @@ class World:
             )
             for kept in checkpoint["topics"]:
                 self.engine.restore_topic(cbor2.loads(cbor2.dumps(kept)))
-            for place in sorted(
-                checkpoint["extents"], key=lambda place: self.extents[place].entry.first_seq
+            for locator in sorted(
+                checkpoint["extents"], key=lambda locator: self.extents[locator].entry.first_seq
             ):
-                extent = self.extents[place]
+                extent = self.extents[locator]
                 extent.take_back(ahead.get(extent.topic_id, ()))
                 dead = [index for index, flag in enumerate(extent.flags) if flag]
                 dead_bytes = sum(extent.view.size(index, index + 1) for index in dead)
@@ -304,9 +304,9 @@ class World:
                 self._replay(logged, logged.header.position < position)
         return self.engine.finish_replay(now, clean=False, tail_may_be_lost=power)
 
-    def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[Range]]:
+    def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[SeqRange]]:
         """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
-        found: dict[int, list[Range]] = {}
+        found: dict[int, list[SeqRange]] = {}
         for header, body in ((logged.header, logged.body) for logged in self.log):
             if header.kind == FrameKind.DELETE and header.position >= noted.get(
                 header.topic_id, header.end

@@ -13,7 +13,7 @@ from topics.formats.disk.records import RecordsView, encode
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
     TRAILER_BYTES,
-    Entry,
+    ExtentEntry,
     SegmentHeader,
     Trailer,
     decode_directory,
@@ -101,7 +101,7 @@ def build_bytes(sources: Iterable[Source], header: SegmentHeader = HEADER, **opt
     return b"".join(build(header, sources, **options))
 
 
-def opened(data: bytes) -> tuple[Trailer, list[Entry]]:
+def opened(data: bytes) -> tuple[Trailer, list[ExtentEntry]]:
     trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
     end = trailer.directory_at + ENTRY_BYTES * trailer.entry_count
     return trailer, [*decode_directory(data[trailer.directory_at : end])]

@@ -19,9 +19,9 @@ from topics.formats.api.requests import (
     AppendBody,
     Diff,
     Limits,
-    Match,
     PlainAppend,
     RecordIn,
+    TagMatch,
     decode_append,
     decode_config,
     decode_delete,
@@ -411,16 +411,16 @@ def test_a_text_has_one_form_as_json(text: str) -> None:
         (b'{"before_seq":0}', 0, None),
         (b'{"before_seq":18446744073709551615}', 2**64 - 1, None),
         (b'{"before_seq":7,"match":null,"more":1}', 7, None),
-        (b'{"match":"t"}', None, Match("Eq", "t")),
-        (b'{"match":"t*"}', None, Match("Eq", "t*")),
-        (b'{"match":""}', None, Match("Eq", "")),
-        (b'{"match":["tag","Eq","t*"],"before_seq":3}', 3, Match("Eq", "t*")),
-        (b'{"match":["tag","Glob","t*"]}', None, Match("Glob", "t")),
-        (b'{"match":["tag","Glob","*"],"before_seq":null}', None, Match("Glob", "")),
+        (b'{"match":"t"}', None, TagMatch("Eq", "t")),
+        (b'{"match":"t*"}', None, TagMatch("Eq", "t*")),
+        (b'{"match":""}', None, TagMatch("Eq", "")),
+        (b'{"match":["tag","Eq","t*"],"before_seq":3}', 3, TagMatch("Eq", "t*")),
+        (b'{"match":["tag","Glob","t*"]}', None, TagMatch("Glob", "t")),
+        (b'{"match":["tag","Glob","*"],"before_seq":null}', None, TagMatch("Glob", "")),
     ],
 )
 def test_a_delete_is_by_seq_or_by_tag_or_both(
-    body: bytes, before_seq: int | None, match: Match | None
+    body: bytes, before_seq: int | None, match: TagMatch | None
 ) -> None:
     assert decode_delete(body) == (before_seq, match)
 

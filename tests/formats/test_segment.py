@@ -34,8 +34,8 @@ from topics.formats.disk.segment import (
     HEADER_BYTES,
     TRAILER_BYTES,
     BadSegment,
-    Entry,
-    Key,
+    ExtentEntry,
+    ExtentKey,
     Trailer,
     check_directory,
     decode_header,
@@ -85,7 +85,7 @@ def test_header_entry_and_trailer_to_the_byte() -> None:
     )
     assert not any(head[44:])
     assert decode_header(head) == HEADER
-    entry = Entry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12)
+    entry = ExtentEntry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12)
     assert encode_entry(entry) == struct.pack("<QQQQQqqIIIIII", *entry, 0)
     trailer = Trailer(8192, 4096, 5, 8192 + 80 + 64, 1, 6)
     end = encode_trailer(trailer)
@@ -129,7 +129,7 @@ def test_an_extent_to_the_byte() -> None:
     tables = array("I", numbers).tobytes() + b'"a""b"' + b'"s""t"' + keys
     extent = blob + bytes(-len(blob) % 8) + tables
     flags = RecordFlags.NODES | RecordFlags.TAGS | RecordFlags.METAS
-    entry = Entry(
+    entry = ExtentEntry(
         9, 7, 4096, len(extent), 8192, 5, 5, 4, len(blob), len(tables), crc32c.crc32c(tables), flags
     )
     directory = encode_entry(entry)
@@ -252,7 +252,7 @@ def test_a_key_stands_in_every_extent_that_holds_records_of_its_write() -> None:
         Write([(None, None, b"1", None)], key="second", ts_ms=60),
     ]
     views = extents(build_bytes([source(1, 12, batch)[0]], extent_records=2))
-    first, second = Key("first", 10, 5, 50), Key("second", 15, 1, 60)
+    first, second = ExtentKey("first", 10, 5, 50), ExtentKey("second", 15, 1, 60)
     assert [[*view.idempotency_keys()] for view in views] == [[first], [first, second]]
 
 

@@ -17,7 +17,7 @@ from topics.engine.access import ANYONE
 from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
 from topics.front.live.live import Live
-from topics.front.live.watch import Session, WatchStream
+from topics.front.live.watch import WatchSession, WatchStream
 
 
 class Said:
@@ -96,7 +96,7 @@ class Client:
 
     def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
         ours, self.sock = socket_pair()
-        self.session = Session("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
+        self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
         self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
         self.stream.begin()
         self.stream.add(topic, View(), Start(seq, epoch=epoch))

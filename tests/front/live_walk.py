@@ -25,7 +25,7 @@ from topics.errors import NotReady, TopicNotFound
 from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
 from topics.front.live.live import Live
-from topics.front.live.watch import Session, Watches
+from topics.front.live.watch import Watches, WatchSession
 
 STEPS = 150
 LIMIT = 3
@@ -181,7 +181,7 @@ class Shard:
 class Client:
     """It knows where it stands in each topic, and holds the server to it."""
 
-    def __init__(self, watches: Watches, nursery: trio.Nursery, session: Session) -> None:
+    def __init__(self, watches: Watches, nursery: trio.Nursery, session: WatchSession) -> None:
         self._watches, self._nursery, self.session = watches, nursery, session
         self.at: dict[str, tuple[int, int | None]] = dict(session.cursors)
         self.gone: set[str] = set()
@@ -279,7 +279,7 @@ class Walk:
         self._nursery.start_soon(self.live.run)
         await wait_all_tasks_blocked()
         for _ in range(3):
-            session = Session("wid", ANYONE, View(), 15.0, dict.fromkeys(TOPICS, (0, 1)))
+            session = WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(TOPICS, (0, 1)))
             self.clients.append(Client(self._watches, self._nursery, session))
             self.clients[-1].come(with_id=False)
             await wait_all_tasks_blocked()

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import trio
 
-from topics.actors.link.heads import Mark
+from topics.actors.link.heads import HeadMark
 from topics.errors import NotReady, TopicsError
 from topics.formats.api.answers import difference, difference_end
 from topics.front.answers import Answer
 from topics.front.guard import Request
 from topics.front.routes import read_ahead
-from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, Key, ReadAhead
+from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, PageKey, ReadAhead
 
 
 class Reply:
@@ -69,7 +69,7 @@ class Shard:
 
     def flush(self, shard: int) -> None: ...
 
-    def head(self, shard: int, mark: Mark) -> int | None:
+    def head(self, shard: int, mark: HeadMark) -> int | None:
         return self.top if mark.version == self.version else None
 
     def _ahead(self, cursor: int, limit: int, pages: int) -> Reply | TopicsError:
@@ -184,9 +184,9 @@ async def test_a_shard_that_has_no_page_is_asked_in_the_ordinary_way(gone: bool)
 
 
 async def test_requests_that_do_not_say_where_they_begin_are_left_alone() -> None:
-    assert Key("t", b'{"limit":5}').following(9) is None
-    assert Key("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
-    assert Key("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == Key(
+    assert PageKey("t", b'{"limit":5}').following(9) is None
+    assert PageKey("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
+    assert PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == PageKey(
         "t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}'
     )
 

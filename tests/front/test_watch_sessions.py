@@ -6,16 +6,16 @@ import pytest
 
 from topics.engine.access import ANYONE
 from topics.formats.api.watch import MAP_TOPICS, View, decode_id
-from topics.front.live.watch import MAPS_KEPT, MOVES_KEPT, Session
+from topics.front.live.watch import MAPS_KEPT, MOVES_KEPT, WatchSession
 
 TOPICS = [f"t{number}" for number in range(MAP_TOPICS + 1)]
 
 
-def many() -> Session:
-    return Session("wid", ANYONE, View(), 15.0, dict.fromkeys(TOPICS, (0, 1)))
+def many() -> WatchSession:
+    return WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(TOPICS, (0, 1)))
 
 
-def walk(session: Session, frames: int) -> list[tuple[bytes, dict[str, int]]]:
+def walk(session: WatchSession, frames: int) -> list[tuple[bytes, dict[str, int]]]:
     """Move its topics in turn: every id with the map that it stands for."""
     told = []
     for number in range(frames):
@@ -25,7 +25,7 @@ def walk(session: Session, frames: int) -> list[tuple[bytes, dict[str, int]]]:
     return told
 
 
-def seqs(session: Session) -> dict[str, int]:
+def seqs(session: WatchSession) -> dict[str, int]:
     return {topic: seq for topic, (seq, _) in session.cursors.items()}
 
 
@@ -69,16 +69,16 @@ def test_no_id_leads_forward() -> None:
     assert seqs(session) == before
 
 
-def made_again() -> Session:
+def made_again() -> WatchSession:
     """It was shown a topic up to 3, and then another one of that name."""
-    session = Session("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
+    session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     for seq, epoch in ((3, 1), (0, 2), (2, 2), (5, 2)):
         session.move("t", seq, epoch)
     return session
 
 
 def id_of(seq: int) -> bytes:
-    return Session("wid", ANYONE, View(), 15.0, {"t": (seq, 1)}).id()
+    return WatchSession("wid", ANYONE, View(), 15.0, {"t": (seq, 1)}).id()
 
 
 @pytest.mark.parametrize("seq", [1, 3])
@@ -127,13 +127,13 @@ def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
         (id_of(9), 5),
         (b"", 3),
         (b"garbage", 3),
-        (Session("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3),
+        (WatchSession("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3),
     ],
 )
 def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_stands(
     id_: bytes, seq: int
 ) -> None:
-    session = Session("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
+    session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     session.move("t", 5, 1)
     session.unsent = {"t": (3, 1)}
     session.resume(id_)

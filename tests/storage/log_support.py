@@ -15,7 +15,7 @@ import pytest
 from topics.actors.shard.commits import Commits
 from topics.actors.shard.sealing import Sealing
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Follow, Now
+from topics.engine.shard import Append, Change, InFlightDuplicate, Now
 from topics.formats.api.requests import (
     Diff,
     Limits,
@@ -106,7 +106,7 @@ class Client:
         """``(first_seq, deduped)`` of a write that must succeed."""
         outcome, answer = self.start(name, *datas, key=key, **body)
         assert self.wait() is None
-        assert not isinstance(outcome, Follow)
+        assert not isinstance(outcome, InFlightDuplicate)
         if isinstance(outcome, Append):
             assert len(answer) == 1
             assert isinstance(answer[0], Progress)

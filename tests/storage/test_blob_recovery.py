@@ -24,12 +24,12 @@ from topics.storage.wal.file import WalFile
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
 
 
-def append_long(client: Client, name: str, records: list[dict[str, Any]]) -> Path:
+def append_streamed(client: Client, name: str, records: list[dict[str, Any]]) -> Path:
     body = decode_append(json_bytes({"records": records}), None, LIMITS)
     topic = client.engine.topic(name)
     rendering = Rendering(body, keep_key=False)
     ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_long(topic, body, rendering, ends[-1], client.now)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
     head = [rendering.ext, ends.tobytes(), *rendering.tables]
     writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
     writer.write(head)
@@ -51,7 +51,7 @@ def make(
     client = Client(path)
     client.put("a")
     client.append("a", "before")
-    blob = append_long(client, "a", records)
+    blob = append_streamed(client, "a", records)
     follow(client)
     (client.stop if orderly else client.kill)()
     return blob

@@ -160,9 +160,9 @@ def test_what_is_no_directory_is_told_with_the_name_that_is_none(path: Path) -> 
     path.parent.mkdir()
     check_place(path)
     path.touch()
-    for place in (path, path / "deeper" / "still"):
+    for locator in (path, path / "deeper" / "still"):
         with pytest.raises(NotADataDirectory, match=f"{path} is not a directory"):
-            check_place(place)
+            check_place(locator)
 
 
 def test_an_empty_mounted_volume_is_taken(path: Path) -> None:

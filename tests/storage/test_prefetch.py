@@ -12,7 +12,7 @@ from topics.formats.disk.segment_build import build
 from topics.storage import disk
 from topics.storage.segments import prefetch
 from topics.storage.segments.prefetch import Prefetch
-from topics.storage.segments.store import SegmentStore, place_of, split_place
+from topics.storage.segments.store import SegmentStore, place_of, split_locator
 
 AHEAD = 4000
 RECORDS, SIZE = 100, 100
@@ -65,23 +65,23 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
 ) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
-    for number, place in enumerate(PLACES):
-        following = PLACES[number + 1] if place != PLACES[-1] else None
-        of_segment, extent = split_place(place)
+    for number, locator in enumerate(PLACES):
+        following = PLACES[number + 1] if locator != PLACES[-1] else None
+        of_segment, extent = split_locator(locator)
         segment, entry, ends = (
             store.segments[of_segment],
-            store.entry(place),
-            store.records(place).ends,
+            store.entry(locator),
+            store.records(locator).ends,
         )
         for index in range(0, RECORDS, 5):
-            ahead.expect(place, index, following)
+            ahead.expect(locator, index, following)
             for path, offset, length in asked.taken():
                 wanted.setdefault(path, []).append(range(offset, offset + length))
             at = entry.offset + (ends[index - 1] if index else 0)
             end = min(at + AHEAD // 2, entry.offset + entry.blob_bytes)
             known = wanted[segment.path]
             assert all(any(byte in part for part in known) for byte in (at, end - 1)), (
-                f"at {index} of {place:x}"
+                f"at {index} of {locator:x}"
             )
         if number:
             assert (
@@ -132,8 +132,8 @@ def test_it_forgets_what_it_asked_for_long_ago(
 ) -> None:
     monkeypatch.setattr(prefetch, "KNOWN_MAX", 2)
     ahead = Prefetch(store)
-    for place in PLACES:
-        ahead.expect(place, 0, None)
+    for locator in PLACES:
+        ahead.expect(locator, 0, None)
     assert len(asked.taken()) == 3
     ahead.expect(PLACES[2], 0, None)
     assert asked.taken() == []

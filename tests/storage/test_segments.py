@@ -23,7 +23,7 @@ from topics.storage.segments.store import (
     SegmentStore,
     place_of,
     segment_path,
-    split_place,
+    split_locator,
 )
 
 TOPICS = [
@@ -64,7 +64,7 @@ def reopened(store: SegmentStore) -> SegmentStore:
 def test_a_place_is_bit_62_the_segments_number_and_the_extents() -> None:
     assert place_of(7, 3) == 1 << 62 | 7 << 24 | 3
     for number, extent in ((0, 0), (1, 2**24 - 1), (2**38 - 1, 5)):
-        assert split_place(place_of(number, extent)) == (number, extent)
+        assert split_locator(place_of(number, extent)) == (number, extent)
         assert place_of(number, extent) < 1 << 63
 
 
@@ -72,16 +72,16 @@ def test_what_was_written_is_read_then_and_after_a_start(store: SegmentStore) ->
     add(store, 1)
     for held in (store, reopened(store)):
         found = [
-            (split_place(place), entry.topic_id, entry.first_seq, entry.record_count)
-            for place, entry in held.entries(1)
+            (split_locator(locator), entry.topic_id, entry.first_seq, entry.record_count)
+            for locator, entry in held.entries(1)
         ]
         assert found == [((1, 0), 1, 5, 300), ((1, 1), 2, 9, 3), ((1, 2), 3, 1, 1)]
-        for (place, entry), (_, first_seq, batch) in zip(held.entries(1), TOPICS, strict=True):
+        for (locator, entry), (_, first_seq, batch) in zip(held.entries(1), TOPICS, strict=True):
             expected = b",".join(
                 bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1]
             )
-            assert held.records(place).slice(0, entry.record_count) == expected
-            assert held.dead(place) is None
+            assert held.records(locator).slice(0, entry.record_count) == expected
+            assert held.dead(locator) is None
         assert held.segments[1].header.base == 100
         assert held.segments[1].header.end == 200
         assert held.findings == []
@@ -177,7 +177,7 @@ def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(
     store: SegmentStore,
 ) -> None:
     segment = add(store, 1)
-    (place, entry), (other, _), _ = store.entries(1)
+    (locator, entry), (other, _), _ = store.entries(1)
     for at, offset in (
         (entry.offset + 70_000, entry.offset + 65536),
         (entry.tables_at + 50, entry.tables_at),
@@ -187,7 +187,7 @@ def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(
         segment.path.write_bytes(whole)
         held = reopened(store)
         with pytest.raises(Damaged) as raised:
-            held.records(place).slice(0, 300)
+            held.records(locator).slice(0, 300)
         assert (raised.value.path, raised.value.offset) == (segment.path, offset)
         assert held.records(other).slice(0, 1)
 
@@ -250,13 +250,13 @@ def test_a_view_is_made_once_while_its_segment_is_mapped(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, 1)
-    places = [place for place, _ in store.entries(1)]
-    assert store.records(places[0]) is store.records(places[0])
+    locators = [locator for locator, _ in store.entries(1)]
+    assert store.records(locators[0]) is store.records(locators[0])
     monkeypatch.setattr(segments, "VIEWS_MAX", 2)
-    first = store.records(places[0])
-    for place in places:
-        store.records(place)
-    assert store.records(places[0]) is not first
+    first = store.records(locators[0])
+    for locator in locators:
+        store.records(locator)
+    assert store.records(locators[0]) is not first
 
 
 # Deletes
@@ -264,19 +264,19 @@ def test_a_view_is_made_once_while_its_segment_is_mapped(
 
 def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
-    place, other = place_of(1, 0), place_of(1, 1)
-    store.mark(place, [3, 299, 0, 3], 0)
+    locator, other = place_of(1, 0), place_of(1, 1)
+    store.mark(locator, [3, 299, 0, 3], 0)
     store.sync(0)
     for held in (store, reopened(store)):
-        dead = held.dead(place)
+        dead = held.dead(locator)
         assert dead is not None
         assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 299]
         assert held.dead(other) is None
-        view = held.records(place)
+        view = held.records(locator)
         assert [index for index, _ in view.select(0, 5, frozenset(), True, True, dead)] == [1, 2, 4]
         assert [len(piece) > 0 for piece in view.slices(0, 300, dead)] == [True, True]
-    store.mark(place, [7], 0)
-    dead = store.dead(place)
+    store.mark(locator, [7], 0)
+    dead = store.dead(locator)
     assert dead is not None
     assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
 
@@ -285,21 +285,21 @@ def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
-    place, other = place_of(1, 0), place_of(1, 1)
+    locator, other = place_of(1, 0), place_of(1, 1)
     for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
-        store.mark(place, indexes, position)
+        store.mark(locator, indexes, position)
     store.mark(other, [0], 300)
     for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
         store.write_marks(position)
-        assert dead_of(store, place) == [1, 2, 3]
-        assert dead_of(reopened(store), place) == written
+        assert dead_of(store, locator) == [1, 2, 3]
+        assert dead_of(reopened(store), locator) == written
         assert not store.marks_due(position)
     assert not store._flags
     assert dead_of(reopened(store), other) == [0]
 
 
-def dead_of(store: SegmentStore, place: int) -> list[int]:
-    return [index for index, flag in enumerate(store.dead(place) or b"") if flag]
+def dead_of(store: SegmentStore, locator: int) -> list[int]:
+    return [index for index, flag in enumerate(store.dead(locator) or b"") if flag]
 
 
 def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
@@ -382,31 +382,31 @@ def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(
 
 def test_a_strange_flag_is_told_and_its_record_lives(store: SegmentStore) -> None:
     segment = add(store, 1)
-    (place, entry), *_ = store.entries(1)
+    (locator, entry), *_ = store.entries(1)
     with segment.path.open("r+b") as file:
         file.seek(entry.flags_at + 3)
         file.write(b"\x07\x01")
     held = reopened(store)
     assert held.findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
-    found = held.records(place).select(2, 6, frozenset(), True, True, held.dead(place))
+    found = held.records(locator).select(2, 6, frozenset(), True, True, held.dead(locator))
     assert [index for index, _ in found] == [2, 3, 5]
 
 
 def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: SegmentStore) -> None:
     segment = add(store, 1)
-    places = [place for place, _ in store.entries(1)]
-    kept = [store.records(place).blob.tobytes() for place in places[1:]]
+    locators = [locator for locator, _ in store.entries(1)]
+    kept = [store.records(locator).blob.tobytes() for locator in locators[1:]]
     before = segment.path.stat()
-    store.records(places[0])
-    store.punch([places[0]])
+    store.records(locators[0])
+    store.punch([locators[0]])
     after = segment.path.stat()
     assert after.st_size == before.st_size
     assert after.st_blocks < before.st_blocks - 100_000 // 512
     for held in (store, reopened(store)):
-        assert [held.records(place).blob.tobytes() for place in places[1:]] == kept
-        assert [held.dead(place) is None for place in places] == [False, True, True]
+        assert [held.records(locator).blob.tobytes() for locator in locators[1:]] == kept
+        assert [held.dead(locator) is None for locator in locators] == [False, True, True]
         with pytest.raises(Damaged):
-            held.records(places[0])
+            held.records(locators[0])
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])

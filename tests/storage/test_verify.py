@@ -15,7 +15,7 @@ from log_support import Client, log_files
 from test_segments import add
 
 from tests.formats.segment_support import Write, plain
-from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, Entry, encode_entry
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
 from topics.storage.data_dir import (
     DataDirectory,
     DataDirectoryInUse,
@@ -158,7 +158,7 @@ def test_tables_that_contradict_each_other_are_found_behind_right_checksums(
     assert any(reason in found for found in reasons(segment.path))
 
 
-def fix(path: Path, entry: Entry) -> None:
+def fix(path: Path, entry: ExtentEntry) -> None:
     """Make the checksum of the tables right again."""
     import crc32c
 

@@ -152,21 +152,21 @@ class Gate:
 
 
 def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None:
-    places = [wal.append(frame(seq=seq)) for seq in range(1, 6)]
+    locators = [wal.append(frame(seq=seq)) for seq in range(1, 6)]
     wal.flush(sync=False)
     progress = wal.next_progress()
     assert progress.written == wal.position
     found = frames_on_disk(wal.folder)
-    assert [header.position for header in found] == places
+    assert [header.position for header in found] == locators
     assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
 
 
 def test_records_are_found_again_by_their_place(wal: Log) -> None:
-    places = [wal.append(frame(size, seq=size)) for size in (1, 50, 3000, 2000, 7)]
+    locators = [wal.append(frame(size, seq=size)) for size in (1, 50, 3000, 2000, 7)]
     wal.flush(sync=True)
     wal.wait_synced()
-    for size, place in zip((1, 50, 3000, 2000, 7), places, strict=True):
-        view = wal.records(place)
+    for size, locator in zip((1, 50, 3000, 2000, 7), locators, strict=True):
+        view = wal.records(locator)
         assert view.count == 1
         assert bytes(view.blob) == b"%c" % (65 + size % 26) * size
     assert wal.counters.rotations == 2

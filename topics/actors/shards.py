@@ -15,7 +15,7 @@ import trio
 from topics import errors
 from topics.actors.link.arena import ArenaBlock, Holder
 from topics.actors.link.board import Board, ShardState, ShardWords
-from topics.actors.link.heads import HeadReader, Mark
+from topics.actors.link.heads import HeadMark, HeadReader
 from topics.actors.link.link import Link
 from topics.actors.link.pulse import (
     DAMAGED,
@@ -30,11 +30,11 @@ from topics.actors.rpc.message_router import (
     Block,
     ErrorCode,
     InboundMessage,
+    LinkSession,
     MessageRouter,
     RemoteError,
     RouterConfig,
     RpcReply,
-    Session,
 )
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, Throttled, TopicsError
@@ -129,8 +129,8 @@ class ShardLink:
 
     def __init__(self, link: Link, router: MessageRouter, gone: Callable[[], NotReady]) -> None:
         self.link, self._router, self._gone = link, router, gone
-        self.session: Session | None = None
-        self.answering: Session | None = None  # the session, unless the shard is stalled
+        self.session: LinkSession | None = None
+        self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener = _Deaf()
         self._pulse = Pulse()
 
@@ -332,7 +332,7 @@ class Shards:
         slowest.give_up(Throttled(reason, retry_after_ms=1000))
         return True
 
-    def head(self, shard: int, mark: Mark) -> int | None:
+    def head(self, shard: int, mark: HeadMark) -> int | None:
         """As `HeadReader.head`."""
         return self._heads[shard].head(mark)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import cbor2
 import msgspec
 
-from topics.engine.topic import Range, Topic
-from topics.formats.api.requests import Buffer, Match
+from topics.engine.topic import SeqRange, Topic
+from topics.formats.api.requests import Buffer, TagMatch
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.records import EncodedRecords
 from topics.formats.disk.wal import Frame, FrameKind
@@ -75,7 +75,7 @@ class Append(Change):
         return self.first_seq + self.count - 1
 
 
-class Follow(NamedTuple):
+class InFlightDuplicate(NamedTuple):
     """A retry whose first attempt, ``leader``, is still on its way: it gets that one's answer."""
 
     leader: Append
@@ -106,7 +106,7 @@ class DeleteRecords(Change):
     __slots__ = ("bound", "deleted", "match", "runs")
 
     def __init__(
-        self, topic: Topic, bound: int, runs: Sequence[Range] | None, match: Match | None
+        self, topic: Topic, bound: int, runs: Sequence[SeqRange] | None, match: TagMatch | None
     ) -> None:
         super().__init__(topic, [], False)
         self.bound, self.runs, self.match = bound, runs, match
@@ -171,7 +171,7 @@ def delete_frame(change: DeleteRecords, now: Now) -> Frame:
     return Frame(FrameKind.DELETE, change.topic.id, 0, now.ts, len(change.runs), parts=(body,))
 
 
-def runs_of_frame(body: Buffer) -> Iterable[Range]:
+def runs_of_frame(body: Buffer) -> Iterable[SeqRange]:
     """The runs in the body of a DELETE frame."""
     return struct.iter_unpack("<QQ", body)
 
@@ -181,9 +181,9 @@ def floors(topic: Topic) -> tuple[int, int, int, int]:
     return topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor
 
 
-def runs_of_seqs(seqs: Iterable[int]) -> list[Range]:
+def runs_of_seqs(seqs: Iterable[int]) -> list[SeqRange]:
     """Rising seqs as runs, each ``(first, length)``."""
-    runs: list[Range] = []
+    runs: list[SeqRange] = []
     first = end = 0
     for seq in seqs:
         if seq != end:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Remembered(NamedTuple):
+class DedupeEntry(NamedTuple):
     """The write that a key stands for; ``at_ms`` on the monotonic clock, so that a step of the wall
     clock changes nothing.
     """
@@ -25,7 +25,7 @@ class DedupeWindow:
     __slots__ = ("_keys", "_order")
 
     def __init__(self) -> None:
-        self._keys: dict[str, Remembered] = {}
+        self._keys: dict[str, DedupeEntry] = {}
         # A dict alone would do, but looking for its first entry passes over all that were deleted
         # before it.
         self._order: deque[str] = deque()
@@ -36,7 +36,7 @@ class DedupeWindow:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
-    def items(self) -> Iterator[tuple[str, Remembered]]:
+    def items(self) -> Iterator[tuple[str, DedupeEntry]]:
         """All keys with their writes, the oldest first. The window may change between two of them."""
         for key in tuple(self._order):
             write = self._keys.get(key)
@@ -51,12 +51,12 @@ class DedupeWindow:
         """First seq of the write that it stands for, 0 for none."""
         return self._keys[key].first_seq if key in self._keys else 0
 
-    def find(self, key: str, now_ms: int, window_ms: int) -> Remembered | None:
+    def find(self, key: str, now_ms: int, window_ms: int) -> DedupeEntry | None:
         """What ``key`` stands for while it is younger than ``window_ms``."""
         found = self._keys.get(key)
         return found if found and now_ms - found.at_ms < window_ms else None
 
-    def remember(self, key: str, write: Remembered, window_ms: int) -> None:
+    def remember(self, key: str, write: DedupeEntry, window_ms: int) -> None:
         """Keep ``key`` from now on and let go of those that have grown too old."""
         self.expire(write.at_ms, window_ms)
         if self._keys.pop(

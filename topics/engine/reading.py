@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from topics.engine.store import Store, Unreadable
-from topics.engine.topic import Range, Topic
+from topics.engine.topic import SeqRange, Topic
 from topics.formats.api.requests import Buffer, Diff
 from topics.formats.disk.records import json_nodes, live_runs
 
@@ -122,7 +122,7 @@ def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
     )
 
 
-def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
+def _lost(topic: Topic, page: Page, lost: SeqRange) -> Tombstone:
     """The reader has come to what a restart took, or to what was damaged, and has got nothing
     before it.
 
@@ -136,7 +136,7 @@ def _lost(topic: Topic, page: Page, lost: Range) -> Tombstone:
     )
 
 
-def _next_loss(topic: Topic, seq: int, last: int) -> Range | None:
+def _next_loss(topic: Topic, seq: int, last: int) -> SeqRange | None:
     """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
     if seq > last or not (topic.losses or topic.damaged):
         return None
@@ -153,18 +153,18 @@ class Hurt(NamedTuple):
 
     first: int
     last: int
-    told: Range | None
+    told: SeqRange | None
 
 
 def _hurt(
     topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]
 ) -> Hurt:
     """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
-    first_seq, _, place, _ = topic.frames.entry(index)
+    first_seq, _, locator, _ = topic.frames.entry(index)
     start, stop, dead = seq - first_seq, end - first_seq, None
     try:
-        dead = store.dead(place) if first_seq in topic.frames.gone else None
-        view = store.records(place)
+        dead = store.dead(locator) if first_seq in topic.frames.gone else None
+        view = store.records(locator)
         start, stop = view.bad_run(start, stop) or (start, stop)
         told = view.wanted(start, stop, nodes, dead)
     except Unreadable:  # not even the tables: whatever is not deleted
@@ -175,7 +175,7 @@ def _hurt(
     )
 
 
-def _damaged(page: Page, lost: Range) -> Tombstone:
+def _damaged(page: Page, lost: SeqRange) -> Tombstone:
     return Tombstone(lost[0], lost[1], "damaged", page.earliest_seq, page.head_seq)
 
 
@@ -204,7 +204,9 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
     index, lost, looked = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last), 0
     hurt: Hurt | None = None  # ahead, in the entry that is read
     while True:
-        first_seq, count, place, size = frames.entry(index) if index < end else (last + 1, 0, 0, 0)
+        first_seq, count, locator, size = (
+            frames.entry(index) if index < end else (last + 1, 0, 0, 0)
+        )
         if index == cut:
             count = last + 1 - first_seq
         if first_seq > seq:
@@ -247,7 +249,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
         )  # nothing before it is known as damaged
         start, stop, dead = seq - first_seq, bound, None
         try:
-            if first_seq in gone and (dead := store.dead(place)) is not None:
+            if first_seq in gone and (dead := store.dead(locator)) is not None:
                 window = min(start + SCAN_RECORDS_MAX, bound)
                 start, stop = next(live_runs(dead, start, window), (window, window))
                 looked += first_seq + start - seq
@@ -257,7 +259,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
                     continue
             if page.count >= limit or budget <= 0:
                 break
-            view = store.records(place)
+            view = store.records(locator)
             whole = view.cuts_nothing(
                 nodes, asked.include_tags, asked.include_meta, asked.include_data
             )

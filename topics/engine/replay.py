@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from topics.engine.changes import Now, floors, runs_of_frame, topic_frame
-from topics.engine.dedupe import Remembered
+from topics.engine.dedupe import DedupeEntry
 from topics.engine.retention import (
     apply_caps,
     cut_to,
@@ -123,7 +123,7 @@ class Replay(TopicTable):
         """A write; None when it is passed over. ``generation``: base of the log file. Raises
         `Misfit`.
         """
-        _, _, place, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
+        _, _, locator, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
         topic = self.by_id.get(topic_id)
         if topic is None or first_seq <= topic.head_seq:
             if not checkpointed:
@@ -137,7 +137,7 @@ class Replay(TopicTable):
         size = external_size or (
             blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
         )
-        topic.frames.add(first_seq, count, place, size, ts_ms)
+        topic.frames.add(first_seq, count, locator, size, ts_ms)
         topic.next_seq = next_seq = first_seq + count
         topic.head_seq = topic.logged_seq = next_seq - 1
         topic.count += count
@@ -148,9 +148,9 @@ class Replay(TopicTable):
             trim(topic, len(topic.frames) - 1, self.store)
         if flags & _TAGS:
             self._note_tags(
-                topic, first_seq, self.store.records(place).tagged(0, count), generation
+                topic, first_seq, self.store.records(locator).tagged(0, count), generation
             )
-        if topic.capped and place >= self._news_from(topic):
+        if topic.capped and locator >= self._news_from(topic):
             apply_caps(topic, self.store)
         return topic
 
@@ -184,7 +184,7 @@ class Replay(TopicTable):
         """A topic removed. Raises `Misfit`."""
         topic = self._known(header, checkpointed)
         if topic is not None:
-            self.marks.forget(topic.frames.places())
+            self.marks.forget(topic.frames.locators())
             self._remove(topic)
 
     def replay_reserved(self, header: FrameHeader, *, checkpointed: bool = False) -> None:
@@ -381,7 +381,7 @@ class Replay(TopicTable):
         topic_id: int,
         first_seq: int,
         count: int,
-        place: int,
+        locator: int,
         size: int,
         ts: int,
         dead_count: int,
@@ -405,7 +405,7 @@ class Replay(TopicTable):
             topic.head_seq = last_seq
             return False
         frames, written = topic.frames, topic.last_write_ts
-        topic.commit_records(first_seq, count, place, ts, size)
+        topic.commit_records(first_seq, count, locator, ts, size)
         topic.last_write_ts = written
         if dead_count:
             frames.take(len(frames) - 1, dead_count, dead_bytes)
@@ -419,7 +419,7 @@ class Replay(TopicTable):
     ) -> None:
         """An idempotency key of an earlier write. The oldest comes first."""
         age_ms = max(0, now.ts - ts_ms)
-        topic.dedupe.remember(key, Remembered(first_seq, count, now.ms - age_ms), 1 << 62)
+        topic.dedupe.remember(key, DedupeEntry(first_seq, count, now.ms - age_ms), 1 << 62)
 
 
 def _matching(

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
-from topics.engine.frames import Entry, FrameIndex
+from topics.engine.record_index import IndexEntry, RecordIndex
 from topics.engine.store import EXTENT, RESIDENT, Store, Unreadable, first_live, last_live
-from topics.engine.topic import Range, Topic, joined, united
+from topics.engine.topic import SeqRange, Topic, joined, united
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.records import View, live_runs
 
@@ -38,7 +38,7 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
         count, size = frames.totals(0, whole)
         topic.count -= count
         topic.bytes -= size
-        store.release(frames.places(0, whole))
+        store.release(frames.locators(0, whole))
         frames.drop(whole)
     topic.start_seq = seq
     settle(topic, store)
@@ -54,8 +54,8 @@ class Live(NamedTuple):
 
 
 def _live_of(topic: Topic, index: int, start: int, stop: int, store: Store) -> Live:
-    first_seq, _, place, _ = topic.frames.entry(index)
-    dead = store.dead(place) if first_seq in topic.frames.gone else None
+    first_seq, _, locator, _ = topic.frames.entry(index)
+    dead = store.dead(locator) if first_seq in topic.frames.gone else None
     view, count, size, last = _sized(topic, index, store), 0, 0, 0
     for begin, end in live_runs(dead, start, stop):
         count += end - begin
@@ -86,9 +86,9 @@ def _sized(topic: Topic, index: int, store: Store) -> View:
     """The records of an entry, for their lengths: damage does not keep the rest of a topic from
     going.
     """
-    _, count, place, size = topic.frames.entry(index)
+    _, count, locator, size = topic.frames.entry(index)
     try:
-        return store.records(place)
+        return store.records(locator)
     except Unreadable:
         return _Even(count, max(size // topic.frames.live_count(index), 1))
 
@@ -97,9 +97,9 @@ def _last_live(topic: Topic, stop: int, store: Store) -> int:
     """The last live seq of the entries before ``stop``, 0 for none."""
     frames = topic.frames
     for index in range(stop - 1, -1, -1):
-        first_seq, count, place, size = frames.entry(index)
+        first_seq, count, locator, size = frames.entry(index)
         if size:
-            dead = store.dead(place) if first_seq in frames.gone else None
+            dead = store.dead(locator) if first_seq in frames.gone else None
             return first_seq + (count - 1 if dead is None else last_live(dead, 0, count))
     return 0
 
@@ -112,13 +112,13 @@ def settle(topic: Topic, store: Store) -> None:
         while whole < len(frames) and not frames.entry(whole)[3]:
             whole += 1
         if whole:
-            store.release(frames.places(0, whole))
+            store.release(frames.locators(0, whole))
             frames.drop(whole)
     if len(frames):
-        first_seq, count, place, _ = frames.entry(0)
+        first_seq, count, locator, _ = frames.entry(0)
         start = max(topic.start_seq, first_seq)
         if first_seq in frames.gone:
-            dead = store.dead(place)
+            dead = store.dead(locator)
             if dead is not None:
                 start = first_seq + first_live(dead, start - first_seq, count)
         topic.start_seq = start
@@ -151,7 +151,7 @@ def trim(topic: Topic, index: int, store: Store) -> None:
             _take(topic, index, gone.record_count, gone.size)
 
 
-def lose(topic: Topic, lost: Range) -> None:
+def lose(topic: Topic, lost: SeqRange) -> None:
     """A restart has taken these seqs, the last of the topic; it goes on behind them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost[1]
@@ -160,9 +160,9 @@ def lose(topic: Topic, lost: Range) -> None:
 def lose_damaged(topic: Topic, index: int, store: Store) -> None:
     """A write is damaged: it leaves the index, and readers are told of what lived in it."""
     frames = topic.frames
-    first_seq, count, place, size = frames.entry(index)
+    first_seq, count, locator, size = frames.entry(index)
     if size:
-        dead = store.dead(place) if first_seq in frames.gone else None
+        dead = store.dead(locator) if first_seq in frames.gone else None
         live = live_runs(dead, max(topic.start_seq - first_seq, 0), count)
         topic.damaged = united(
             topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live]
@@ -170,7 +170,7 @@ def lose_damaged(topic: Topic, index: int, store: Store) -> None:
     topic.count -= frames.live_count(index)
     topic.bytes -= size
     frames.replace(index, index + 1, (), ())
-    store.release((place,))
+    store.release((locator,))
     settle(topic, store)
 
 
@@ -223,8 +223,8 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
 def _cut_point_within(
     topic: Topic, index: int, over_count: int, over_bytes: int, store: Store
 ) -> int:
-    first_seq, count, place, _ = topic.frames.entry(index)
-    dead = store.dead(place) if first_seq in topic.frames.gone else None
+    first_seq, count, locator, _ = topic.frames.entry(index)
+    dead = store.dead(locator) if first_seq in topic.frames.gone else None
     view = _sized(topic, index, store)
     for start, stop in live_runs(dead, max(topic.start_seq - first_seq, 0), count):
         size = view.size(start, stop)
@@ -247,14 +247,14 @@ def first_not_before(topic: Topic, ts: int, store: Store) -> int:
     index = frames.find_ts(ts) - 1
     if index < 0:
         return topic.start_seq
-    first_seq, count, place, _ = frames.entry(index)
-    if place & RESIDENT or not place & EXTENT:
+    first_seq, count, locator, _ = frames.entry(index)
+    if locator & RESIDENT or not locator & EXTENT:
         return first_seq + count  # a write has one $ts
     start = max(topic.start_seq - first_seq, 0)
     if start >= count:
         return first_seq + count
     try:
-        view = store.records(place)
+        view = store.records(locator)
     except Unreadable:  # it goes when what follows is too old
         return first_seq + start
     if _ts(view, start) >= ts:
@@ -274,7 +274,7 @@ def _ts(view: View, index: int) -> int:
 # Deletes
 
 
-def delete_runs(topic: Topic, runs: Iterable[Range], store: Store) -> None:
+def delete_runs(topic: Topic, runs: Iterable[SeqRange], store: Store) -> None:
     """Delete runs of seqs, each ``(first, length)``, in rising order."""
     frames, index = topic.frames, -1
     pieces: list[tuple[int, int]] = []
@@ -298,23 +298,23 @@ def delete_runs(topic: Topic, runs: Iterable[Range], store: Store) -> None:
 def _delete_in_entry(topic: Topic, index: int, pieces: list[tuple[int, int]], store: Store) -> None:
     if not pieces:
         return
-    first_seq, whole, place, left = topic.frames.entry(index)
+    first_seq, whole, locator, left = topic.frames.entry(index)
     if pieces == [(0, whole)] and first_seq not in topic.frames.gone:
         live, count, size = pieces, whole, left
     else:
-        dead, view = store.dead(place), _sized(topic, index, store)
+        dead, view = store.dead(locator), _sized(topic, index, store)
         live = [run for piece in pieces for run in live_runs(dead, *piece)]
         count = sum(stop - start for start, stop in live)
         size = sum(view.size(start, stop) for start, stop in live)
     if count:
-        store.mark(place, live)
+        store.mark(locator, live)
         _take(topic, index, count, size)
 
 
 # Sealing
 
 
-def seal(topic: Topic, extents: Sequence[Entry], store: Store) -> list[int]:
+def seal(topic: Topic, extents: Sequence[IndexEntry], store: Store) -> list[int]:
     """Let extents take the place of the writes that they hold. Places of those in which nothing
     lives any more: they are not used.
 
@@ -332,17 +332,17 @@ def seal(topic: Topic, extents: Sequence[Entry], store: Store) -> list[int]:
                 used.append(extent._replace(size=size))
                 gone.append(extent.record_count - count)
             else:
-                unused.append(extent.place)
+                unused.append(extent.locator)
         if first < stop:
-            places = frames.places(first, stop)
+            locators = frames.locators(first, stop)
             frames.replace(first, stop, used, gone)
-            store.release(places)
+            store.release(locators)
         topic.sealed_seq = max(topic.sealed_seq, group[-1].last_seq)
     return unused
 
 
-def _contiguous(extents: Sequence[Entry]) -> Iterator[list[Entry]]:
-    group: list[Entry] = []
+def _contiguous(extents: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    group: list[IndexEntry] = []
     for extent in extents:
         if group and group[-1].last_seq + 1 != extent.first_seq:
             yield group
@@ -372,7 +372,7 @@ def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int
     return count, size
 
 
-def _is_cut(frames: FrameIndex, index: int, start: int, end: int) -> bool:
+def _is_cut(frames: RecordIndex, index: int, start: int, end: int) -> bool:
     first_seq, count, _, size = frames.entry(index)
     return size > 0 and (
         first_seq < start < first_seq + count or first_seq < end < first_seq + count

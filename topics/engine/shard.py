@@ -19,7 +19,7 @@ from topics.engine.changes import (
     Delete,
     DeleteRecords,
     FloorMoved,
-    Follow,
+    InFlightDuplicate,
     Now,
     Put,
     Reservation,
@@ -30,15 +30,15 @@ from topics.engine.changes import (
     topic_frame,
     ts_reserving_frame,
 )
-from topics.engine.dedupe import Remembered
-from topics.engine.frames import Entry
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.record_index import IndexEntry
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits
 from topics.engine.store import EXTENT, RESIDENT, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
-from topics.formats.api.requests import AppendBody, Match, PlainAppend, json_string
+from topics.formats.api.requests import AppendBody, PlainAppend, TagMatch, json_string
 from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.disk import records
 from topics.formats.disk.extent_view import ExtentView
@@ -57,7 +57,7 @@ class ShardEngine(Replay):
 
     def append(
         self, name: str, body: AppendBody, now: Now, prefixes: list[str] | None = None
-    ) -> Append | Follow | Remembered:
+    ) -> Append | InFlightDuplicate | DedupeEntry:
         """Give the records their seqs (§2), unless their key is known: then what it stands for, or
         whom to follow.
 
@@ -101,7 +101,7 @@ class ShardEngine(Replay):
         self._note_pending(change)
         return change
 
-    def append_long(
+    def append_streamed(
         self, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now
     ) -> Append:
         """The same for a write that is rendered run by run, on a topic that has no other change
@@ -133,12 +133,12 @@ class ShardEngine(Replay):
         self._note_pending(change)
         return change
 
-    def known(self, topic: Topic, key: str, now: Now) -> Follow | Remembered | None:
+    def known(self, topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
         """What an idempotency key stands for, if it has been used (§0.8)."""
         leader = topic.pending_keys.get(key)
         if leader is not None:
             assert isinstance(leader, Append)
-            return Follow(leader)
+            return InFlightDuplicate(leader)
         return topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
 
     def _begin(self, topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
@@ -232,7 +232,7 @@ class ShardEngine(Replay):
         return change
 
     def delete_records(
-        self, name: str, before_seq: int | None, match: Match | None, now: Now
+        self, name: str, before_seq: int | None, match: TagMatch | None, now: Now
     ) -> DeleteRecords:
         """Delete the records below ``before_seq`` that match, of those that are there now (§5).
         Raises `TopicNotFound`.
@@ -263,7 +263,7 @@ class ShardEngine(Replay):
             and (topic.capped or topic.config != topic.committed)
         )
 
-    def _matching(self, topic: Topic, match: Match, bound: int) -> list[int]:
+    def _matching(self, topic: Topic, match: TagMatch, bound: int) -> list[int]:
         """Seqs below ``bound`` of the records that match, rising; some of them may be gone."""
         start = topic.start_seq
         seqs = [
@@ -275,16 +275,18 @@ class ShardEngine(Replay):
         for entry in topic.frames.from_seq(start):
             if entry.first_seq >= bound or entry.first_seq > topic.sealed_seq:
                 break
-            if entry.size and entry.place & EXTENT and not entry.place & RESIDENT:
+            if entry.size and entry.locator & EXTENT and not entry.locator & RESIDENT:
                 seqs += self._matching_in_extent(entry, match, max(start, entry.first_seq), bound)
         seqs.sort()
         return seqs
 
-    def _matching_in_extent(self, entry: Entry, match: Match, start: int, bound: int) -> list[int]:
+    def _matching_in_extent(
+        self, entry: IndexEntry, match: TagMatch, start: int, bound: int
+    ) -> list[int]:
         try:
             view, dead = (
-                cast("ExtentView", self.store.records(entry.place)),
-                self.store.dead(entry.place),
+                cast("ExtentView", self.store.records(entry.locator)),
+                self.store.dead(entry.locator),
             )
         except (
             Unreadable
@@ -315,7 +317,7 @@ class ShardEngine(Replay):
 
     # What became of them
 
-    def commit(self, change: Change, place: int, now: Now, generation: int = 0) -> None:
+    def commit(self, change: Change, locator: int, now: Now, generation: int = 0) -> None:
         """The frames are as durable as the class promises. ``place`` is where an append's records
         can be found again, ``generation`` the base of the log file, by which its tags are dropped
         when that is sealed.
@@ -325,7 +327,7 @@ class ShardEngine(Replay):
             topic.pending -= 1
             if change.sync:
                 topic.pending_sync -= 1
-            self._commit_append(topic, change, place, now, generation)
+            self._commit_append(topic, change, locator, now, generation)
             return
         if isinstance(change, Reservation):
             topic.reserved(change.ceiling)
@@ -344,7 +346,7 @@ class ShardEngine(Replay):
             self._commit_delete(change)
 
     def _commit_append(
-        self, topic: Topic, change: Append, place: int, now: Now, generation: int
+        self, topic: Topic, change: Append, locator: int, now: Now, generation: int
     ) -> None:
         if change.ceiling:
             topic.reserved(change.ceiling)
@@ -352,12 +354,12 @@ class ShardEngine(Replay):
             self.reserved_ts = change.ts_ceiling
         size = change.size
         topic.pending_bytes -= size
-        topic.commit_records(change.first_seq, change.count, place, change.ts, size)
+        topic.commit_records(change.first_seq, change.count, locator, change.ts, size)
         if change.key is not None:
             topic.pending_keys.pop(change.key, None)
-            write = Remembered(change.first_seq, change.count, now.ms)
+            write = DedupeEntry(change.first_seq, change.count, now.ms)
             topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
-        if place & RESIDENT:
+        if locator & RESIDENT:
             generation = -1 - change.first_seq // RESIDENT_GENERATION_SEQS
         else:
             topic.logged_seq = topic.head_seq
@@ -525,7 +527,7 @@ __all__ = [
     "Delete",
     "DeleteRecords",
     "FloorMoved",
-    "Follow",
+    "InFlightDuplicate",
     "Misfit",
     "Now",
     "Put",

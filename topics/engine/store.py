@@ -29,18 +29,18 @@ class Unreadable(Exception):
 class Store(Protocol):
     """Finds records again by the place that was noted when they were committed."""
 
-    def records(self, place: int) -> View:
+    def records(self, locator: int) -> View:
         """What stands there; valid until the next change of the store. Reading it may raise
         `Unreadable`.
         """
 
-    def dead(self, place: int) -> Buffer | None:
+    def dead(self, locator: int) -> Buffer | None:
         """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
 
-    def mark(self, place: int, runs: Runs) -> None:
+    def mark(self, locator: int, runs: Runs) -> None:
         """These records are deleted."""
 
-    def release(self, places: Sequence[int]) -> None:
+    def release(self, locators: Sequence[int]) -> None:
         """Nobody will ask for these again: no record that stands there is left in the topic."""
 
 
@@ -55,29 +55,29 @@ class Marks:
     def __len__(self) -> int:
         return len(self._flags)
 
-    def dead(self, place: int) -> bytes | bytearray | None:
+    def dead(self, locator: int) -> bytes | bytearray | None:
         """As `Store.dead`."""
-        return self._flags.get(place)
+        return self._flags.get(locator)
 
-    def mark(self, place: int, count: int, runs: Runs) -> None:
+    def mark(self, locator: int, count: int, runs: Runs) -> None:
         """As `Store.mark`; the entry has ``count`` records."""
-        flags = self._flags.get(place)
+        flags = self._flags.get(locator)
         if flags is None:
             if count == 1:
-                self._flags[place] = (
+                self._flags[locator] = (
                     b"\1"  # one object for all writes of one record, and these are most
                 )
                 return
-            flags = self._flags[place] = bytearray(count)
+            flags = self._flags[locator] = bytearray(count)
         if isinstance(flags, bytearray):
             for start, stop in runs:
                 flags[start:stop] = b"\1" * (stop - start)
 
-    def forget(self, places: Iterable[int]) -> None:
+    def forget(self, locators: Iterable[int]) -> None:
         """Let go of the flags of these places."""
         if self._flags:
-            for place in places:
-                self._flags.pop(place, None)
+            for locator in locators:
+                self._flags.pop(locator, None)
 
 
 def first_live(dead: Buffer, start: int, stop: int) -> int:

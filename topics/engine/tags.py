@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from topics.formats.api.requests import Match, json_string
+from topics.formats.api.requests import TagMatch, json_string
 from topics.formats.disk.packed import PackedTexts
 
 PORTION_TAGS = 4096
@@ -48,7 +48,7 @@ class TagIndex:
                 known.append(seq)
             self.last_seq = seq
 
-    def find(self, match: Match) -> Iterator[int]:
+    def find(self, match: TagMatch) -> Iterator[int]:
         """Seqs of the records that match."""
         for portion, tag in self._matching(match):
             found = portion[tag]
@@ -57,7 +57,7 @@ class TagIndex:
             else:
                 yield from found
 
-    def forget(self, match: Match, bound: int) -> None:
+    def forget(self, match: TagMatch, bound: int) -> None:
         """The records below ``bound`` that match are gone."""
         for portion, tag in list(self._matching(match)):
             found = portion[tag]
@@ -75,7 +75,7 @@ class TagIndex:
         del self._full[-4:]
         return bool(self._full)
 
-    def _matching(self, match: Match) -> Iterator[tuple[Portion, bytes]]:
+    def _matching(self, match: TagMatch) -> Iterator[tuple[Portion, bytes]]:
         if match.op == "Eq":
             text = json_string(match.text)
             for portion, _ in (*self._full, (self._open, None)):

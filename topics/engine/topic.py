@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topics.engine.dedupe import DedupeWindow
-from topics.engine.frames import FrameIndex
+from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
 from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
 
@@ -27,7 +27,7 @@ from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
 
-Range = tuple[int, int]
+SeqRange = tuple[int, int]
 """First and last seq."""
 
 
@@ -59,10 +59,10 @@ class Topic:
         self.next_seq = 1
         self.start_seq = 1
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
-        self.losses: tuple[Range, ...] = ()
-        self.damaged: tuple[Range, ...] = ()
+        self.losses: tuple[SeqRange, ...] = ()
+        self.damaged: tuple[SeqRange, ...] = ()
         self.resident: tuple[
-            Range, ...
+            SeqRange, ...
         ] = ()  # seqs of records that are kept in memory only: a restart takes them
         self.logged_seq = 0  # no record above it is in the log
         self.sealed_seq = 0  # no record above it is in a segment
@@ -70,7 +70,7 @@ class Topic:
         self.tags: dict[int, TagIndex] | None = None  # by log file
         self.count = 0
         self.bytes = 0
-        self.frames = FrameIndex()
+        self.frames = RecordIndex()
         self.dedupe = DedupeWindow()
         self.keys_from_seq = 0  # idempotency keys of writes before it were forgotten, and stay so when the window grows
         self.last_ts = 0  # $ts never goes back within a topic
@@ -107,10 +107,12 @@ class Topic:
         self.committed = config
         self.capped = config.cap_records > 0 or config.cap_bytes > 0
 
-    def commit_records(self, first_seq: int, count: int, place: int, ts_ms: int, size: int) -> None:
+    def commit_records(
+        self, first_seq: int, count: int, locator: int, ts_ms: int, size: int
+    ) -> None:
         """Make a write readable."""
         assert first_seq > self.head_seq, "writes are committed in seq order"
-        self.frames.add(first_seq, count, place, size, ts_ms)
+        self.frames.add(first_seq, count, locator, size, ts_ms)
         self.head_seq = first_seq + count - 1
         self.count += count
         self.bytes += size
@@ -160,7 +162,7 @@ class Topic:
         """These seqs are handed out to records that are kept in memory only."""
         self.resident = joined(self.resident, (first_seq, last_seq))
 
-    def losses_at_restart(self, head_seq: int) -> tuple[Range, ...]:
+    def losses_at_restart(self, head_seq: int) -> tuple[SeqRange, ...]:
         """What of the seqs up to ``head_seq`` would be lost if the process ended now."""
         start = self.start_seq
         at_risk = [
@@ -191,16 +193,16 @@ def _step(last_seq: int) -> int:
     return min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
 
 
-def joined(ranges: tuple[Range, ...], more: Range) -> tuple[Range, ...]:
+def joined(ranges: tuple[SeqRange, ...], more: SeqRange) -> tuple[SeqRange, ...]:
     """``ranges`` and one that does not begin before the last of them; what touches becomes one."""
     if ranges and more[0] <= ranges[-1][1] + 1:
         return (*ranges[:-1], (ranges[-1][0], max(more[1], ranges[-1][1])))
     return (*ranges, more)
 
 
-def united(ranges: Iterable[Range], more: Iterable[Range]) -> tuple[Range, ...]:
+def united(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRange, ...]:
     """Both, in order; what overlaps or touches becomes one."""
-    found: tuple[Range, ...] = ()
+    found: tuple[SeqRange, ...] = ()
     for each in sorted((*ranges, *more)):
         found = joined(found, each)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from topics.actors.link.arena import Holder
-from topics.actors.link.heads import Mark
+from topics.actors.link.heads import HeadMark
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
@@ -106,7 +106,7 @@ class Backend(Protocol):
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         """Tell a slower holder to give up; whether there is one, which does so when others run."""
 
-    def head(self, shard: int, mark: Mark) -> int | None:
+    def head(self, shard: int, mark: HeadMark) -> int | None:
         """Head of the topic of a page that was read ahead; None when the page is not its answer any
         more.
         """
@@ -132,9 +132,9 @@ __all__ = [
     "Backend",
     "Body",
     "BodyBlock",
+    "HeadMark",
     "Holder",
     "Listener",
-    "Mark",
     "Readiness",
     "Reply",
     "unready",

@@ -46,7 +46,7 @@ from topics.front.backend import Backend
 from topics.front.http.bodies import short_body_max, too_large
 from topics.front.http.hosts import AUTHORITY, HostRule, host_of
 from topics.front.routes.queries import Query, find_token, parse_query
-from topics.front.routes.table import BodyRule, Match, Route, authority_of, match
+from topics.front.routes.table import BodyRule, Route, RouteMatch, authority_of, match
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 JSON_MEDIA = re.compile(
@@ -263,7 +263,7 @@ def _origin_host(value: bytes) -> bytes | None:
     return found[1].lower() if found else None
 
 
-def _token(matched: Match) -> bytes | None:
+def _token(matched: RouteMatch) -> bytes | None:
     """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams
     only (§7.1).
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from topics.formats.disk import blob, segment, wal
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.segment import BadSegment, Entry
+from topics.formats.disk.segment import BadSegment, ExtentEntry
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
@@ -59,7 +59,7 @@ def describe_segment(path: Path) -> Iterator[str]:
         yield f"extent {index} at {entry.offset}: {_extent(entry, data)}"
 
 
-def _extent(entry: Entry, data: memoryview) -> str:
+def _extent(entry: ExtentEntry, data: memoryview) -> str:
     dead = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
     text = (
         f"topic {entry.topic_id}, seqs {entry.first_seq} to {entry.first_seq + entry.record_count - 1}, {dead} deleted, "

@@ -32,11 +32,11 @@ from topics.engine.changes import runs_of_frame
 from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.engine.store import EXTENT, Runs
-from topics.engine.topic import Range
+from topics.engine.topic import SeqRange
 from topics.formats.api.requests import Buffer
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
-from topics.formats.disk.segment import Entry, Key
+from topics.formats.disk.segment import ExtentEntry, ExtentKey
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
@@ -52,7 +52,7 @@ from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.pulse import Pulse
-from topics.storage.segments.store import SegmentStore, split_place
+from topics.storage.segments.store import SegmentStore, split_locator
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
 from topics.storage.wal.log import Wal, frame_records
@@ -202,24 +202,24 @@ def _restore(
         if any(1 in segment.has_dead for segment in segments.segments.values())
         else {}
     )
-    places: defaultdict[int, list[int]] = defaultdict(list)
+    locators: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
-        for place, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
+        for locator, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
             if entry.topic_id in engine.by_id:
-                store.take_back(place, entry, ahead.get(entry.topic_id, ()))
-                _restore_extent(engine, segments, store.dead(place), place, entry)
-                places[entry.topic_id].append(place)
-    return places
+                store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
+                _restore_extent(engine, segments, store.dead(locator), locator, entry)
+                locators[entry.topic_id].append(locator)
+    return locators
 
 
 def _deletes_ahead(
     checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
-) -> dict[int, list[Range]]:
+) -> dict[int, list[SeqRange]]:
     """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of
     segments know of them already.
     """
     noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
-    found: defaultdict[int, list[Range]] = defaultdict(list)
+    found: defaultdict[int, list[SeqRange]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
         if end is not None and end <= checkpoint.replay_from:
             continue
@@ -238,14 +238,18 @@ def _deletes_ahead(
 
 
 def _restore_extent(
-    engine: ShardEngine, segments: SegmentStore, dead: Buffer | None, place: int, entry: Entry
+    engine: ShardEngine,
+    segments: SegmentStore,
+    dead: Buffer | None,
+    locator: int,
+    entry: ExtentEntry,
 ) -> None:
     dead_count, dead_bytes = 0, 0
     if dead is not None:
         dead_count = bytes(dead).count(1)
         try:
             live = sum(
-                segments.records(place).size(start, stop)
+                segments.records(locator).size(start, stop)
                 for start, stop in live_runs(dead, 0, entry.record_count)
             )
             dead_bytes = entry.blob_bytes - live
@@ -256,7 +260,7 @@ def _restore_extent(
             entry.topic_id,
             entry.first_seq,
             entry.record_count,
-            place,
+            locator,
             entry.blob_bytes,
             entry.first_ts,
             dead_count,
@@ -264,7 +268,7 @@ def _restore_extent(
         )
     except Misfit as error:
         raise Damaged(
-            segments.segments[split_place(place)[0]].path, entry.offset, str(error)
+            segments.segments[split_locator(locator)[0]].path, entry.offset, str(error)
         ) from error
 
 
@@ -276,12 +280,12 @@ class _Store:
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
         self.files: list[WalFile] = []
 
-    def take_back(self, place: int, entry: Entry, runs: Iterable[Range]) -> None:
+    def take_back(self, locator: int, entry: ExtentEntry, runs: Iterable[SeqRange]) -> None:
         """Let the records of these runs live until the replay deletes them: a cap that is replayed
         before that must find them, or it takes less than it did at first, and what was shown as
         gone is back.
         """
-        dead = self._segments.dead(place)
+        dead = self._segments.dead(locator)
         if dead is None:
             return
         flags = bytearray(dead)
@@ -293,46 +297,46 @@ class _Store:
             if start < stop:
                 flags[start:stop] = bytes(stop - start)
         if flags != dead:
-            self._flags[place] = flags
+            self._flags[locator] = flags
 
-    def records(self, place: int) -> View:
+    def records(self, locator: int) -> View:
         """As `Store.records`."""
-        if place & EXTENT:
-            return self._segments.records(place)
-        file = self.files[bisect_right(self.files, place, key=lambda file: file.base) - 1]
+        if locator & EXTENT:
+            return self._segments.records(locator)
+        file = self.files[bisect_right(self.files, locator, key=lambda file: file.base) - 1]
         try:
-            return frame_records(file, place, self._blobs)
+            return frame_records(file, locator, self._blobs)
         except Damaged as damage:
             if damage.path.exists():
                 raise
             # Its topic is deleted further on, or it is missed when the log has ended. Until then,
             # records of one byte will do.
-            count = header_at(file.view(), file.offset(place)).record_count
+            count = header_at(file.view(), file.offset(locator)).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
             )
 
-    def dead(self, place: int) -> Buffer | None:
+    def dead(self, locator: int) -> Buffer | None:
         """As `Store.dead`."""
-        if not place & EXTENT:
-            return self._engine.marks.dead(place)
-        return self._flags.get(place) or self._segments.dead(place)
+        if not locator & EXTENT:
+            return self._engine.marks.dead(locator)
+        return self._flags.get(locator) or self._segments.dead(locator)
 
-    def mark(self, place: int, runs: Runs) -> None:
+    def mark(self, locator: int, runs: Runs) -> None:
         """As `Store.mark`."""
-        if place & EXTENT:
+        if locator & EXTENT:
             self._segments.mark(
-                place, chain.from_iterable(starmap(range, runs)), 0
+                locator, chain.from_iterable(starmap(range, runs)), 0
             )  # the log is synced before any mark is written
-            if place in self._flags:
+            if locator in self._flags:
                 for start, stop in runs:
-                    self._flags[place][start:stop] = b"\1" * (stop - start)
+                    self._flags[locator][start:stop] = b"\1" * (stop - start)
         else:
-            self._engine.marks.mark(place, self.records(place).count, runs)
+            self._engine.marks.mark(locator, self.records(locator).count, runs)
 
-    def release(self, places: Sequence[int]) -> None:
+    def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`: what is not named after the replay is found then."""
-        self._engine.marks.forget(places)
+        self._engine.marks.forget(locators)
 
 
 class _Replay:
@@ -352,7 +356,7 @@ class _Replay:
         )
         self.durable = self._promised  # the log is known to be on the disk up to here
         self._total = self._done = 0
-        self._keys: defaultdict[int, list[Key]] = defaultdict(
+        self._keys: defaultdict[int, list[ExtentKey]] = defaultdict(
             list
         )  # by topic, in the order of the log
 
@@ -482,7 +486,7 @@ class _Replay:
         key = _body(header, view, offset).get("k")
         if key is not None:
             self._keys[header.topic_id].append(
-                Key(key, header.first_seq, header.record_count, header.ts_ms)
+                ExtentKey(key, header.first_seq, header.record_count, header.ts_ms)
             )
 
     def remember_keys(
@@ -497,9 +501,11 @@ class _Replay:
         """
         for topic in self._pulse.over(self.engine.by_id.values()):
             alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
-            lone = map(Key._make, lone_keys.get(topic.id, ()))
-            places = self._pulse.over(extents.get(topic.id, ()), EXTENTS_AT_ONCE)
-            sealed = chain.from_iterable(_young_keys(segments, place, alive_ts) for place in places)
+            lone = map(ExtentKey._make, lone_keys.get(topic.id, ()))
+            locators = self._pulse.over(extents.get(topic.id, ()), EXTENTS_AT_ONCE)
+            sealed = chain.from_iterable(
+                _young_keys(segments, locator, alive_ts) for locator in locators
+            )
             for key in self._pulse.over(
                 merge(lone, sealed, self._keys.get(topic.id, ()), key=_first_seq)
             ):
@@ -513,19 +519,19 @@ class _Replay:
                     )
 
 
-def _young_keys(segments: SegmentStore, place: int, alive_ts: int) -> Iterator[Key]:
-    if segments.entry(place).last_ts < alive_ts:
+def _young_keys(segments: SegmentStore, locator: int, alive_ts: int) -> Iterator[ExtentKey]:
+    if segments.entry(locator).last_ts < alive_ts:
         return iter(())
-    if segments.all_dead(place) and not segments.has_tables(place):
+    if segments.all_dead(locator) and not segments.has_tables(locator):
         # Its room was given back, and the checkpoint tells of its keys. That is no damage.
         return iter(())
     try:
-        return segments.records(place).idempotency_keys()
+        return segments.records(locator).idempotency_keys()
     except Damaged:  # its readers are told
         return iter(())
 
 
-def _first_seq(key: Key) -> int:
+def _first_seq(key: ExtentKey) -> int:
     return key.first_seq
 
 

@@ -22,7 +22,7 @@ from topics.formats.disk.segment import (
     HEADER_BYTES,
     TRAILER_BYTES,
     BadSegment,
-    Entry,
+    ExtentEntry,
     Trailer,
     check_directory,
     decode_directory,
@@ -150,7 +150,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
         yield Finding(path, flags_end, "the zeros behind the delete flags are none")
 
 
-def _misplaced(entries: list[Entry], trailer: Trailer) -> Iterator[tuple[int, str]]:
+def _misplaced(entries: list[ExtentEntry], trailer: Trailer) -> Iterator[tuple[int, str]]:
     """Extents that do not follow on one another, or are too small for what they hold."""
     at, flags_at = HEADER_BYTES, trailer.flags_at
     for index, entry in enumerate(entries):
@@ -168,7 +168,7 @@ def _misplaced(entries: list[Entry], trailer: Trailer) -> Iterator[tuple[int, st
         yield len(entries), "the directory does not follow on the delete flags"
 
 
-def _extent_findings(data: memoryview, entry: Entry) -> Iterator[tuple[int, str]]:
+def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int, str]]:
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     strange = (
         [index for index, flag in enumerate(flags) if flag > 1]
@@ -193,7 +193,7 @@ def _extent_findings(data: memoryview, entry: Entry) -> Iterator[tuple[int, str]
     yield from check_extent(view)
 
 
-def is_punched(entry: Entry, data: memoryview) -> bool:
+def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
     """Whether the extent's room was given back: all its records were deleted before."""
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     return flags.count(1) == len(flags) and _zeros(data[entry.offset : entry.offset + entry.length])

@@ -25,7 +25,7 @@ SLOTS = 64
 SLOT_WORDS = 2
 
 
-class Mark(NamedTuple):
+class HeadMark(NamedTuple):
     """Where and at which version a page was made."""
 
     slot: int
@@ -49,7 +49,7 @@ class HeadReader:
     def __init__(self, words: memoryview) -> None:
         self._words, self._order = words, load_fences().order
 
-    def head(self, mark: Mark) -> int | None:
+    def head(self, mark: HeadMark) -> int | None:
         """The topic's head now; None when something but an append has happened to it since."""
         words, at = self._words, mark.slot * SLOT_WORDS
         if words[at] != mark.version:
@@ -72,12 +72,12 @@ class HeadWriter:
         for slot in self._free:
             self._move_on(slot)
 
-    def mark(self, topic: Topic) -> Mark:
+    def mark(self, topic: Topic) -> HeadMark:
         """Of a page that is read now. Lends a slot if the topic has none."""
         slot = self._slots.get(topic.id)
         if slot is None:
             slot = self._lend(topic)
-        return Mark(slot, int(self._words[slot * SLOT_WORDS]))
+        return HeadMark(slot, int(self._words[slot * SLOT_WORDS]))
 
     def committed(self, change: Change) -> None:
         """Tell of a change, before anybody is told of its success."""

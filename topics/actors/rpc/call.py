@@ -19,7 +19,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 from topics.formats.wire.message import MessageFrame
 
 if TYPE_CHECKING:
-    from topics.actors.rpc.session import Session
+    from topics.actors.rpc.session import LinkSession
 
 
 class RemoteError(Exception):
@@ -39,7 +39,7 @@ class RpcReply:
 
     __slots__ = ("_frame", "_session", "result")
 
-    def __init__(self, result: Any, frame: MessageFrame, session: Session) -> None:
+    def __init__(self, result: Any, frame: MessageFrame, session: LinkSession) -> None:
         self.result = result
         self._frame = frame
         self._session = session
@@ -61,7 +61,7 @@ class Call:
 
     __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid", "method", "patient")
 
-    def __init__(self, cid: int, method: str, session: Session) -> None:
+    def __init__(self, cid: int, method: str, session: LinkSession) -> None:
         self.cid, self.method = cid, method
         self.patient = False  # it may wait long by its nature; the caller says so
         self._session = session

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import structlog
 
-from topics.actors.rpc.session import Attachment, Session, discard
+from topics.actors.rpc.session import Attachment, LinkSession, discard
 from topics.formats.wire.envelope import (
     ErrorCode,
     Notification,
@@ -53,7 +53,7 @@ class RpcContext:
 
     __slots__ = ("_frame", "_request", "_session", "_state", "timed")
 
-    def __init__(self, session: Session, frame: MessageFrame, request: Request) -> None:
+    def __init__(self, session: LinkSession, frame: MessageFrame, request: Request) -> None:
         self._session = session
         self._frame = frame
         self._request = request
@@ -159,7 +159,7 @@ class InboundMessage:
 
     def __init__(
         self,
-        session: Session,
+        session: LinkSession,
         frame: MessageFrame,
         rpc: RpcContext | None = None,
         notification: Notification | None = None,
@@ -186,7 +186,7 @@ class InboundMessage:
         return self._session.peer_id
 
     @property
-    def session(self) -> Session:
+    def session(self) -> LinkSession:
         return self._session
 
     @property

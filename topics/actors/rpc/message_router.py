@@ -25,7 +25,7 @@ import trio
 from topics.actors.rpc.call import Call, RemoteError, RpcReply
 from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage, RpcContext
 from topics.actors.rpc.route_table import MessageHandler, Registration, RouteTable, Unsubscribe
-from topics.actors.rpc.session import Attachment, Block, Session, Transport
+from topics.actors.rpc.session import Attachment, Block, LinkSession, Transport
 from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectKind, SubjectPolicy
 from topics.formats.wire import envelope
 from topics.formats.wire.envelope import (
@@ -47,6 +47,7 @@ __all__ = [
     "ErrorCode",
     "ErrorMapper",
     "InboundMessage",
+    "LinkSession",
     "MessageHandler",
     "MessageRouter",
     "Mode",
@@ -55,7 +56,6 @@ __all__ = [
     "RpcContext",
     "RpcErrorPayload",
     "RpcReply",
-    "Session",
     "SubjectKind",
     "SubjectPolicy",
     "Transport",
@@ -115,7 +115,7 @@ class MessageRouter(RouteTable):
     def __init__(self, config: RouterConfig | None = None) -> None:
         self._config = config or RouterConfig()
         self._sessions: dict[
-            Session, None
+            LinkSession, None
         ] = {}  # a set with an order: the same run expires in the same order
         self._timeout = self._config.rpc_timeout_ms / 1000
         self._idle: trio.Event | None = (
@@ -123,9 +123,9 @@ class MessageRouter(RouteTable):
         )
         super().__init__(self._config.subject_policy, self._drop_plans)
 
-    def open_session(self, peer_id: str, transport: Transport) -> Session:
+    def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
         """A new session; the global handlers serve it from now on."""
-        session = Session(peer_id, transport, self._config.subject_policy, self._forget_session)
+        session = LinkSession(peer_id, transport, self._config.subject_policy, self._forget_session)
         self._sessions[session] = None
         return session
 
@@ -137,7 +137,9 @@ class MessageRouter(RouteTable):
             session.close()
         self.clear()
 
-    def dispatch(self, session: Session, frame: MessageFrame) -> Coroutine[Any, Any, None] | None:
+    def dispatch(
+        self, session: LinkSession, frame: MessageFrame
+    ) -> Coroutine[Any, Any, None] | None:
         """Run the plain-function handlers of a message; nothing that the peer sends makes it raise.
 
         None: all is done. Otherwise a handler turned out to be asynchronous, and the coroutine,
@@ -181,7 +183,7 @@ class MessageRouter(RouteTable):
     # --- resolving a subject
     # -----------------------------------------------------------------------------------------
 
-    def _plan(self, session: Session, subject: str) -> Plan:
+    def _plan(self, session: LinkSession, subject: str) -> Plan:
         kind = self._config.subject_policy.kind_of(subject)
         routes = (
             ()
@@ -194,7 +196,7 @@ class MessageRouter(RouteTable):
         return plan
 
     def _routes_for(
-        self, session: Session, subject: str, default: Mode
+        self, session: LinkSession, subject: str, default: Mode
     ) -> tuple[Registration, ...]:
         # sorted() is stable: among equal ranks the session's stay before the global ones, both in
         # registration order.
@@ -205,7 +207,7 @@ class MessageRouter(RouteTable):
                 return tuple(matching[:count])
         return tuple(matching)
 
-    def _forget_session(self, session: Session) -> None:
+    def _forget_session(self, session: LinkSession) -> None:
         del self._sessions[session]
 
     def _drop_plans(self) -> None:
@@ -216,7 +218,7 @@ class MessageRouter(RouteTable):
     # ---------------------------------------------------------------------------------------------------
 
     def _dispatch_rpc(
-        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
+        self, session: LinkSession, frame: MessageFrame, routes: tuple[Registration, ...]
     ) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Request:
@@ -235,7 +237,7 @@ class MessageRouter(RouteTable):
         return None
 
     def _dispatch_event(
-        self, session: Session, frame: MessageFrame, routes: tuple[Registration, ...]
+        self, session: LinkSession, frame: MessageFrame, routes: tuple[Registration, ...]
     ) -> Coroutine[Any, Any, None] | None:
         decoded = envelope.decode(frame.payload)
         if type(decoded) is Notification:
@@ -245,7 +247,7 @@ class MessageRouter(RouteTable):
         session.release(frame)
         return None
 
-    def _take_error_frame(self, session: Session, frame: MessageFrame) -> None:
+    def _take_error_frame(self, session: LinkSession, frame: MessageFrame) -> None:
         # Whatever it holds, it is not answered: two sides would refuse each other's refusals for
         # ever.
         session.release(frame)
@@ -255,7 +257,7 @@ class MessageRouter(RouteTable):
         else:
             log.warning("error_frame_dropped", peer_id=session.peer_id, frame_id=frame.frame_id)
 
-    def _refuse(self, session: Session, frame: MessageFrame, code: int, reason: str) -> None:
+    def _refuse(self, session: LinkSession, frame: MessageFrame, code: int, reason: str) -> None:
         session.release(frame)
         try:
             session.transport.send_error(code, reason, frame.frame_id)
@@ -344,7 +346,7 @@ class MessageRouter(RouteTable):
     # --- deadlines
     # ---------------------------------------------------------------------------------------------------
 
-    def _start_clock(self, session: Session, rpc: RpcContext) -> None:
+    def _start_clock(self, session: LinkSession, rpc: RpcContext) -> None:
         # A dict, not a queue: an answered request leaves it at once and does not hold its message
         # until the deadline.
         session.unanswered[rpc] = trio.current_time() + self._timeout

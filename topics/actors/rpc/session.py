@@ -44,7 +44,7 @@ class Block(Protocol):
 
 
 Attachment: TypeAlias = Buffer | Block
-ClosedListener: TypeAlias = Callable[["Session"], None]
+ClosedListener: TypeAlias = Callable[["LinkSession"], None]
 
 
 class Transport(Protocol):
@@ -76,7 +76,7 @@ def discard(attachment: Attachment) -> None:
         attachment.free()
 
 
-class Session:
+class LinkSession:
     """Made by ``MessageRouter.open_session``; the owner of the transport closes it when the peer is
     gone.
     """
@@ -86,7 +86,7 @@ class Session:
         peer_id: str,
         transport: Transport,
         policy: SubjectPolicy,
-        forget: Callable[[Session], None],
+        forget: Callable[[LinkSession], None],
     ) -> None:
         self.peer_id: Final = peer_id
         self.transport: Final = transport

@@ -20,16 +20,21 @@ from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadWriter
 from topics.actors.link.link import Link
 from topics.actors.link.pulse import DISK_STALLED, DISK_STALLED_S, Pulse
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RouterConfig, Session
+from topics.actors.rpc.message_router import (
+    InboundMessage,
+    LinkSession,
+    MessageRouter,
+    RouterConfig,
+)
 from topics.actors.rpc.replies import CONTRACT_ERROR, map_error, reply, request_of, total_ms
 from topics.actors.shard.burst import Asker, Burst, Part
 from topics.actors.shard.commits import Commits
 from topics.actors.shard.feeds import Feeds
-from topics.actors.shard.long_appends import LONG_BYTES, Done, LongAppends
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing import Sealing
-from topics.engine.shard import Append, Change, Delete, Follow, Now
+from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
+from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api import answers
@@ -67,7 +72,7 @@ class ShardActor:
         self.router = MessageRouter(
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
-        self.long_appends = LongAppends(shard.engine, self.commits, limits, clock)
+        self.streamed_appends = StreamedAppends(shard.engine, self.commits, limits, clock)
         self._disk, self._blobs, self._disk_is_stalled = Pulse(), Pulse(), False
         self.room = Room(shard, self.commits, self.words)
         # Deletes that had no room among others.
@@ -109,7 +114,7 @@ class ShardActor:
             nursery.cancel_scope.cancel()
 
     async def _serve(self, link: Link) -> None:
-        session: Session | None = None
+        session: LinkSession | None = None
 
         def opened() -> None:
             nonlocal session
@@ -176,9 +181,9 @@ class ShardActor:
         """
         waits = (len(self.commits) > 0 or self.wal.is_syncing) and self.room.broken is None
         silent_s = self._disk.look((self.commits.oldest, self.wal.synced) if waits else now, now)
-        pours = self.long_appends.pouring
+        pours = self.streamed_appends.pouring
         silent_s = max(
-            silent_s, self._blobs.look((pours, self.long_appends.poured) if pours else now, now)
+            silent_s, self._blobs.look((pours, self.streamed_appends.poured) if pours else now, now)
         )
         self.words.disk_silent_ms = int(silent_s * 1000)
         if self._disk_is_stalled != (silent_s >= DISK_STALLED_S):
@@ -193,12 +198,12 @@ class ShardActor:
     def _append(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
         self._writable(grows=True)
-        if self.long_appends.holds(params["topic"], self._append, message):
+        if self.streamed_appends.holds(params["topic"], self._append, message):
             return
-        if len(message.attachment) > LONG_BYTES:
-            self.long_appends.take(params["topic"])
+        if len(message.attachment) > STREAMED_MIN_BYTES:
+            self.streamed_appends.take(params["topic"])
             rpc.outlast()  # it ends when all of its body is written
-            self._nursery.start_soon(self._append_long, message)
+            self._nursery.start_soon(self._append_streamed, message)
             return
         self._append_now(rpc, params, message.attachment)
         rpc.outlast()
@@ -208,7 +213,7 @@ class ShardActor:
         """Several short ones to one topic: as if each had come by itself, but answered together."""
         rpc, params = request_of(message)
         self._writable(grows=True)
-        if self.long_appends.holds(params["topic"], self._append_many, message):
+        if self.streamed_appends.holds(params["topic"], self._append_many, message):
             return
         lengths = params["lengths"]
         burst, content, end = Burst(rpc, len(lengths)), message.attachment, 0
@@ -232,18 +237,18 @@ class ShardActor:
             reservation = self.engine.reserve(outcome.topic)
             if reservation is not None:
                 self.commits.submit(reservation, None)
-        elif isinstance(outcome, Follow):
+        elif isinstance(outcome, InFlightDuplicate):
             outcome.leader.followers.append((asker, params))
         else:
             _reply_appended(
                 asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True
             )
 
-    async def _append_long(self, message: InboundMessage) -> None:
+    async def _append_streamed(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
         name = params["topic"]
         try:
-            outcome = await self.long_appends.run(
+            outcome = await self.streamed_appends.run(
                 name, message.attachment, params["key"], params["prefixes"]
             )
         except Exception as error:
@@ -293,7 +298,7 @@ class ShardActor:
     def _put(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
         self._writable(grows=params["topic"] not in self.engine.topics)
-        if self.long_appends.holds(params["topic"], self._put, message):
+        if self.streamed_appends.holds(params["topic"], self._put, message):
             return
         self._freshen(
             self.engine.topics.get(params["topic"])
@@ -317,7 +322,7 @@ class ShardActor:
         rpc, params = request_of(message)
         self._writable()
         name = params["topic"]
-        if self.long_appends.holds(name, self._delete, message):
+        if self.streamed_appends.holds(name, self._delete, message):
             return None
         self._freshen(self.engine.topics.get(name))
         change = self.engine.delete(name, params["if_empty"], self._now)
@@ -335,12 +340,12 @@ class ShardActor:
     def _delete_records(self, message: InboundMessage, *, again: bool = False) -> None:
         rpc, params = request_of(message)
         self._writable()
-        if self.long_appends.holds(params["topic"], self._delete_records, message):
+        if self.streamed_appends.holds(params["topic"], self._delete_records, message):
             return
         asked = decode_delete(message.attachment)
         topic = self.fresh_topic(params["topic"])
         if asked.match is not None and self.engine.delete_must_wait(topic.name):
-            self.long_appends.take(topic.name)
+            self.streamed_appends.take(topic.name)
             self._nursery.start_soon(self._delete_when_idle, topic, message)
             return
         change = self.engine.delete_records(topic.name, asked.before_seq, asked.match, self._now)
@@ -387,7 +392,7 @@ class ShardActor:
     ) -> None:
         """The topic is everyone's again: handle what has waited."""
         self._now = clock()
-        for handler, waiting in (*first, *self.long_appends.give_back(name)):
+        for handler, waiting in (*first, *self.streamed_appends.give_back(name)):
             self._handle_late(handler, waiting)
         self.send_off()
 

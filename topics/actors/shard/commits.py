@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from topics.engine.frames import FrameIndex
+from topics.engine.record_index import RecordIndex
 from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
@@ -39,14 +39,14 @@ class Waiting:
     error that lost it.
     """
 
-    __slots__ = ("change", "end", "place", "serial", "settle", "start")
+    __slots__ = ("change", "end", "locator", "serial", "settle", "start")
 
     def __init__(
-        self, change: Change, place: int, start: int, end: int, serial: int, settle: Settle | None
+        self, change: Change, locator: int, start: int, end: int, serial: int, settle: Settle | None
     ) -> None:
-        self.change, self.place, self.start, self.end, self.serial, self.settle = (
+        self.change, self.locator, self.start, self.end, self.serial, self.settle = (
             change,
-            place,
+            locator,
             start,
             end,
             serial,
@@ -131,42 +131,44 @@ class Commits:
             default=self.wal.position,
         )
 
-    def records(self, place: int) -> View:
+    def records(self, locator: int) -> View:
         """Records at a place that was given to `ShardEngine.commit`."""
-        if place & RESIDENT:
-            return self._resident[place]
-        if place & EXTENT:
-            return self.segments.records(place)
+        if locator & RESIDENT:
+            return self._resident[locator]
+        if locator & EXTENT:
+            return self.segments.records(locator)
         try:
-            return self.wal.records(place)
+            return self.wal.records(locator)
         except Damaged as damage:
             self.tell(damage)
             raise
 
-    def dead(self, place: int) -> Buffer | None:
+    def dead(self, locator: int) -> Buffer | None:
         """As `Store.dead`."""
         return (
-            self.segments.dead(place)
-            if place & EXTENT and not place & RESIDENT
-            else self.engine.marks.dead(place)
+            self.segments.dead(locator)
+            if locator & EXTENT and not locator & RESIDENT
+            else self.engine.marks.dead(locator)
         )
 
-    def mark(self, place: int, runs: Runs) -> None:
+    def mark(self, locator: int, runs: Runs) -> None:
         """As `Store.mark`."""
-        if place & EXTENT and not place & RESIDENT:
-            self.segments.mark(place, chain.from_iterable(starmap(range, runs)), self.committed_to)
+        if locator & EXTENT and not locator & RESIDENT:
+            self.segments.mark(
+                locator, chain.from_iterable(starmap(range, runs)), self.committed_to
+            )
         else:
-            count = self._resident[place].count if place & RESIDENT else self.wal.count(place)
-            self.engine.marks.mark(place, count, runs)
+            count = self._resident[locator].count if locator & RESIDENT else self.wal.count(locator)
+            self.engine.marks.mark(locator, count, runs)
 
-    def release(self, places: Sequence[int]) -> None:
+    def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`."""
-        self.engine.marks.forget(places)
-        for place in places:
-            if place & RESIDENT:
-                self._resident.pop(place, None)
-            elif place & EXTENT:
-                self.on_release(place)
+        self.engine.marks.forget(locators)
+        for locator in locators:
+            if locator & RESIDENT:
+                self._resident.pop(locator, None)
+            elif locator & EXTENT:
+                self.on_release(locator)
 
     def expect(self, topic: Topic, seq: int) -> None:
         """Somebody reads on from ``seq``: what stands there in segments comes into memory
@@ -174,10 +176,10 @@ class Commits:
         """
         frames = topic.frames
         index = frames.find(seq)
-        place = _sealed(frames, index)
-        if place is not None:
+        locator = _sealed(frames, index)
+        if locator is not None:
             self._prefetch.expect(
-                place, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1)
+                locator, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1)
             )
 
     def submit(
@@ -192,17 +194,17 @@ class Commits:
             len(change.frames) > 1
         ):  # one of them without the others would come back after a restart, though the change was undone
             self.wal.hold_together(sum(frame.length for frame in change.frames))
-        place, start = 0, self.wal.position
+        locator, start = 0, self.wal.position
         for frame in change.frames:
             at = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
-                place = at
+                locator = at
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, at)
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
-            place = self._keep(change, resident)
-        waiting = Waiting(change, place, start, self.wal.position, self._serial, settle)
+            locator = self._keep(change, resident)
+        waiting = Waiting(change, locator, start, self.wal.position, self._serial, settle)
         if change.sync:
             self._sync_wanted = True
             self._until_synced.append(waiting)
@@ -218,15 +220,15 @@ class Commits:
             view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
             change.resident = None
         assert view is not None, "an ephemeral append comes with its records"
-        place = RESIDENT | self._serial
-        self._resident[place] = view
-        return place
+        locator = RESIDENT | self._serial
+        self._resident[locator] = view
+        return locator
 
     def _drop(self, topic: Topic) -> None:
         """The topic is gone: free what it kept in memory and in files of its own. Whoever still
         holds it finds it empty.
         """
-        self.release(topic.frames.places())
+        self.release(topic.frames.locators())
         topic.frames.drop(len(topic.frames))
         for path in self.wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
@@ -297,16 +299,16 @@ class Commits:
             self._commit(queue.popleft(), progress, now)
 
     def _commit(self, waiting: Waiting, progress: Progress, now: Now) -> None:
-        change, place = waiting.change, waiting.place
+        change, locator = waiting.change, waiting.locator
         if change.frames:
             self.committed_to = max(self.committed_to, waiting.end)
         generation = (
-            self.wal.generation(place)
-            if isinstance(change, Append) and change.tags and not place & RESIDENT
+            self.wal.generation(locator)
+            if isinstance(change, Append) and change.tags and not locator & RESIDENT
             else 0
         )
         try:
-            self.engine.commit(change, place, now, generation)
+            self.engine.commit(change, locator, now, generation)
             if (
                 change.topic.floor_due and not change.topic.deleted
             ):  # at once: a replay could not come to it by itself
@@ -344,8 +346,8 @@ class Commits:
         self._until_synced.clear()
         for waiting in lost:
             self.engine.undo(waiting.change)
-            if waiting.place & RESIDENT:
-                self._resident.pop(waiting.place, None)
+            if waiting.locator & RESIDENT:
+                self._resident.pop(waiting.locator, None)
         for waiting in reversed(lost):
             if waiting.settle is not None:
                 waiting.settle(error)
@@ -358,9 +360,9 @@ class Commits:
                 event.set()
 
 
-def _sealed(frames: FrameIndex, index: int) -> int | None:
+def _sealed(frames: RecordIndex, index: int) -> int | None:
     """Place of this entry, if it is an extent in which something lives."""
     if index >= len(frames):
         return None
-    _, _, place, size = frames.entry(index)
-    return place if size and place & EXTENT and not place & RESIDENT else None
+    _, _, locator, size = frames.entry(index)
+    return locator if size and locator & EXTENT and not locator & RESIDENT else None

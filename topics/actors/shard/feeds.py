@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RpcContext, Session
+from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
 from topics.actors.shard.commits import Commits
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Delete
@@ -54,7 +54,7 @@ class Feed:
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
 
     def __init__(
-        self, session: Session, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+        self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
         self.session, self.number, self.topic, self.view, self.strong, self.seq = (
             session,
@@ -77,7 +77,7 @@ class Feeds:
     ) -> None:  # fmt: skip
         self._commits, self._limits = commits, limits
         self._fresh_topic, self._freshen = fresh_topic, freshen
-        self._by_session: dict[Session, dict[int, Feed]] = {}
+        self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         self._changed: dict[
             int, dict[Feed, None]
@@ -188,7 +188,7 @@ class Feeds:
         # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
-        index = topic.frames.find_place(self._commits.wal.synced)
+        index = topic.frames.find_locator(self._commits.wal.synced)
         return topic.frames.entry(index)[0] - 1 if index < len(topic.frames) else topic.head_seq
 
     def _send(
@@ -293,12 +293,12 @@ class Feeds:
         assert message.notification is not None, "event/ subjects come with a notification"
         return self._by_session.get(message.session, {}).get(message.notification.params["feed"])
 
-    def _forget_number(self, session: Session, number: int) -> None:
+    def _forget_number(self, session: LinkSession, number: int) -> None:
         feed = self._by_session.get(session, {}).get(number)
         if feed is not None:
             self._forget(feed)
 
-    def _forget_session(self, session: Session) -> None:
+    def _forget_session(self, session: LinkSession) -> None:
         for feed in tuple(self._by_session[session].values()):
             self._forget(feed)
         del self._by_session[session]

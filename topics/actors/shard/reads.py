@@ -13,9 +13,9 @@ from topics.actors.link.heads import HeadWriter, holds_still
 from topics.actors.rpc.message_router import (
     ErrorCode,
     InboundMessage,
+    LinkSession,
     MessageRouter,
     RpcContext,
-    Session,
 )
 from topics.actors.rpc.replies import map_error, reply, request_of, total_ms
 from topics.actors.shard.commits import Commits
@@ -55,7 +55,7 @@ class Reads:
     def __init__(self, host: Host, commits: Commits, limits: Limits, heads: HeadWriter) -> None:
         self._host, self._commits, self._limits, self._heads = host, commits, limits, heads
         self._changed: dict[int, trio.Event] = {}
-        self._polls: dict[tuple[Session, int], trio.CancelScope] = {}
+        self._polls: dict[tuple[LinkSession, int], trio.CancelScope] = {}
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -74,7 +74,7 @@ class Reads:
             if event is not None:
                 event.set()
 
-    def abandon(self, session: Session) -> None:
+    def abandon(self, session: LinkSession) -> None:
         """The front has gone: nobody waits any more."""
         for (owner, _), scope in list(self._polls.items()):
             if owner is session:

@@ -28,21 +28,20 @@ import trio
 from topics.actors.shard.commits import Commits
 from topics.actors.shard.sealing_check import SealingCheck
 from topics.engine.changes import FloorMoved
-from topics.engine.frames import Entry
+from topics.engine.record_index import IndexEntry
 from topics.engine.retention import lose_damaged, seal
 from topics.engine.store import EXTENT, RESIDENT
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Buffer
 from topics.formats.disk.records import RecordsView
-from topics.formats.disk.segment import Entry as ExtentEntry
-from topics.formats.disk.segment import SegmentHeader
+from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.formats.disk.segment_build import Piece, Source, build
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery import Shard
-from topics.storage.segments.store import Segment, split_place
+from topics.storage.segments.store import Segment, split_locator
 from topics.storage.wal.file import WalFile
 
 LOOK_S = 0.1  # how often we look whether a file is whole
@@ -101,10 +100,10 @@ class Sealing:
         # Extents that went since the last checkpoint; those of an earlier life, too, whose room was
         # not given back then.
         self._released = [
-            place
+            locator
             for number in used
             if used[number]
-            for place in self.segments.spent(number, used[number])
+            for locator in self.segments.spent(number, used[number])
         ]
         self._finished: tuple[Segment, dict[int, Topic]] | None = (
             None  # written, and not installed in all these topics
@@ -117,9 +116,9 @@ class Sealing:
     def _used_extents(self) -> dict[int, set[int]]:
         used: dict[int, set[int]] = {number: set() for number in self.segments.segments}
         for topic in self.engine.by_id.values():
-            for place in topic.frames.places():
-                if place & EXTENT and not place & RESIDENT:
-                    number, extent = split_place(place)
+            for locator in topic.frames.locators():
+                if locator & EXTENT and not locator & RESIDENT:
+                    number, extent = split_locator(locator)
                     used[number].add(extent)
         return used
 
@@ -265,7 +264,7 @@ class Sealing:
                 await trio.to_thread.run_sync(keep_aside, damage.path)
         for topic, entry in check.writes:
             index = topic.frames.find(entry.first_seq)
-            if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.place:
+            if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.locator:
                 lose_damaged(topic, index, self.commits)
                 self.commits.on_commit(
                     FloorMoved(topic, [], sync=False)
@@ -321,8 +320,8 @@ class Sealing:
     ) -> bytearray:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
         flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
-        for seq, length, place in topic.frames.not_whole(first_seq, end):
-            dead = b"\1" * length if place is None else self.commits.dead(place)
+        for seq, length, locator in topic.frames.not_whole(first_seq, end):
+            dead = b"\1" * length if locator is None else self.commits.dead(locator)
             start, stop = max(seq, first_seq), min(seq + length, end)
             if dead is not None:
                 flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
@@ -346,7 +345,7 @@ class Sealing:
                 await _let_go(tags)
 
     def _install_topic(
-        self, topic: Topic, extents: list[Entry], segment: Segment
+        self, topic: Topic, extents: list[IndexEntry], segment: Segment
     ) -> TagIndex | None:
         """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
@@ -357,20 +356,20 @@ class Sealing:
         self._released += unused
         return tags
 
-    def _mark_what_went(self, topic: Topic, entry: Entry) -> None:
+    def _mark_what_went(self, topic: Topic, entry: IndexEntry) -> None:
         """Flags that were set since they were written to the segment."""
         now = self._flags({topic.id: topic}, topic.id, entry.first_seq, entry.record_count)
-        written = self.segments.dead(entry.place)
+        written = self.segments.dead(entry.locator)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.place, late, self.commits.committed_to)
+            self.segments.mark(entry.locator, late, self.commits.committed_to)
 
-    def _release(self, place: int) -> None:
+    def _release(self, locator: int) -> None:
         """The index names this extent no more."""
-        self._live[split_place(place)[0]] -= 1
-        self._released.append(place)
+        self._live[split_locator(locator)[0]] -= 1
+        self._released.append(locator)
 
     # Checkpoints
 
@@ -462,7 +461,9 @@ class Sealing:
             del self._live[number]
         while len(self._spare) >= checkpoints.KEEP:
             freed = self._spare[0]
-            extents = [place for place in freed.extents if self._live.get(split_place(place)[0])]
+            extents = [
+                locator for locator in freed.extents if self._live.get(split_locator(locator)[0])
+            ]
             if extents:
                 await trio.to_thread.run_sync(self.segments.punch, extents)
             for path in freed.blobs:
@@ -489,7 +490,7 @@ class _Stretch:
             if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
-            view = self._commits.records(entry.place)
+            view = self._commits.records(entry.locator)
             assert isinstance(view, RecordsView), "writes of the log are told by their frames"
             yield view, start, entry.record_count
 
@@ -500,7 +501,7 @@ def rest_after(worked_s: float, waiting: int) -> float:
     return min(max(share, 0.0) * REST * worked_s, REST_MAX_S)
 
 
-def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[Entry]:
+def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[IndexEntry]:
     """Writes of a part of the log that hold ``seq`` or what follows, and are in no segment yet."""
     return topic.frames.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
@@ -522,8 +523,10 @@ def _log_first() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def _index_entry(place: int, extent: ExtentEntry) -> Entry:
-    return Entry(extent.first_seq, extent.record_count, place, extent.blob_bytes, extent.first_ts)
+def _index_entry(locator: int, extent: ExtentEntry) -> IndexEntry:
+    return IndexEntry(
+        extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
+    )
 
 
 def _unlink(path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from topics.engine.frames import Entry
+from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk.blob import BadBlob, checking
 from topics.formats.disk.records import RecordFlags
@@ -26,7 +26,7 @@ STEP_BYTES = 1 << 20
 STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 
-Writes = Callable[[Topic], Iterator[Entry]]
+Writes = Callable[[Topic], Iterator[IndexEntry]]
 """A topic's writes in the file."""
 
 
@@ -34,7 +34,7 @@ class DamagedWrite(NamedTuple):
     """A write that is not to be sealed."""
 
     topic: Topic
-    entry: Entry
+    entry: IndexEntry
 
 
 class SealingCheck:
@@ -89,9 +89,9 @@ class SealingCheck:
         """Check the topic's writes from ``position`` on, one by one."""
         file = self._file
         for count, entry in enumerate(self._writes_of(topic)):
-            if entry.place < position:
+            if entry.locator < position:
                 continue
-            found = check_frame(file.view(), file.offset(entry.place), entry.place, file.seed)
+            found = check_frame(file.view(), file.offset(entry.locator), entry.locator, file.seed)
             if not isinstance(found, FrameHeader):
                 self.writes.append(DamagedWrite(topic, entry))
             elif found.flags & _EXTERNAL:
@@ -117,9 +117,9 @@ class SealingCheck:
             self.writes.append(DamagedWrite(topic, entry))
 
 
-def _entry_at(topic: Topic, header: FrameHeader) -> Entry | None:
+def _entry_at(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     """The write that the frame holds, if something of it lives."""
     frames = topic.frames
     index = frames.find(header.first_seq)
     entry = frames.whole_entry(index) if index < len(frames) else None
-    return entry if entry is not None and entry.size and entry.place == header.position else None
+    return entry if entry is not None and entry.size and entry.locator == header.position else None

@@ -300,7 +300,7 @@ def decode_diff(body: Buffer, limits: Limits) -> Diff:
     )
 
 
-class Match(NamedTuple):
+class TagMatch(NamedTuple):
     """Which tags a delete is about (§5): ``Eq`` the text itself, ``Glob`` every tag that begins
     with it.
     """
@@ -320,7 +320,7 @@ class DeleteRequest(NamedTuple):
     """A checked delete: what is below ``before_seq`` and matches, each if given."""
 
     before_seq: int | None
-    match: Match | None
+    match: TagMatch | None
 
 
 _delete = msgspec.json.Decoder(DeleteBody)
@@ -337,9 +337,9 @@ def decode_delete(body: Buffer) -> DeleteRequest:
     return DeleteRequest(asked.before_seq, match)
 
 
-def _match(given: Any) -> Match:
+def _match(given: Any) -> TagMatch:
     if isinstance(given, str):
-        return Match("Eq", given)
+        return TagMatch("Eq", given)
     if (
         not isinstance(given, list)
         or len(given) != 3
@@ -352,12 +352,12 @@ def _match(given: Any) -> Match:
         )
     _, op, text = given
     if op == "Eq":
-        return Match("Eq", text)
+        return TagMatch("Eq", text)
     if op != "Glob":
         raise InvalidRequest("match knows Eq and Glob", field="match")
     if not text.endswith("*") or "*" in text[:-1]:
         raise InvalidRequest("a Glob has one *, at its end", field="match")
-    return Match("Glob", text[:-1])
+    return TagMatch("Glob", text[:-1])
 
 
 def json_string(text: str) -> bytes:

@@ -10,7 +10,7 @@ import cbor2
 import crc32c
 
 from topics.formats.disk.records import RecordFlags, View
-from topics.formats.disk.segment import CHUNK_BYTES, TABLES_HEAD, BadSegment, Entry, Key
+from topics.formats.disk.segment import CHUNK_BYTES, TABLES_HEAD, BadSegment, ExtentEntry, ExtentKey
 
 _NODES, _TAGS, _METAS = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS))
 
@@ -86,7 +86,7 @@ class ExtentView(View):
     )  # fmt: skip
 
     def __init__(
-        self, entry: Entry, data: memoryview, fail: Callable[[int, str], Exception] = _bad_segment, *, checked: bool = False
+        self, entry: ExtentEntry, data: memoryview, fail: Callable[[int, str], Exception] = _bad_segment, *, checked: bool = False
     ) -> None:  # fmt: skip
         super().__init__(entry.flags, entry.record_count)
         self.entry, self._fail = entry, fail
@@ -167,9 +167,11 @@ class ExtentView(View):
             if ref
         )
 
-    def idempotency_keys(self) -> Iterator[Key]:
+    def idempotency_keys(self) -> Iterator[ExtentKey]:
         """Writes that had an idempotency key, in the order of their seqs."""
-        return (Key(*fields) for fields in (cbor2.loads(bytes(self._keys)) if self._keys else ()))
+        return (
+            ExtentKey(*fields) for fields in (cbor2.loads(bytes(self._keys)) if self._keys else ())
+        )
 
     def _records(self, start: int, stop: int) -> memoryview:
         ends = self._posting_ends

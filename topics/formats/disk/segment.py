@@ -138,7 +138,7 @@ class Trailer(NamedTuple):
     directory_crc: int
 
 
-class Entry(NamedTuple):
+class ExtentEntry(NamedTuple):
     """An extent in the directory."""
 
     topic_id: int
@@ -160,7 +160,7 @@ class Entry(NamedTuple):
         return self.offset + self.length - self.tables_len
 
 
-class Key(NamedTuple):
+class ExtentKey(NamedTuple):
     """A write that had an idempotency key."""
 
     key: str
@@ -235,16 +235,16 @@ def check_directory(data: Buffer, trailer: Trailer) -> None:
         raise BadSegment(trailer.directory_at, "has a damaged directory")
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: ExtentEntry) -> bytes:
     """80 bytes of the directory."""
     return _ENTRY.pack(*entry)
 
 
-def decode_entry(data: Buffer, offset: int = 0) -> Entry:
+def decode_entry(data: Buffer, offset: int = 0) -> ExtentEntry:
     """The entry at ``offset`` of a directory, or of any bytes that hold one."""
-    return Entry._make(_ENTRY.unpack_from(data, offset))
+    return ExtentEntry._make(_ENTRY.unpack_from(data, offset))
 
 
-def decode_directory(data: Buffer) -> Iterator[Entry]:
+def decode_directory(data: Buffer) -> Iterator[ExtentEntry]:
     """All entries of a directory."""
-    return map(Entry._make, _ENTRY.iter_unpack(data))
+    return map(ExtentEntry._make, _ENTRY.iter_unpack(data))

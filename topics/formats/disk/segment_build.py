@@ -22,8 +22,8 @@ from topics.formats.disk.segment import (
     HEADER_BYTES,
     TABLES_HEAD,
     TRAILER_BYTES,
-    Entry,
-    Key,
+    ExtentEntry,
+    ExtentKey,
     SegmentHeader,
     Trailer,
     encode_entry,
@@ -85,7 +85,7 @@ def build(
     """
     yield encode_header(header)
     at = HEADER_BYTES
-    entries: list[Entry] = []
+    entries: list[ExtentEntry] = []
     for topic_id, seq, pieces in sources:
         left = _Pieces(pieces)
         while left.head is not None:
@@ -99,7 +99,7 @@ def build(
                 crc = crc32c.crc32c(part, crc)
                 yield part
             length = extent.size + padding(extent.size, 8) + tables_len
-            entries.append(Entry(
+            entries.append(ExtentEntry(
                 topic_id, seq, at, length, 0, extent.first_ts, extent.last_ts, extent.count, extent.size, tables_len, crc, extent.flags
             ))  # fmt: skip
             yield bytes(padding(length))
@@ -108,7 +108,7 @@ def build(
     yield from _ending(entries, at, dead)
 
 
-def _ending(entries: list[Entry], flags_at: int, dead: DeadFlags) -> Iterator[bytes]:
+def _ending(entries: list[ExtentEntry], flags_at: int, dead: DeadFlags) -> Iterator[bytes]:
     record_count = 0
     for start in range(0, len(entries), STEP_EXTENTS):
         flags = []
@@ -328,7 +328,7 @@ class _Extent:
         ):  # a write in several extents has its key in each of them
             self._keyed = view
             self._keys.append(
-                cbor2.dumps(Key(key, self.first_seq + count - start, view.count, view.ts(0)))
+                cbor2.dumps(ExtentKey(key, self.first_seq + count - start, view.count, view.ts(0)))
             )
 
     def _checksum(self, taken: bytes) -> None:

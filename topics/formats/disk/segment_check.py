@@ -13,7 +13,7 @@ import cbor2
 
 from topics.formats.disk.extent_view import Dictionary, ExtentView
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.segment import CHUNK_BYTES, BadSegment, Key
+from topics.formats.disk.segment import CHUNK_BYTES, BadSegment, ExtentKey
 
 _Made = TypeVar("_Made")
 
@@ -74,7 +74,7 @@ def _unless_broken(make: Callable[[], _Made]) -> _Made | None:
         return None
 
 
-def _sound(key: Key, view: ExtentView) -> bool:
+def _sound(key: ExtentKey, view: ExtentView) -> bool:
     numbers = all(isinstance(number, int) for number in key[1:])
     return (
         isinstance(key.key, str)

@@ -22,7 +22,7 @@ from topics.errors import Throttled, TopicsError
 from topics.formats.api.watch import View
 from topics.front.backend import Backend, Reply
 from topics.front.live.message_budget import MessageBudget
-from topics.front.live.pages import Feed, KeptPages, Page
+from topics.front.live.pages import FeedPage, FeedSubscription, KeptPages
 from topics.front.live.streams import Reader, Stream
 
 MESSAGES_MAX = (
@@ -44,8 +44,8 @@ class Live:
         self.draining = False
         self.by_key: Counter[bytes] = Counter()  # how many of them each key has, by its digest
         self.nursery: trio.Nursery
-        self._feeds: dict[tuple[str, View], Feed] = {}
-        self._by_number: dict[int, Feed] = {}
+        self._feeds: dict[tuple[str, View], FeedSubscription] = {}
+        self._by_number: dict[int, FeedSubscription] = {}
         self._number = 0
         self._kept = KeptPages()
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
@@ -101,12 +101,12 @@ class Live:
 
     # What streams need
 
-    async def feed_of(self, reader: Reader) -> Feed:
+    async def feed_of(self, reader: Reader) -> FeedSubscription:
         """The reader's feed, open. Raises `TopicsError`."""
         feed = self._feeds.get((reader.topic, reader.view))
         if feed is None:
             self._number += 1
-            feed = self._feeds[reader.topic, reader.view] = Feed(
+            feed = self._feeds[reader.topic, reader.view] = FeedSubscription(
                 self._number, reader.shard, reader.topic, reader.view
             )
             self._by_number[feed.number] = feed
@@ -127,12 +127,12 @@ class Live:
         return feed
 
     @staticmethod
-    def _opened(feed: Feed, result: dict[str, Any]) -> None:
+    def _opened(feed: FeedSubscription, result: dict[str, Any]) -> None:
         feed.is_open = True
         feed.seq = feed.head_seq = result["head_seq"]
         feed.epoch = result["epoch"]
 
-    async def read(self, reader: Reader, until_seq: int | None) -> tuple[Page, int]:
+    async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
         """A page from where the reader stands, and the topic's epoch; readers that ask alike share
         it. Raises `TopicsError`.
         """
@@ -143,7 +143,7 @@ class Live:
         )  # fmt: skip
         result, body = await shared.wait()
         if shared.page is None:
-            shared.page = Page(reader.topic, result, body)
+            shared.page = FeedPage(reader.topic, result, body)
         return shared.page, result["epoch"]
 
     def _share(
@@ -178,7 +178,7 @@ class Live:
                 self.backend.notify(feed.shard, "feed.close", {"feed": feed.number})
                 self.backend.flush(feed.shard)
 
-    def _drop(self, feed: Feed) -> None:
+    def _drop(self, feed: FeedSubscription) -> None:
         feed.is_open = False
         self._kept.forget(feed)
         self._by_number.pop(feed.number, None)
@@ -234,7 +234,7 @@ class Live:
                     reader.stream.attempt(self.tell_deleted, reader, params["head_seq"])
             return
         self.backend.notify(shard, "feed.taken", {"feed": feed.number})
-        page = Page(feed.topic, params, bytes(body))
+        page = FeedPage(feed.topic, params, bytes(body))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self._kept.keep(feed, page)
         for reader in list(feed.live):
@@ -253,7 +253,7 @@ class _Shared:
     """An answer that several readers wait for."""
 
     def __init__(self) -> None:
-        self.page: Page | None = None
+        self.page: FeedPage | None = None
         self._done = trio.Event()
         self._answer: tuple[dict[str, Any], bytes] | TopicsError
 

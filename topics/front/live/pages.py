@@ -17,7 +17,7 @@ KEPT_PAGES = 64  # for each feed
 PAGE_BYTES = 512  # what a page counts besides its records
 
 
-class Page:
+class FeedPage:
     """Records of a topic in a view, from ``from_seq`` (exclusive) to ``to_seq``; ``body`` are the
     records joined by commas.
 
@@ -55,7 +55,7 @@ class Page:
         self.shown: dict[Any, bytes] = {}
 
 
-class Feed:
+class FeedSubscription:
     """A topic in a view, as a shard sends it to this front. It stands at ``seq``."""
 
     def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
@@ -68,9 +68,9 @@ class Feed:
         self.live: dict[
             Reader, None
         ] = {}  # those that stand where the feed stands, in the order in which they came
-        self.pages: deque[Page] = deque()
+        self.pages: deque[FeedPage] = deque()
 
-    def page_from(self, seq: int) -> Page | None:
+    def page_from(self, seq: int) -> FeedPage | None:
         """The kept page that begins at ``seq``."""
         pages = self.pages
         if not pages or not pages[0].follows_seq <= seq < self.seq:
@@ -96,9 +96,9 @@ class KeptPages:
 
     def __init__(self) -> None:
         self.size = 0
-        self._feeds: dict[Feed, None] = {}  # those with pages, by their newest page
+        self._feeds: dict[FeedSubscription, None] = {}  # those with pages, by their newest page
 
-    def keep(self, feed: Feed, page: Page) -> None:
+    def keep(self, feed: FeedSubscription, page: FeedPage) -> None:
         """A page has come; it stays if there is room."""
         feed.pages.append(page)
         self.size += page.size
@@ -109,12 +109,12 @@ class KeptPages:
         while self.size > KEPT_BYTES:
             self._let_go(next(iter(self._feeds)))
 
-    def forget(self, feed: Feed) -> None:
+    def forget(self, feed: FeedSubscription) -> None:
         """The feed has gone, or its shard."""
         while feed.pages:
             self._let_go(feed)
 
-    def _let_go(self, feed: Feed) -> None:
+    def _let_go(self, feed: FeedSubscription) -> None:
         self.size -= feed.pages.popleft().size
         if not feed.pages:
             del self._feeds[feed]

@@ -24,7 +24,7 @@ import trio
 from topics.engine.access import Principal
 from topics.errors import NotReady, TopicNotFound, TopicsError
 from topics.formats.api.watch import Start, View
-from topics.front.live.pages import Feed, Page
+from topics.front.live.pages import FeedPage, FeedSubscription
 
 if TYPE_CHECKING:
     from topics.front.live.live import Live
@@ -59,7 +59,7 @@ class Reader:
     def __init__(self, stream: Stream, topic: str, shard: int, view: View, start: Start) -> None:
         self.stream, self.topic, self.shard, self.view = stream, topic, shard, view
         self.seq, self.epoch = start.from_seq, start.epoch
-        self.feed: Feed | None = None
+        self.feed: FeedSubscription | None = None
         self.is_live = False
         self.tailing = False  # has been told that there is no more
         self.connecting = True  # nothing has been shown yet
@@ -91,7 +91,7 @@ class Stream(ABC):
     # What subclasses show
 
     @abstractmethod
-    def shown_page(self, reader: Reader, page: Page) -> bytes:
+    def shown_page(self, reader: Reader, page: FeedPage) -> bytes:
         """The records of a page; the reader already stands behind it."""
 
     @abstractmethod
@@ -280,7 +280,7 @@ class Stream(ABC):
         if reader is not None:
             self.live.leave(reader)
 
-    def show(self, reader: Reader, page: Page) -> None:
+    def show(self, reader: Reader, page: FeedPage) -> None:
         """Show a page to the reader that stands where it begins."""
         parts = []
         tombstone = page.tombstone
@@ -382,7 +382,7 @@ class Stream(ABC):
                 reader.epoch = epoch
                 self.show(reader, page)
 
-    def _go_live(self, reader: Reader, feed: Feed) -> None:
+    def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
         reader.is_live, reader.connecting = True, False
         feed.live[reader] = None
         # Whoever has read further than the feed knew of a later head, and was told when it came

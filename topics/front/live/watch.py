@@ -36,7 +36,7 @@ from topics.formats.api.watch import (
 from topics.front.errors import status_of
 from topics.front.http.connections import Connection
 from topics.front.live.live import Live
-from topics.front.live.pages import Page
+from topics.front.live.pages import FeedPage
 from topics.front.live.streams import Reader, Stream
 
 SESSION_TTL_S = 300.0
@@ -70,7 +70,7 @@ class Earlier:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class WatchSession:
     """What a ``wid`` stands for. ``cursors``: by topic, of all topics that it watches or has
     watched.
     """
@@ -183,7 +183,7 @@ class Session:
 class WatchStream(Stream):
     """One GET of a session."""
 
-    def __init__(self, live: Live, session: Session, connection: Connection) -> None:
+    def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
         super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
         self.session = session
         self._alone = len(session.cursors) == 1  # its ids are those of every stream of that topic
@@ -191,7 +191,7 @@ class WatchStream(Stream):
             str, Cursor
         ] = {}  # where its topics stood before what the socket has not taken whole
 
-    def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - the session stands where the reader does
+    def shown_page(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - the session stands where the reader does
         """``event: record``."""
         if self._alone:
             shown = page.shown.get(WatchStream)
@@ -268,7 +268,7 @@ class WatchStream(Stream):
         return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.session.id(), name, json_bytes(data))
 
 
-def _record_event(page: Page) -> bytes:
+def _record_event(page: FeedPage) -> bytes:
     shown = page.shown.get("record")
     if shown is None:
         data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
@@ -287,7 +287,7 @@ class Watches:
 
     def __init__(self, settings: Settings, live: Live) -> None:
         self._settings, self.live = settings, live
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, WatchSession] = {}
 
     async def create(self, asked: Watch, principal: Principal, *, lenient: bool) -> dict[str, Any]:
         """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
@@ -320,7 +320,7 @@ class Watches:
                 "earliest_seq": earliest_seq,
                 "epoch": epoch,
             }
-        self._sessions[wid] = Session(
+        self._sessions[wid] = WatchSession(
             wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors, left_at=time.monotonic()
         )  # fmt: skip
         ttl_ms = int(SESSION_TTL_S * 1000)
@@ -331,7 +331,7 @@ class Watches:
             "topics": topics,
         }
 
-    def open(self, wid: str, principal: Principal, accept: bytes) -> Session:
+    def open(self, wid: str, principal: Principal, accept: bytes) -> WatchSession:
         """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`."""
         self._collect()
         session = self._sessions.get(wid)
@@ -344,7 +344,9 @@ class Watches:
         self.live.check_room(principal, leaving=session.stream)
         return session
 
-    async def stream(self, session: Session, connection: Connection, last_event_id: bytes) -> None:
+    async def stream(
+        self, session: WatchSession, connection: Connection, last_event_id: bytes
+    ) -> None:
         """Show the session's topics, until either side ends it."""
         if session.stream is not None:
             session.stream.fail(409, "another stream has taken the session over")

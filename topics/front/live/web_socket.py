@@ -60,7 +60,7 @@ from topics.front.guard import HeadFields, draining
 from topics.front.http.bodies import no_room, short_body_max, too_large
 from topics.front.http.connections import NEVER, RECV_BYTES, Connection
 from topics.front.live.live import Live
-from topics.front.live.pages import Page
+from topics.front.live.pages import FeedPage
 from topics.front.live.streams import Reader, Stream
 from topics.front.live.watch import heads_of
 
@@ -147,7 +147,7 @@ class SocketStream(Stream):
 
     # What it shows
 
-    def shown_page(self, reader: Reader, page: Page) -> bytes:  # noqa: ARG002 - equal for all readers
+    def shown_page(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - equal for all readers
         """``op: record``."""
         shown = page.shown.get(SocketStream)
         if shown is None:

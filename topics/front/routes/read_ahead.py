@@ -28,7 +28,7 @@ import trio
 from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
 from topics.front.answers import Answer, elapsed_ms
-from topics.front.backend import Backend, Body, Mark, Reply
+from topics.front.backend import Backend, Body, HeadMark, Reply
 from topics.front.guard import Request
 
 GUESSES_MAX = 1024
@@ -41,16 +41,16 @@ STALE_NS = 1_000_000_000  # who has not come for its pages by now may lose them 
 _FROM_SEQ = re.compile(rb'("from_seq"[ \t\r\n]*:[ \t\r\n]*)[0-9]+')
 
 
-class Key(NamedTuple):
+class PageKey(NamedTuple):
     """A diff: what must be the same for the same answer."""
 
     topic: str
     body: bytes
 
-    def following(self, from_seq: int) -> Key | None:
+    def following(self, from_seq: int) -> PageKey | None:
         """The same with another cursor; None when it does not say one."""
         body, found = _FROM_SEQ.subn(rb"\g<1>%d" % from_seq, self.body)
-        return Key(self.topic, body) if found == 1 else None
+        return PageKey(self.topic, body) if found == 1 else None
 
 
 class Run:
@@ -64,8 +64,8 @@ class Run:
         self.pages = pages
         self.asked_ns = time.monotonic_ns()
         self.arrived = trio.Event()
-        self.keys: set[Key] = set()
-        self.mark = Mark(0, 0)
+        self.keys: set[PageKey] = set()
+        self.mark = HeadMark(0, 0)
         self.place: dict[str, int] = {}  # what the pages' ends have in common
 
 
@@ -80,7 +80,7 @@ class Guess:
         self.run = run
         self.page: bytearray | None = None  # of so many bytes, and room for its end
         self.length = self.next_from_seq = self.scanned = 0
-        self.behind: Key | None = None  # of the first page of a run: what comes behind the last
+        self.behind: PageKey | None = None  # of the first page of a run: what comes behind the last
 
 
 class Sent:
@@ -91,7 +91,7 @@ class Sent:
     body = b""
 
     def __init__(
-        self, ahead: ReadAhead, shard: int, key: Key, pages: int, reply: Reply | None = None
+        self, ahead: ReadAhead, shard: int, key: PageKey, pages: int, reply: Reply | None = None
     ) -> None:
         self.result: dict[str, Any] = {}
         self._ahead, self._shard, self._key, self._pages, self._reply = (
@@ -119,7 +119,7 @@ class ReadAhead:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._guesses: dict[Key, Guess] = {}
+        self._guesses: dict[PageKey, Guess] = {}
         self._runs: dict[
             Run, None
         ] = {}  # those with a page that nobody has come for, the oldest first
@@ -127,7 +127,7 @@ class ReadAhead:
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
         """§3. Raises as `Backend.call`; takes over ``body``."""
         key = (
-            Key(request.topic, body)
+            PageKey(request.topic, body)
             if type(body) is bytes and len(body) <= BODY_MAX_BYTES
             else None
         )
@@ -153,7 +153,7 @@ class ReadAhead:
             self._expect(following, Guess())
         return Answer(reply.result["status"], reply.body, reply)
 
-    def ask(self, shard: int, key: Key, pages: int) -> None:
+    def ask(self, shard: int, key: PageKey, pages: int) -> None:
         """Ask for a run that begins with the answer to ``key``, unless it is there or there are too
         many.
         """
@@ -190,12 +190,12 @@ class ReadAhead:
         )
         return Answer(200, memoryview(guess.page)[:length], sent)
 
-    def _arrived(self, run: Run, key: Key, guess: Guess, reply: Reply | TopicsError) -> None:
+    def _arrived(self, run: Run, key: PageKey, guess: Guess, reply: Reply | TopicsError) -> None:
         """Copy the pages: shared memory is not for what nobody has asked for."""
         if not isinstance(reply, TopicsError):
             result, body, start = reply.result, memoryview(reply.body), 0
             if result:
-                run.mark = Mark(*result["mark"])
+                run.mark = HeadMark(*result["mark"])
                 run.place = {"earliest_seq": result["earliest"], "epoch": result["epoch"]}
                 page = guess
                 for number, (length, next_from_seq, scanned) in enumerate(result["pages"]):
@@ -215,7 +215,7 @@ class ReadAhead:
 
     # Guesses
 
-    def _expect(self, key: Key, guess: Guess) -> None:
+    def _expect(self, key: PageKey, guess: Guess) -> None:
         self._take(key)
         if len(self._guesses) >= GUESSES_MAX:
             self._take(next(iter(self._guesses)))
@@ -224,7 +224,7 @@ class ReadAhead:
             guess.run.keys.add(key)
             self._runs[guess.run] = None
 
-    def _take(self, key: Key) -> Guess | None:
+    def _take(self, key: PageKey) -> Guess | None:
         guess = self._guesses.pop(key, None)
         if guess is not None and guess.run is not None:
             guess.run.keys.discard(key)

@@ -118,7 +118,7 @@ NAMED_PATTERNS = [pattern for pattern in PATTERNS if TOPIC in pattern or WID in 
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RouteMatch:
     """Where a request goes: the row, and the name of the topic or session, None where the row has
     none. It is not checked yet.
     """
@@ -129,7 +129,7 @@ class Match:
     query: bytes
 
 
-def match(method: str, target: bytes) -> Match:
+def match(method: str, target: bytes) -> RouteMatch:
     """Find the row. Raises `NotFound`, or `MethodNotAllowed` with ``detail.allow``."""
     path, _, query = _origin_form(target).partition(b"?")
     if len(path) > PATH_MAX_BYTES:
@@ -146,7 +146,9 @@ def match(method: str, target: bytes) -> Match:
     route = rows.get(method)
     if route is None:
         raise MethodNotAllowed(f"{method[:32]} is not a method of this path", allow=sorted(rows))
-    return Match(route, name if TOPIC in pattern else None, name if WID in pattern else None, query)
+    return RouteMatch(
+        route, name if TOPIC in pattern else None, name if WID in pattern else None, query
+    )
 
 
 def _find(segments: tuple[str, ...]) -> tuple[tuple[str, ...] | None, str | None]:

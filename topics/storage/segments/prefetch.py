@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from topics.formats.disk.segment import ENTRY_BYTES, Entry, decode_entry
+from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
 from topics.storage.disk import Damaged, will_need
-from topics.storage.segments.store import Segment, SegmentStore, split_place
+from topics.storage.segments.store import Segment, SegmentStore, split_locator
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
 KNOWN_MAX = 16  # extents; what was asked for longer ago may have left memory again
@@ -29,35 +29,35 @@ class Prefetch:
         self._store = store
         self._asked: dict[int, int] = {}  # by place, the end in the blob; the oldest first
 
-    def expect(self, place: int, index: int, following: int | None) -> None:
+    def expect(self, locator: int, index: int, following: int | None) -> None:
         """Somebody reads on at a record of the extent at ``place``, and then in the one at
         ``following``.
 
         Never waits for records. What cannot be read is left for the reader to find.
         """
         with contextlib.suppress(OSError, Damaged):
-            number, _ = split_place(place)
-            view = self._store.records(place)
+            number, _ = split_locator(locator)
+            view = self._store.records(locator)
             at = view.ends[index - 1] if index else 0
-            self._reach(self._store.segments[number], place, view.entry, at)
+            self._reach(self._store.segments[number], locator, view.entry, at)
             if following is not None:
                 self._expect_next(following, view.entry.blob_bytes - at)
 
-    def _reach(self, segment: Segment, place: int, entry: Entry, at: int) -> None:
+    def _reach(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
         end = min(at + AHEAD_BYTES, entry.blob_bytes)
-        asked = self._asked.get(place, at)
+        asked = self._asked.get(locator, at)
         if not at <= asked <= end:  # of another reader
             asked = at
         if asked == end or (end < entry.blob_bytes and 2 * (asked - at) > AHEAD_BYTES):
             return
-        self._note(place, end)
+        self._note(locator, end)
         will_need(segment.path, entry.offset + asked, end - asked)
 
-    def _expect_next(self, place: int, distance: int) -> None:
+    def _expect_next(self, locator: int, distance: int) -> None:
         """The reader will come to this extent after so many bytes."""
-        if distance > 2 * AHEAD_BYTES or place in self._asked:
+        if distance > 2 * AHEAD_BYTES or locator in self._asked:
             return
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         segment = self._store.segments[number]
         line = segment.trailer.directory_at + ENTRY_BYTES * extent
         if distance > AHEAD_BYTES:
@@ -66,10 +66,10 @@ class Prefetch:
         with segment.path.open("rb", buffering=0) as file:
             entry = decode_entry(os.pread(file.fileno(), ENTRY_BYTES, line), 0)
         will_need(segment.path, entry.tables_at, entry.tables_len)
-        self._reach(segment, place, entry, 0)
+        self._reach(segment, locator, entry, 0)
 
-    def _note(self, place: int, end: int) -> None:
-        self._asked.pop(place, None)
+    def _note(self, locator: int, end: int) -> None:
+        self._asked.pop(locator, None)
         if len(self._asked) >= KNOWN_MAX:
             del self._asked[next(iter(self._asked))]
-        self._asked[place] = end
+        self._asked[locator] = end

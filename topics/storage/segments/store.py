@@ -30,7 +30,7 @@ from topics.formats.disk.segment import (
     HEADER_BYTES,
     TRAILER_BYTES,
     BadSegment,
-    Entry,
+    ExtentEntry,
     SegmentHeader,
     Trailer,
     check_directory,
@@ -74,9 +74,9 @@ def place_of(number: int, extent: int) -> int:
     return SEGMENT_PLACE | number << EXTENT_BITS | extent
 
 
-def split_place(place: int) -> tuple[int, int]:
+def split_locator(locator: int) -> tuple[int, int]:
     """``(segment's number, extent's number)``."""
-    return (place & ~SEGMENT_PLACE) >> EXTENT_BITS, place & _EXTENT_MASK
+    return (locator & ~SEGMENT_PLACE) >> EXTENT_BITS, locator & _EXTENT_MASK
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -181,7 +181,7 @@ class Segment:
                 tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
                 self.checked[extent] = crc32c.crc32c(tables) == entry.tables_crc
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ExtentEntry]:
         """All extents, read from the file."""
         with self.path.open("rb") as file:
             return decode_directory(
@@ -216,7 +216,7 @@ class _Mapped:
             raise segment.damaged(len(self.data), "the segment is cut")
         self.views: dict[int, ExtentView] = {}
 
-    def entry(self, extent: int) -> Entry:
+    def entry(self, extent: int) -> ExtentEntry:
         return decode_entry(self.data, self._segment.trailer.directory_at + ENTRY_BYTES * extent)
 
     def view(self, extent: int) -> ExtentView:
@@ -238,7 +238,7 @@ class _Mark(NamedTuple):
     """
 
     position: int
-    place: int
+    locator: int
     indexes: Sequence[int]
 
 
@@ -308,7 +308,7 @@ class SegmentStore:
         segment.on_damage = lambda damage: self.on_damage(damage)
         self.segments[segment.number] = segment
 
-    def entries(self, number: int) -> Iterator[tuple[int, Entry]]:
+    def entries(self, number: int) -> Iterator[tuple[int, ExtentEntry]]:
         """``(place, entry)`` of each extent of a segment."""
         return (
             (place_of(number, extent), entry)
@@ -327,24 +327,24 @@ class SegmentStore:
 
     # Reading
 
-    def records(self, place: int) -> ExtentView:
+    def records(self, locator: int) -> ExtentView:
         """The extent at ``place``. It, and whatever is read of it, raises `Damaged`. Valid as long
         as it is held.
         """
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         return self._map(number).view(extent)
 
-    def entry(self, place: int) -> Entry:
+    def entry(self, locator: int) -> ExtentEntry:
         """What the directory says of the extent at ``place``."""
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         return self._map(number).entry(extent)
 
-    def dead(self, place: int) -> memoryview | None:
+    def dead(self, locator: int) -> memoryview | None:
         """Delete flags of the extent at ``place`` as they are now; None while none is set."""
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         if not self.segments[number].has_dead[extent]:
             return None
-        if self._flags and (flags := self._flags.get(place)) is not None:
+        if self._flags and (flags := self._flags.get(locator)) is not None:
             return memoryview(flags.data)
         return self._flags_in_file(number, extent)
 
@@ -353,14 +353,14 @@ class SegmentStore:
         entry = held.entry(extent)
         return held.data[entry.flags_at : entry.flags_at + entry.record_count]
 
-    def all_dead(self, place: int) -> bool:
+    def all_dead(self, locator: int) -> bool:
         """Whether each record of the extent is deleted."""
-        dead = self.dead(place)
+        dead = self.dead(locator)
         return dead is not None and bytes(dead).count(1) == len(dead)
 
-    def has_tables(self, place: int) -> bool:
+    def has_tables(self, locator: int) -> bool:
         """Whether the extent's tables are whole; they are gone once its room was given back."""
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         held = self._map(number)
         entry = held.entry(extent)
         tables = held.data[entry.tables_at : entry.tables_at + entry.tables_len]
@@ -386,7 +386,7 @@ class SegmentStore:
         """Whether `write_marks` has something to do."""
         return bool(self._marks) and self._marks[0].position <= position
 
-    def mark(self, place: int, indexes: Iterable[int], position: int) -> None:
+    def mark(self, locator: int, indexes: Iterable[int], position: int) -> None:
         """These records are deleted. Readers see it at once, the file when the log is synced up to
         ``position``, which never falls.
 
@@ -396,15 +396,17 @@ class SegmentStore:
         marked = array("I", indexes)
         if not marked:
             return
-        number, extent = split_place(place)
+        number, extent = split_locator(locator)
         with self._lock:
-            flags = self._flags.get(place)
+            flags = self._flags.get(locator)
             if flags is None:
-                flags = self._flags[place] = _Flags(bytearray(self._flags_in_file(number, extent)))
+                flags = self._flags[locator] = _Flags(
+                    bytearray(self._flags_in_file(number, extent))
+                )
             for index in marked:
                 flags.data[index] = 1
             flags.waiting += 1
-            self._marks.append(_Mark(position, place, marked))
+            self._marks.append(_Mark(position, locator, marked))
             self.segments[number].has_dead[extent] = 1
 
     def write_marks(self, position: int) -> None:
@@ -414,21 +416,21 @@ class SegmentStore:
         Raises OSError: what is left is tried again the next time.
         """
         while self.marks_due(position):
-            _, place, indexes = self._marks[0]
-            number, extent = split_place(place)
+            _, locator, indexes = self._marks[0]
+            number, extent = split_locator(locator)
             if number in self.segments:
                 _mark_in_file(self.segments[number], extent, indexes)
                 self._dirty.add(number)
             with self._lock:
                 self._marks.popleft()
-                self._written(place)
+                self._written(locator)
 
-    def _written(self, place: int) -> None:
-        flags = self._flags.get(place)
+    def _written(self, locator: int) -> None:
+        flags = self._flags.get(locator)
         if flags is not None:  # or the extent has been punched
             flags.waiting -= 1
             if not flags.waiting:
-                del self._flags[place]
+                del self._flags[locator]
 
     def sync(self, position: int) -> None:
         """Make the marks of all deletes before ``position`` durable; the log is synced up to there.
@@ -467,14 +469,14 @@ class SegmentStore:
                 os.close(fd)
 
     def _write_again(self, fd: int, segment: Segment, extent: int) -> None:
-        entry, place = _entry(fd, segment, extent), place_of(segment.number, extent)
+        entry, locator = _entry(fd, segment, extent), place_of(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
-        self._flags.setdefault(place, _Flags(bytearray(data))).waiting += 1
+        self._flags.setdefault(locator, _Flags(bytearray(data))).waiting += 1
         self._marks.appendleft(
-            _Mark(0, place, array("I", (index for index, flag in enumerate(data) if flag == 1)))
+            _Mark(0, locator, array("I", (index for index, flag in enumerate(data) if flag == 1)))
         )
 
-    def punch(self, places: Iterable[int]) -> None:
+    def punch(self, locators: Iterable[int]) -> None:
         """Give the room of these extents back; nobody may ask for their records again. May run in a
         thread.
 
@@ -482,8 +484,8 @@ class SegmentStore:
         live.
         """
         by_segment: dict[int, list[int]] = {}
-        for place in places:
-            number, extent = split_place(place)
+        for locator in locators:
+            number, extent = split_locator(locator)
             by_segment.setdefault(number, []).append(extent)
         for number, extents in by_segment.items():
             self._punch(self.segments[number], extents)
@@ -540,7 +542,7 @@ class SegmentStore:
         self._mapped.clear()
 
 
-def _entry(fd: int, segment: Segment, extent: int) -> Entry:
+def _entry(fd: int, segment: Segment, extent: int) -> ExtentEntry:
     return decode_entry(
         os.pread(fd, ENTRY_BYTES, segment.trailer.directory_at + ENTRY_BYTES * extent)
     )
@@ -560,7 +562,7 @@ def _mark_in_file(segment: Segment, extent: int, marked: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _mark_block(fd: int, entry: Entry, start: int, marked: list[int]) -> None:
+def _mark_block(fd: int, entry: ExtentEntry, start: int, marked: list[int]) -> None:
     # No other process writes here, and every byte but the marked ones stays what it was: a crash
     # leaves old or new ones.
     flags = bytearray(

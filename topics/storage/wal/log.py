@@ -45,9 +45,9 @@ _EXTERNAL = int(RecordFlags.EXTERNAL)
 MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK})
 
 
-def frame_records(file: WalFile, place: int, blobs: BlobStore) -> RecordsView:
+def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
     """Records of the APPEND frame at position ``place`` of a file."""
-    view, offset = file.view(), file.offset(place)
+    view, offset = file.view(), file.offset(locator)
     _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(
         view, offset
     )
@@ -216,22 +216,24 @@ class Wal:
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
-    def records(self, place: int) -> RecordsView:
+    def records(self, locator: int) -> RecordsView:
         """Records of the APPEND frame at position ``place``; it must have been written."""
-        return frame_records(self._files[bisect_right(self._bases, place) - 1], place, self.blobs)
+        return frame_records(
+            self._files[bisect_right(self._bases, locator) - 1], locator, self.blobs
+        )
 
-    def count(self, place: int) -> int:
+    def count(self, locator: int) -> int:
         """How many they are, without a look at them."""
-        file = self.file(place)
-        return header_at(file.view(), file.offset(place)).record_count
+        file = self.file(locator)
+        return header_at(file.view(), file.offset(locator)).record_count
 
-    def file(self, place: int) -> WalFile:
+    def file(self, locator: int) -> WalFile:
         """The file that holds ``place``."""
-        return self._files[bisect_right(self._bases, place) - 1]
+        return self._files[bisect_right(self._bases, locator) - 1]
 
-    def generation(self, place: int) -> int:
+    def generation(self, locator: int) -> int:
         """Base of the file that holds ``place``."""
-        return self._bases[bisect_right(self._bases, place) - 1]
+        return self._bases[bisect_right(self._bases, locator) - 1]
 
     @property
     def oldest(self) -> int:

@@ -21,12 +21,12 @@ _NOBODY: dict[int, int] = {}  # shared likewise
 FRONT_SLACK = 16
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """Contiguous seqs that are found again as a whole. ``ts`` is the `$ts` of the first."""
 
     first_seq: int
     record_count: int
-    place: int
+    locator: int
     size: int
     ts: int
 
@@ -36,14 +36,14 @@ class Entry(NamedTuple):
         return self.first_seq + self.record_count - 1
 
 
-class FrameIndex:
+class RecordIndex:
     """Entries in seq order; between two of them there may be a hole."""
 
     __slots__ = (
         "_counts",
         "_first_seqs",
         "_front",
-        "_places",
+        "_locators",
         "_sizes",
         "_ts",
         "dead_entries",
@@ -55,21 +55,21 @@ class FrameIndex:
         self._reset()
 
     def _reset(self) -> None:
-        self._first_seqs = self._places = self._counts = self._sizes = self._ts = _EMPTY
+        self._first_seqs = self._locators = self._counts = self._sizes = self._ts = _EMPTY
         self._front = 0  # entries that were dropped and are not yet taken out of the arrays
         self.dead_entries = 0  # of which nothing lives
 
     def __len__(self) -> int:
-        return len(self._places) - self._front
+        return len(self._locators) - self._front
 
-    def add(self, first_seq: int, count: int, place: int, size: int, ts: int) -> None:
+    def add(self, first_seq: int, count: int, locator: int, size: int, ts: int) -> None:
         """Note an entry after all others."""
-        if self._places is _EMPTY:
-            self._first_seqs, self._places, self._counts = array("Q"), array("Q"), array("I")
+        if self._locators is _EMPTY:
+            self._first_seqs, self._locators, self._counts = array("Q"), array("Q"), array("I")
             self._sizes, self._ts = array("I"), array("q")
         self._first_seqs.append(first_seq)
         self._counts.append(count)
-        self._places.append(place)
+        self._locators.append(locator)
         self._sizes.append(size)
         self._ts.append(ts)
 
@@ -78,11 +78,16 @@ class FrameIndex:
     def entry(self, index: int) -> tuple[int, int, int, int]:
         """``(first_seq, count, place, size)``."""
         index += self._front
-        return self._first_seqs[index], self._counts[index], self._places[index], self._sizes[index]
+        return (
+            self._first_seqs[index],
+            self._counts[index],
+            self._locators[index],
+            self._sizes[index],
+        )
 
-    def whole_entry(self, index: int) -> Entry:
+    def whole_entry(self, index: int) -> IndexEntry:
         """All that is known of it."""
-        return Entry(*self.entry(index), self._ts[index + self._front])
+        return IndexEntry(*self.entry(index), self._ts[index + self._front])
 
     def find(self, seq: int) -> int:
         """Index of the entry that holds ``seq``, or of the next one after it; ``len(self)`` when
@@ -97,13 +102,15 @@ class FrameIndex:
         """Index of the first entry whose first record is of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front
 
-    def find_place(self, position: int) -> int:
+    def find_locator(self, position: int) -> int:
         """Index of the first entry that stands in the log at ``position`` or later. Behind it no
         other kind of entry may stand.
         """
-        places = self._places
+        locators = self._locators
         return bisect_left(
-            range(self._front, len(places)), True, key=lambda at: position <= places[at] < EXTENT
+            range(self._front, len(locators)),
+            True,
+            key=lambda at: position <= locators[at] < EXTENT,
         )
 
     def live_count(self, index: int) -> int:
@@ -124,29 +131,29 @@ class FrameIndex:
             live -= sum([self.gone.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]])
         return live, sum(sizes)
 
-    def places(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+    def locators(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
         """Places of a range of entries, of all if nothing is said."""
-        return self._places[
-            start + self._front : len(self._places) if stop is None else stop + self._front
+        return self._locators[
+            start + self._front : len(self._locators) if stop is None else stop + self._front
         ]
 
-    def from_seq(self, seq: int) -> Iterator[Entry]:
+    def from_seq(self, seq: int) -> Iterator[IndexEntry]:
         """The entries that hold ``seq`` or what follows. The index may change between two of them."""
         while (index := self.find(seq)) < len(self):
             entry = self.whole_entry(index)
             yield entry
             seq = entry.last_seq + 1
 
-    def entries_between(self, place_from: int, place_to: int, seq: int = 0) -> Iterator[Entry]:
+    def entries_between(self, place_from: int, place_to: int, seq: int = 0) -> Iterator[IndexEntry]:
         """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows,
         in seq order.
 
         The index may change between two of them.
         """
         for entry in self.from_seq(seq):
-            if entry.place & (RESIDENT | EXTENT) or entry.place < place_from:
+            if entry.locator & (RESIDENT | EXTENT) or entry.locator < place_from:
                 continue
-            if entry.place >= place_to:
+            if entry.locator >= place_to:
                 return
             yield entry
 
@@ -171,7 +178,7 @@ class FrameIndex:
             if not size:
                 yield first_seq, count, None
             elif first_seq in gone:
-                yield first_seq, count, self._places[index]
+                yield first_seq, count, self._locators[index]
             expected = first_seq + count
         if expected < end:
             yield expected, end - expected, None
@@ -209,14 +216,16 @@ class FrameIndex:
         if self.dead_entries:
             self.dead_entries -= self._sizes[self._front : self._front + number].count(0)
         self._front += number
-        if self._front == len(self._places):
+        if self._front == len(self._locators):
             self._reset()
-        elif self._front > FRONT_SLACK + len(self._places) // 32:
-            for column in (self._first_seqs, self._places, self._counts, self._sizes, self._ts):
+        elif self._front > FRONT_SLACK + len(self._locators) // 32:
+            for column in (self._first_seqs, self._locators, self._counts, self._sizes, self._ts):
                 del column[: self._front]
             self._front = 0
 
-    def replace(self, first: int, stop: int, entries: Sequence[Entry], gone: Sequence[int]) -> None:
+    def replace(
+        self, first: int, stop: int, entries: Sequence[IndexEntry], gone: Sequence[int]
+    ) -> None:
         """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were; of each so many
         records are gone, never all.
         """
@@ -226,13 +235,13 @@ class FrameIndex:
         self.dead_entries -= self._sizes[start:end].count(0)
         self._first_seqs[start:end] = array("Q", [entry.first_seq for entry in entries])
         self._counts[start:end] = array("I", [entry.record_count for entry in entries])
-        self._places[start:end] = array("Q", [entry.place for entry in entries])
+        self._locators[start:end] = array("Q", [entry.locator for entry in entries])
         self._sizes[start:end] = array("I", [entry.size for entry in entries])
         self._ts[start:end] = array("q", [entry.ts for entry in entries])
         for entry, count in zip(entries, gone, strict=True):
             if count:
                 self._note_gone(entry.first_seq, count)
-        if self._front == len(self._places):
+        if self._front == len(self._locators):
             self._reset()
 
     def _forget_gone(self, first: int, stop: int) -> None:
@@ -242,8 +251,8 @@ class FrameIndex:
 
     def bytes_used(self) -> int:
         """Memory of the arrays, spare room included."""
-        columns = (self._first_seqs, self._places, self._counts, self._sizes, self._ts)
+        columns = (self._first_seqs, self._locators, self._counts, self._sizes, self._ts)
         return sum(column.__sizeof__() for column in columns if column is not _EMPTY)
 
 
-__all__ = ["Entry", "FrameIndex"]
+__all__ = ["IndexEntry", "RecordIndex"]

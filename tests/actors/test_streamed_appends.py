@@ -17,9 +17,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
 from topics.actors.shard import actor as shard_actor
-from topics.actors.shard import long_appends
+from topics.actors.shard import streamed_appends
 from topics.actors.shard.actor import RPC_TIMEOUT_MS
-from topics.actors.shard.long_appends import LONG_BYTES
+from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
 from topics.engine.shard import Now
 from topics.formats.api import sliced
 from topics.formats.disk.records import RecordFlags
@@ -38,8 +38,8 @@ PADDING = ["x" * 100] * 60  # more than LONG
 @pytest.fixture
 def desk(tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """Long is what has more than 4,000 bytes; it is decoded by 500 and written by 1,000."""
-    monkeypatch.setattr(shard_actor, "LONG_BYTES", LONG)
-    monkeypatch.setattr(long_appends, "RUN_BYTES", 1000)
+    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", LONG)
+    monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)
     monkeypatch.setattr(sliced, "SLICE_BYTES", 500)
     return Desk(tmp_path, nursery)
 
@@ -51,7 +51,7 @@ class Held:
         self.reached = 0
         self.after: dict[int, OSError] = {}  # what to raise at the n-th write
         self._opened = False
-        for where, name in ((blobs, "write_all"), (long_appends.MemorySink, "write")):
+        for where, name in ((blobs, "write_all"), (streamed_appends.MemorySink, "write")):
             monkeypatch.setattr(where, name, self._holding(getattr(where, name)))
 
     def _holding(self, real: Callable[..., None]) -> Callable[..., None]:
@@ -118,9 +118,9 @@ async def test_a_body_is_long_above_four_mebibytes(
 ) -> None:
     desk = Desk(tmp_path, nursery)
     raw = body(["x" * 1_000_000] * 4)
-    raw += b" " * (LONG_BYTES + extra - len(raw))
+    raw += b" " * (STREAMED_MIN_BYTES + extra - len(raw))
     number = desk.append_raw("a", raw)
-    assert (desk.actor.long_appends._waiting != {}) == bool(extra)
+    assert (desk.actor.streamed_appends._waiting != {}) == bool(extra)
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [1, 2, 3, 4]
     assert len(files(desk)) == extra
@@ -154,7 +154,7 @@ async def test_a_long_write_stores_what_a_short_one_would(
     ]
     raw = json.dumps({"records": records, "node": "batch"}).encode()
     await until(desk, desk.append_raw("long", raw))
-    monkeypatch.setattr(shard_actor, "LONG_BYTES", 1 << 20)
+    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1 << 20)
     await until(desk, desk.append_raw("short", raw))
     long, short = stored(desk, "long"), stored(desk, "short")
     assert len(files(desk)) == 1
@@ -235,7 +235,7 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
     began = turns
-    await desk.actor.long_appends._decode(raw)
+    await desk.actor.streamed_appends._decode(raw)
     assert turns - began > len(raw) // 1000 + len(raw) // 800, (
         "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
     )
@@ -499,7 +499,7 @@ async def test_a_bad_end_is_refused_and_nothing_is_stored(desk: Desk, raw: bytes
     number, small = desk.append_raw("a", raw), desk.append("a", 1, create=False)
     answers = await until(desk, number, small)
     assert [answers[n]["code"] for n in (number, small)] == ["invalid_request", "topic_not_found"]
-    assert (desk.log.frames, files(desk), desk.actor.long_appends._waiting) == ({}, [], {})
+    assert (desk.log.frames, files(desk), desk.actor.streamed_appends._waiting) == ({}, [], {})
     desk.make("a")
     again, next_one = desk.append_raw("a", raw), desk.append("a", "next")
     answers = await until(desk, again, next_one)
@@ -531,7 +531,7 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
     desk.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
-            mine.start_soon(desk.actor.long_appends.run, "a", body(PADDING), None, None)
+            mine.start_soon(desk.actor.streamed_appends.run, "a", body(PADDING), None, None)
             await held_up(desk, held)
             assert len(files(desk)) == 1
             held.open()
@@ -603,7 +603,7 @@ async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved
     """Records in memory only: after a restart their seqs must not be given to others."""
     desk.make("a", durability="ephemeral")
     with monkeypatch.context() as patch:
-        patch.setattr(shard_actor, "LONG_BYTES", 1 << 20)
+        patch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1 << 20)
         desk.append("a", *[0] * 2100)
     desk.flush()
     topic = desk.engine.topics["a"]
@@ -654,7 +654,7 @@ async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
             found |= dict(desk.answers())
             await trio.lowlevel.checkpoint()
     assert list(found.items()) == [(number, "not_ready") for number in numbers]
-    assert desk.actor.long_appends._waiting == {}
+    assert desk.actor.streamed_appends._waiting == {}
 
 
 async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) -> None:
@@ -691,4 +691,4 @@ async def test_what_waited_behind_a_long_write_goes_with_its_front(
     held.open()
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [61]
-    assert desk.actor.long_appends._waiting == {}
+    assert desk.actor.streamed_appends._waiting == {}

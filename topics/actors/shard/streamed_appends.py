@@ -17,7 +17,7 @@ import trio
 
 from topics.actors.rpc.message_router import InboundMessage
 from topics.actors.shard.commits import Commits
-from topics.engine.dedupe import Remembered
+from topics.engine.dedupe import DedupeEntry
 from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (
@@ -33,7 +33,7 @@ from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
-LONG_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
+STREAMED_MIN_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
 RUN_BYTES = 512 << 10
 
 Handler = Callable[[InboundMessage], None]
@@ -48,7 +48,7 @@ class Done:
     created: bool  # the topic, by a frame of its own before
 
 
-Outcome = Done | Remembered | OSError  # what it did, what its key stood for, or why it could not
+Outcome = Done | DedupeEntry | OSError  # what it did, what its key stood for, or why it could not
 
 
 class Sink(Protocol):
@@ -79,7 +79,7 @@ class MemorySink:
         """Nothing is left to undo."""
 
 
-class LongAppends:
+class StreamedAppends:
     """The topics that belong to a long write right now, and who waits for them."""
 
     def __init__(
@@ -120,7 +120,7 @@ class LongAppends:
         if request.idempotency_key is not None:
             known = self.engine.known(topic, request.idempotency_key, self._clock())
             if known is not None:
-                assert isinstance(known, Remembered), "nothing else is under way on this topic"
+                assert isinstance(known, DedupeEntry), "nothing else is under way on this topic"
                 return known
         return await self._write(topic, request, created)
 
@@ -163,7 +163,7 @@ class LongAppends:
         await trio.lowlevel.checkpoint()
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
-        change = self.engine.append_long(topic, request, rendering, ends[-1], now)
+        change = self.engine.append_streamed(topic, request, rendering, ends[-1], now)
         resident_class = topic.config.durability == "ephemeral"
         resident: RecordsView | None = None
         try:
