@@ -14,7 +14,7 @@ import trio
 
 from tests.actors.wire import Wire
 from topics.actors.link.board import Board
-from topics.actors.shard.actor import ShardActor
+from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Limits, json_bytes
 from topics.formats.disk.records import RecordFlags, RecordsView
@@ -139,18 +139,18 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
+        self.words = words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
                 engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
             )
-        self.actor = ShardActor(shard, 0, board, LIMITS)
-        self.actor._nursery = nursery
-        self.commits = self.actor.commits
+        self.loop = ShardLoop(shard, 0, board, LIMITS)
+        self.loop.context.nursery = nursery
+        self.commits = self.loop.commits
         self.wire = Wire()
-        self.session = self.actor.router.open_session("front-0", self.wire)
+        self.session = self.loop.router.open_session("front-0", self.wire)
         self._cid = 0
 
     # Requests; each gives its number. Nothing goes to the log before `flush`.
@@ -193,7 +193,7 @@ class Desk:
     def cancel(self, cid: int) -> None:
         """The front's client has gone."""
         notification = encode_notification("call.cancelled", {"cid": cid})
-        self.actor.router.dispatch(
+        self.loop.router.dispatch(
             self.session, MessageFrame(9999, 0, "event/call.cancelled", notification, b"")
         )
 
@@ -203,7 +203,7 @@ class Desk:
         frame = MessageFrame(
             self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body
         )
-        assert self.actor.router.dispatch(self.session, frame) is None
+        assert self.loop.router.dispatch(self.session, frame) is None
         return self._cid
 
     # The log
@@ -226,8 +226,8 @@ class Desk:
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
-        self.actor.room.show(found)
-        self.actor.repeat_deletes()
+        self.loop.context.room.show(found)
+        self.loop.deletes.repeat()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.actors.shard_support import Desk
-from topics.actors.shard import actor as shard_actor
+from topics.actors.shard import appends
 from topics.errors import Internal
 from topics.formats.api.requests import json_bytes
 from topics.formats.disk.wal import FrameKind
@@ -217,7 +217,7 @@ async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
 async def test_a_burst_waits_in_its_place_for_a_long_write(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1000)
+    monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1000)
     desk.make("a", durability="ephemeral")
     long = desk.append("a", *["x" * 200] * 9)
     burst = desk.append_many("a", body(1), b"bad", body(2))

@@ -24,9 +24,9 @@ from tests.actors.shard_support import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
-from topics.actors.shard import actor as shard_actor
-from topics.actors.shard import feeds
-from topics.actors.shard.actor import ShardActor, clock
+from topics.actors.shard import context, feeds
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.engine import reading
 from topics.engine.shard import Now
@@ -84,15 +84,15 @@ class Front(Desk):
         frame = MessageFrame(
             9999, 0, f"event/{method}", encode_notification(method, {"feed": feed}), b""
         )
-        assert self.actor.router.dispatch(self.session, frame) is None
+        assert self.loop.router.dispatch(self.session, frame) is None
 
     def taken(self, feed: int = 1) -> None:
         self.tell("feed.taken", feed)
 
     def turn(self) -> None:
         """What the actor does after each batch of messages."""
-        self.actor._now = self.commits.now()
-        self.actor.send_off()
+        self.loop.context.now = self.commits.now()
+        self.loop.end_turn()
 
     def written(self) -> OSError | None:
         error = super().written()
@@ -420,7 +420,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Now(10**12, 10**6)
-    monkeypatch.setattr(shard_actor, "clock", lambda: now)
+    monkeypatch.setattr(context, "clock", lambda: now)
     front.commits.now = lambda: now
     front.make("a", ttl_ms=100)
     front.open("a")
@@ -545,7 +545,7 @@ async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it
     for ask in (front.open, front.feed_read):
         ask("a")
         assert front.answer()["code"] == "topic_not_found"
-    assert len(front.actor.feeds) == 0
+    assert len(front.loop.feeds) == 0
     for ask in (front.open, front.feed_read):
         front.make("a")
         ask("a")
@@ -655,7 +655,7 @@ async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
     front.synced()
     ended = front.events()
     assert ended == [{"event": "feed.ended", "feed": number, "head_seq": 1} for number in (1, 2)]
-    assert len(front.actor.feeds) == 0
+    assert len(front.loop.feeds) == 0
     front.taken(1)
     front.append("a", 2)
     front.written()
@@ -675,7 +675,7 @@ async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, erro
         front.failed(error)  # the delete was done once more, by itself
     front.turn()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Front) -> None:
@@ -696,8 +696,8 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.append("b", 4)
     front.written()
     assert [seqs(event) for event in front.events()] == [[1]]
-    assert len(front.actor.feeds) == 1
-    assert set(front.actor.feeds._by_topic) == {front.engine.topic("b").id}
+    assert len(front.loop.feeds) == 1
+    assert set(front.loop.feeds._by_topic) == {front.engine.topic("b").id}
 
 
 @pytest.mark.parametrize("method", ["feed.taken", "feed.close"])
@@ -708,7 +708,7 @@ async def test_what_is_said_of_an_unknown_feed_is_ignored(front: Front, method: 
         front.open("a", 1)
         front.tell(method, 5)
     front.turn()
-    assert (front.events(), logs, len(front.actor.feeds)) == ([], [], 1)
+    assert (front.events(), logs, len(front.loop.feeds)) == ([], [], 1)
 
 
 async def test_feeds_go_with_their_session(front: Front) -> None:
@@ -719,7 +719,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     front.written()
     front.wire.take()
     front.session.close()
-    store = front.actor.feeds
+    store = front.loop.feeds
     assert (
         len(store),
         store._by_topic,
@@ -728,7 +728,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
         store._behind,
         store._changed,
     ) == (0, {}, {}, {}, {}, {})
-    front.session = front.actor.router.open_session("front-0", front.wire)
+    front.session = front.loop.router.open_session("front-0", front.wire)
     front.open("a", 1)
     front.append("a", 2)
     front.written()
@@ -740,12 +740,12 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     front.open("a", 1)
     first, front.wire.broken = front.wire, True
     front.wire = type(first)()
-    front.session = front.actor.router.open_session("front-1", front.wire)
+    front.session = front.loop.router.open_session("front-1", front.wire)
     front.open("a", 1)
     front.append("a", 1)
     front.written()
     assert front.pages() == [[1]]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
@@ -781,7 +781,7 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
         (1, 3, 1),
     ]
     assert gaps == [None, ("damaged", 2, 2)]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
@@ -812,7 +812,7 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
         ("feed.ended", 1, "internal"), ("feed.page", 2, None),
     ]  # fmt: skip
     assert [entry["log_level"] for entry in logs] == ["error"]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 # Giving way
@@ -863,7 +863,7 @@ async def test_many_feeds_are_served_in_turns_between_which_others_come(
     await wait_all_tasks_blocked()
     rest = front.events()
     assert len({event["feed"] for event in (*first, *rest)}) == len(first) + len(rest) == 300
-    assert not front.actor.feeds.pump()
+    assert not front.loop.feeds.pump()
 
 
 async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> None:
@@ -874,7 +874,7 @@ async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> 
     front.flush()
     front.log.write()
     front.commits.advance()
-    assert not front.actor.feeds._changed
+    assert not front.loop.feeds._changed
 
 
 def forbidden(*_: object) -> NoReturn:
@@ -911,7 +911,7 @@ class OnDisk(Front):
 
     async def _follow(self) -> None:
         with self._following:
-            await self.actor._follow_log()
+            await self.loop.follow_log()
 
     async def settled(self) -> None:
         """All is committed."""
@@ -957,7 +957,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     bare = disk.answer()
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
-            await disk.actor.sealing._round()
+            await disk.loop.sealing._round()
     assert any(locator & EXTENT for locator in topic.frames.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}
@@ -1041,7 +1041,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     stop = trio.Event()
     nursery.start_soon(
-        ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
+        ShardLoop(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
     )
     router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
     sessions: list[LinkSession] = []

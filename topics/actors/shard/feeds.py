@@ -16,13 +16,12 @@ page goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.context import ShardContext
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
@@ -33,7 +32,6 @@ from topics.formats.api.requests import (
     DEFAULT_LIMIT,
     Buffer,
     Diff,
-    Limits,
 )
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
@@ -68,15 +66,10 @@ class Feed:
 
 
 class Feeds:
-    """All feeds of a shard. ``fresh_topic`` finds a topic as it is now, ``freshen`` lets go what is
-    too old in one.
-    """
+    """All feeds of a shard."""
 
-    def __init__(
-        self, commits: Commits, limits: Limits, fresh_topic: Callable[[str], Topic], freshen: Callable[[Topic], None]
-    ) -> None:  # fmt: skip
-        self._commits, self._limits = commits, limits
-        self._fresh_topic, self._freshen = fresh_topic, freshen
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits, self._limits = context, context.commits, context.limits
         self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         self._changed: dict[
@@ -155,7 +148,7 @@ class Feeds:
         while feed.under_way < PAGES_UNDER_WAY:
             try:
                 if not feed.topic.deleted:
-                    self._freshen(feed.topic)
+                    self._context.freshen(feed.topic)
                 head_seq = self._head(feed.topic, feed.strong)
                 if head_seq < feed.topic.head_seq:
                     self._behind[feed] = None
@@ -268,7 +261,7 @@ class Feeds:
     def _heads(self, message: InboundMessage) -> None:
         rpc, params = _request(message)
         known = self._commits.engine.topics
-        topics = [self._fresh_topic(name) for name in params["topics"] if name in known]
+        topics = [self._context.fresh_topic(name) for name in params["topics"] if name in known]
         rpc.reply(
             {
                 "heads": {
@@ -304,7 +297,7 @@ class Feeds:
         del self._by_session[session]
 
     def _topic_to_read(self, name: str) -> Topic:
-        topic = self._fresh_topic(name)
+        topic = self._context.fresh_topic(name)
         topic.touch(*self._commits.now())
         return topic
 
@@ -333,6 +326,10 @@ def _joined(pieces: list[Buffer]) -> Buffer:
 
 def _fields(page: Page) -> dict[str, Any]:
     return {
-        "from_seq": page.from_seq, "to_seq": page.next_from_seq, "head_seq": page.head_seq, "earliest_seq": page.earliest_seq,
-        "count": page.count, "tombstone": page.tombstone.as_json() if page.tombstone else None,
-    }  # fmt: skip
+        "from_seq": page.from_seq,
+        "to_seq": page.next_from_seq,
+        "head_seq": page.head_seq,
+        "earliest_seq": page.earliest_seq,
+        "count": page.count,
+        "tombstone": page.tombstone.as_json() if page.tombstone else None,
+    }

@@ -4,8 +4,7 @@ on, and states of topics (§1, §3).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVarTuple
+from typing import Any
 
 import trio
 
@@ -17,51 +16,32 @@ from topics.actors.rpc.message_router import (
     MessageRouter,
     RpcContext,
 )
-from topics.actors.rpc.replies import map_error, reply, request_of, total_ms
-from topics.actors.shard.commits import Commits
+from topics.actors.rpc.replies import map_error, request_of, total_ms
+from topics.actors.shard.context import ShardContext
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete, Now
+from topics.engine.shard import Append, Change, Delete
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import Diff, Limits, decode_diff, json_bytes
+from topics.formats.api.requests import Diff, decode_diff
 from topics.storage.disk import Damaged
 
 # A diff looks at all that is there when it comes, whatever its wait_ms; it must be answered before
 # the router gives it up.
 SCAN_S_MAX = 20.0
 RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
-Args = TypeVarTuple("Args")
-
-
-class Host(Protocol):
-    """What the loop of a shard does for those who answer in it."""
-
-    def fresh_topic(self, name: str) -> Topic:
-        """The topic of that name, as it is now. Raises `TopicNotFound`."""
-
-    def look_again(self, topic: Topic) -> None:
-        """Time has passed: let go what is too old by now."""
-
-    def send_off(self) -> None:
-        """Outside of a batch of messages: what was answered goes to the fronts."""
-
-    def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
-        """Run ``task`` beside the loop."""
 
 
 class Reads:
     """Answers readers. ``heads``: of topics that are read ahead."""
 
-    def __init__(self, host: Host, commits: Commits, limits: Limits, heads: HeadWriter) -> None:
-        self._host, self._commits, self._limits, self._heads = host, commits, limits, heads
+    def __init__(self, context: ShardContext, heads: HeadWriter) -> None:
+        self._context, self._commits, self._heads = context, context.commits, heads
         self._changed: dict[int, trio.Event] = {}
         self._polls: dict[tuple[LinkSession, int], trio.CancelScope] = {}
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         router.route("rpc/diff", self._diff)
-        router.route("rpc/topic.get", self._get)
-        router.route("rpc/topic.list", self._list)
         router.route("event/call.cancelled", self._cancelled)
 
     # What happens in the shard
@@ -84,9 +64,9 @@ class Reads:
 
     def _diff(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
-        asked = decode_diff(message.attachment, self._limits)
+        asked = decode_diff(message.attachment, self._context.limits)
         message.release()
-        topic = self._host.fresh_topic(params["topic"])
+        topic = self._context.fresh_topic(params["topic"])
         topic.touch(*self._commits.now())
         page = read(topic, asked, self._commits)
         if "ahead" in params:
@@ -98,7 +78,7 @@ class Reads:
             # So is its end: the cancel, or the end of the session, may come in the same batch of
             # messages.
             scope = self._polls[message.session, rpc.cid] = trio.CancelScope()
-            self._host.start(
+            self._context.start(
                 self._long_poll, scope, message, rpc, params, topic, asked, page, changed
             )
         else:
@@ -161,7 +141,8 @@ class Reads:
                         await changed.wait()
                     try:
                         if not topic.deleted:
-                            self._host.look_again(topic)
+                            self._context.begin_turn()
+                            self._context.freshen(topic)
                             changed = self._changed.setdefault(topic.id, trio.Event())
                         page = read(topic, asked, self._commits, page.next_from_seq)
                     except (
@@ -180,7 +161,7 @@ class Reads:
             rpc.error(*map_error(failure, message))
         else:
             _reply_page(rpc, params, topic, page)
-        self._host.send_off()
+        self._context.end_turn()
 
     def _cancelled(self, message: InboundMessage) -> None:
         assert message.notification is not None, "event/ subjects come with a notification"
@@ -188,63 +169,18 @@ class Reads:
         if scope is not None:
             scope.cancel()
 
-    def _get(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        topic = self._host.fresh_topic(params["topic"])
-        if params["touch"]:
-            topic.touch(*self._commits.now())
-        reply(rpc, params, answers.state(_state(topic, self._commits.now())))
-
-    def _list(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        items: list[list[Any]] = []
-        for name in self._commits.engine.names(
-            params["prefix"], params["after"], params["prefixes"]
-        ):
-            if len(items) == params["limit"]:
-                break
-            topic = self._host.fresh_topic(name)
-            if params["touch"]:
-                topic.touch(*self._commits.now())
-            items.append([name, json_bytes(_summary(topic, self._commits.now()))])
-        rpc.reply({"items": items})
-
 
 def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
     end = answers.difference_end(
-        next_from_seq=page.next_from_seq, head_seq=page.head_seq, earliest_seq=page.earliest_seq, epoch=topic.epoch,
-        tombstone=page.tombstone.as_json() if page.tombstone else None, scanned=page.scanned, total_ms=total_ms(params),
-    )  # fmt: skip
+        next_from_seq=page.next_from_seq,
+        head_seq=page.head_seq,
+        earliest_seq=page.earliest_seq,
+        epoch=topic.epoch,
+        tombstone=page.tombstone.as_json() if page.tombstone else None,
+        scanned=page.scanned,
+        total_ms=total_ms(params),
+    )
     result = (
         {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
     )
     rpc.reply(result, answers.difference(topic.name, page.pieces, end))
-
-
-def _summary(topic: Topic, now: Now) -> dict[str, Any]:
-    return {
-        "topic": topic.name,
-        "head_seq": topic.head_seq,
-        "earliest_seq": topic.earliest_seq,
-        "count": topic.count,
-        "bytes": topic.bytes,
-        "durable": topic.config.durable,
-        "effective_priority": topic.effective_priority(now.ms),
-    }
-
-
-def _state(topic: Topic, now: Now) -> dict[str, Any]:
-    return {
-        "topic": topic.name,
-        "type": topic.config.type,
-        "head_seq": topic.head_seq,
-        "earliest_seq": topic.earliest_seq,
-        "next_seq": topic.head_seq + 1,
-        "count": topic.count,
-        "bytes": topic.bytes,
-        "epoch": topic.epoch,
-        "config": topic.config.as_json(),
-        "effective_priority": topic.effective_priority(now.ms),
-        "last_write_ts": topic.last_write_ts,
-        "last_read_ts": topic.last_read_ts,
-    }

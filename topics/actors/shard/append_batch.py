@@ -11,7 +11,7 @@ from topics.errors import Internal
 from topics.formats.api.requests import json_bytes
 
 
-class Burst:
+class Batch:
     """The answers to the appends of one message. They go out when the last of them is known, in the
     order of the appends.
     """
@@ -19,7 +19,7 @@ class Burst:
     __slots__ = ("_answers", "_failed", "_left", "_rpc")
 
     def __init__(self, rpc: RpcContext, count: int) -> None:
-        assert count, "a burst holds appends"
+        assert count, "a batch holds appends"
         self._rpc, self._left = rpc, count
         self._answers = [b""] * count
         self._failed: list[int] = []
@@ -39,16 +39,16 @@ class Burst:
 
 
 class Part:
-    """One append of a burst. It is answered as an `RpcContext` is."""
+    """One append of a batch. It is answered as an `RpcContext` is."""
 
-    __slots__ = ("_burst", "_index")
+    __slots__ = ("_batch", "_index")
 
-    def __init__(self, burst: Burst, index: int) -> None:
-        self._burst, self._index = burst, index
+    def __init__(self, batch: Batch, index: int) -> None:
+        self._batch, self._index = batch, index
 
     def reply(self, _result: dict[str, Any], body: bytes) -> None:
         """It went well."""
-        self._burst.take(self._index, body)
+        self._batch.take(self._index, body)
 
     def error(self, _code: int, message: str, data: dict[str, Any] | None = None) -> None:
         """It failed. ``data`` has the code and the detail of a failure of the contract; anything
@@ -59,7 +59,7 @@ class Part:
             fields = {"code": data["code"], "message": message} | (
                 {"detail": data["detail"]} if data["detail"] else {}
             )
-        self._burst.take(self._index, json_bytes(fields), failed=True)
+        self._batch.take(self._index, json_bytes(fields), failed=True)
 
 
 Asker = RpcContext | Part
