@@ -32,9 +32,9 @@ import pytest
 import structlog
 import trio
 
-from tests.actors.shard_support import Desk
 from tests.crash.fault_disk import FaultDisk
 from tests.storage.log_support import Client
+from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import appends
 from topics.actors.shard.context import clock

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.shard_support import Desk
+from tests.support.shard import Desk
 from topics.engine import reading
 from topics.engine.shard import Append, Change, Put
 from topics.engine.topic import RESERVE_MIN

@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.actors.shard_support import Desk
+from tests.support.shard import Desk
 from topics.actors.shard import appends, streamed_appends
 from topics.actors.shard.loop import RPC_TIMEOUT_MS
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES

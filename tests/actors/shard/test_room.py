@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
+from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
 from topics.engine.shard import Now

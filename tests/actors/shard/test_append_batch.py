@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.shard_support import Desk
+from tests.support.shard import Desk
 from topics.actors.shard import appends
 from topics.errors import Internal
 from topics.formats.api.requests import json_bytes

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.sealing_support import FILE_BYTES
-from tests.actors.shard_support import LIMITS, Desk
+from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
