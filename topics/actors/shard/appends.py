@@ -17,7 +17,8 @@ from topics.actors.shard.room import refuse
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
 from topics.engine.shard import Append, InFlightDuplicate
 from topics.formats.api import answers
-from topics.formats.api.requests import Buffer, decode_append
+from topics.formats.api.requests import decode_append
+from topics.formats.buffers import Buffer
 from topics.storage.wal.writer import Progress
 
 
