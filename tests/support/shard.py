@@ -148,9 +148,10 @@ class Desk:
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
+        nursery.start_soon(self.loop.follow_time)
         self.commits = self.loop.commits
         self.wire = Wire()
-        self.session = self.loop.router.open_session("front-0", self.wire)
+        self.session = self.loop.open_session("front-0", self.wire)
         self._cid = 0
 
     # Requests; each gives its number. Nothing goes to the log before `flush`.
@@ -204,6 +205,7 @@ class Desk:
             self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body
         )
         assert self.loop.router.dispatch(self.session, frame) is None
+        self.loop.deadlines.wake()
         return self._cid
 
     # The log
@@ -214,12 +216,18 @@ class Desk:
     def written(self) -> OSError | None:
         self.flush()
         self.log.write()
-        return self.commits.advance()
+        return self.advance()
 
     def synced(self) -> OSError | None:
         self.flush()
         self.log.sync()
-        return self.commits.advance()
+        return self.advance()
+
+    def advance(self) -> OSError | None:
+        """Commit what the log has reached; the turn ends when the tasks that are ready have run."""
+        error = self.commits.advance()
+        self.loop.deadlines.wake()
+        return error
 
     def failed(self, error: OSError) -> OSError | None:
         """The writer says so, and the actor's loop does what it does then."""
@@ -227,7 +235,7 @@ class Desk:
         self.log.fail(error)
         found = self.commits.advance()
         self.loop.context.room.show(found)
-        self.loop.deletes.repeat()
+        self.loop.services.deletes.on_turn()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

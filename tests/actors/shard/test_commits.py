@@ -489,7 +489,7 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
         raise Damaged(Path("1.seg"), 4096, "records are damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.actors.shard.reads.read", damaged)
+        patch.setattr("topics.actors.shard.long_polls.read", damaged)
         append = desk.append("a", 1)
         desk.synced()
         await wait_all_tasks_blocked()
@@ -584,7 +584,7 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
@@ -593,7 +593,7 @@ async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
@@ -617,10 +617,9 @@ async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_an
 async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
     desk.make("a")
     desk.diff("a", wait_ms=30_000)
-    desk.loop.reads.abandon(desk.session)
     desk.session.close()
     await wait_all_tasks_blocked()
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 # A disk that hangs

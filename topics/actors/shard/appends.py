@@ -14,6 +14,7 @@ from topics.actors.rpc.replies import map_error, request_of, total_ms
 from topics.actors.shard.append_batch import Asker, Batch, Part
 from topics.actors.shard.context import ShardContext, clock
 from topics.actors.shard.room import refuse
+from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
 from topics.engine.shard import Append, InFlightDuplicate
 from topics.formats.api import answers
@@ -22,7 +23,7 @@ from topics.formats.buffers import Buffer
 from topics.storage.wal.writer import Progress
 
 
-class Appends:
+class Appends(Service):
     """Handles the appends of all fronts."""
 
     def __init__(self, context: ShardContext) -> None:

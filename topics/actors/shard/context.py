@@ -17,6 +17,7 @@ from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED
 from topics.actors.rpc.message_router import InboundMessage
 from topics.actors.shard.commits import Commits
+from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.held_topics import Handler, HeldTopics, handle_late
 from topics.actors.shard.room import Room, unwritable
@@ -40,6 +41,7 @@ class ShardContext:
 
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
+        self.words, self.deadlines = words, Deadlines()
         self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
         self.room = Room(shard, self.commits, words)
         self.disk = DiskWatch(self.commits, self.room, words)

@@ -14,6 +14,7 @@ from topics.actors.rpc.replies import reply, request_of
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Handler, handle_late
 from topics.actors.shard.room import refuse
+from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_delete
@@ -21,7 +22,7 @@ from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
 
-class Deletes:
+class Deletes(Service):
     """Handles `topic.delete` and `topic.delete_records`."""
 
     def __init__(self, context: ShardContext) -> None:
@@ -34,11 +35,13 @@ class Deletes:
         router.route("rpc/topic.delete", self._delete)
         router.route("rpc/topic.delete_records", self._delete_records)
 
-    def repeat(self) -> None:
-        """Handle the deletes that had no room once more, when the log goes on."""
-        repeated, self._repeated = self._repeated, []
-        for handler, message in repeated:
-            handle_late(handler, message)
+    def on_turn(self) -> bool:
+        """Handle the deletes that had no room once more; the log goes on by now."""
+        if self._repeated:
+            repeated, self._repeated = self._repeated, []
+            for handler, message in repeated:
+                handle_late(handler, message)
+        return False
 
     def _delete(self, message: InboundMessage, *, again: bool = False) -> None:
         rpc, params = request_of(message)

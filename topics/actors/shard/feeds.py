@@ -22,8 +22,9 @@ import structlog
 
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.service import Service
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Delete
+from topics.engine.shard import Append, Change, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
@@ -65,7 +66,7 @@ class Feed:
         self.under_way = 0
 
 
-class Feeds:
+class Feeds(Service):
     """All feeds of a shard."""
 
     def __init__(self, context: ShardContext) -> None:
@@ -93,17 +94,17 @@ class Feeds:
 
     # What happens in the shard
 
-    def committed(self, change: Append | Delete) -> None:
-        """Its topic has new records, or is gone."""
+    def on_commit(self, change: Change) -> None:
+        """Note that a topic has new records; end the feeds of one that is gone."""
         feeds = self._by_topic.get(change.topic.id)
-        if feeds is None:
+        if feeds is None or not isinstance(change, Append | Delete):
             return
         if isinstance(change, Delete):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds
 
-    def pump(self) -> bool:
+    def on_turn(self) -> bool:
         """Send what there is to send; whether some of it must wait for another call, because others
         come first.
         """
@@ -232,7 +233,6 @@ class Feeds:
         feed = Feed(message.session, params["feed"], topic, view, strong, head_seq)
         if message.session not in self._by_session:
             self._by_session[message.session] = {}
-            message.session.on_closed(self._forget_session)
         self._by_session[message.session][feed.number] = feed
         self._by_topic.setdefault(topic.id, {})[feed] = None
         if head_seq < topic.head_seq:
@@ -291,10 +291,11 @@ class Feeds:
         if feed is not None:
             self._forget(feed)
 
-    def _forget_session(self, session: LinkSession) -> None:
-        for feed in tuple(self._by_session[session].values()):
+    def on_session_closed(self, session: LinkSession) -> None:
+        """Forget its feeds."""
+        for feed in tuple(self._by_session.get(session, {}).values()):
             self._forget(feed)
-        del self._by_session[session]
+        self._by_session.pop(session, None)
 
     def _topic_to_read(self, name: str) -> Topic:
         topic = self._context.fresh_topic(name)

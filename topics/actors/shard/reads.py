@@ -1,66 +1,42 @@
-"""What a shard answers to readers: pages at once, long polls later, pages ahead of those who read
-on, and states of topics (§1, §3).
+"""Reads: pages of a topic, now, later or ahead (§3).
+
+rpc/diff   a page worth answering     answered at once
+           nothing yet, or wait_ms    a long poll
+           with "ahead"               up to so many pages that nobody has asked for yet, without
+                                      their ends, for a reader that goes on page by page
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import trio
-
 from topics.actors.link.heads import HeadWriter, holds_still
-from topics.actors.rpc.message_router import (
-    ErrorCode,
-    InboundMessage,
-    LinkSession,
-    MessageRouter,
-    RpcContext,
-)
-from topics.actors.rpc.replies import map_error, request_of, total_ms
+from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RpcContext
+from topics.actors.rpc.replies import request_of
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.long_polls import LongPolls, reply_page
+from topics.actors.shard.service import Service
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete
+from topics.engine.shard import Change
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff, decode_diff
-from topics.storage.disk import Damaged
 
-# A diff looks at all that is there when it comes, whatever its wait_ms; it must be answered before
-# the router gives it up.
-SCAN_S_MAX = 20.0
-RUN_BYTES = 1 << 20  # of pages that are read ahead in one go
+AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
 
 
-class Reads:
-    """Answers readers. ``heads``: of topics that are read ahead."""
+class Reads(Service):
+    """Answers diffs. ``heads``: of topics that are read ahead."""
 
-    def __init__(self, context: ShardContext, heads: HeadWriter) -> None:
-        self._context, self._commits, self._heads = context, context.commits, heads
-        self._changed: dict[int, trio.Event] = {}
-        self._polls: dict[tuple[LinkSession, int], trio.CancelScope] = {}
+    def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
+        self._context, self._commits = context, context.commits
+        self._polls, self._heads = polls, heads
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         router.route("rpc/diff", self._diff)
-        router.route("event/call.cancelled", self._cancelled)
 
-    # What happens in the shard
-
-    def committed(self, change: Change) -> None:
-        """Something has happened to a topic."""
+    def on_commit(self, change: Change) -> None:
+        """Tell the fronts whether pages that were read ahead are still the answer."""
         self._heads.committed(change)
-        if isinstance(change, Append | Delete):
-            event = self._changed.pop(change.topic.id, None)
-            if event is not None:
-                event.set()
-
-    def abandon(self, session: LinkSession) -> None:
-        """The front has gone: nobody waits any more."""
-        for (owner, _), scope in list(self._polls.items()):
-            if owner is session:
-                scope.cancel()
-
-    # Requests
 
     def _diff(self, message: InboundMessage) -> None:
         rpc, params = request_of(message)
@@ -72,27 +48,17 @@ class Reads:
         if "ahead" in params:
             self._reply_ahead(rpc, params["ahead"], topic, asked, page)
         elif page.unfinished or (asked.wait_ms and not page.worth_answering):
-            # From here on, not from when the task begins: what is committed in between must wake
-            # it.
-            changed = self._changed.setdefault(topic.id, trio.Event())
-            # So is its end: the cancel, or the end of the session, may come in the same batch of
-            # messages.
-            scope = self._polls[message.session, rpc.cid] = trio.CancelScope()
-            self._context.start(
-                self._long_poll, scope, message, rpc, params, topic, asked, page, changed
-            )
+            self._polls.add(message, topic, asked, page)
         else:
-            _reply_page(rpc, params, topic, page)
+            reply_page(rpc, params, topic, page)
 
     def _reply_ahead(
         self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page
     ) -> None:
-        """Up to ``limit`` pages that nobody has asked for yet, without their ends; none that may be
-        another when somebody does.
-        """
+        """Answer with no page that may be another one when somebody asks for it."""
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
-        room = RUN_BYTES
+        room = AHEAD_BYTES_MAX
         while holds_still(topic, page) and len(pages) < limit:
             bodies.append(answers.difference(topic.name, page.pieces))
             length = len(bodies[-1])
@@ -114,73 +80,3 @@ class Reads:
             "epoch": topic.epoch,
         }
         rpc.reply(result, b"".join(bodies[: len(pages)]))
-
-    async def _long_poll(
-        self,
-        scope: trio.CancelScope,
-        message: InboundMessage,
-        rpc: RpcContext,
-        params: dict[str, Any],
-        topic: Topic,
-        asked: Diff,
-        page: Page,
-        changed: trio.Event,
-    ) -> None:
-        scanned, failure, head_seq = page.scanned, None, page.head_seq
-        began = trio.current_time()
-        with scope:
-            with trio.move_on_at(began + SCAN_S_MAX) as limit:
-                while not page.worth_answering and not topic.deleted:
-                    if page.next_from_seq >= head_seq:  # all that was there is looked through
-                        limit.deadline = began + asked.wait_ms / 1000
-                        if limit.deadline <= trio.current_time():
-                            break
-                    if page.unfinished:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        await changed.wait()
-                    try:
-                        if not topic.deleted:
-                            self._context.begin_turn()
-                            self._context.freshen(topic)
-                            changed = self._changed.setdefault(topic.id, trio.Event())
-                        page = read(topic, asked, self._commits, page.next_from_seq)
-                    except (
-                        Damaged,
-                        OSError,
-                    ) as error:  # costs this reader its answer, and nobody else
-                        failure = error
-                        break
-                    scanned += page.scanned
-        self._polls.pop((message.session, rpc.cid), None)
-        if scope.cancelled_caught:
-            rpc.error(ErrorCode.TIMEOUT, "nobody waits any more")
-            return
-        page.scanned = scanned
-        if failure is not None:
-            rpc.error(*map_error(failure, message))
-        else:
-            _reply_page(rpc, params, topic, page)
-        self._context.end_turn()
-
-    def _cancelled(self, message: InboundMessage) -> None:
-        assert message.notification is not None, "event/ subjects come with a notification"
-        scope = self._polls.get((message.session, message.notification.params["cid"]))
-        if scope is not None:
-            scope.cancel()
-
-
-def _reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
-    end = answers.difference_end(
-        next_from_seq=page.next_from_seq,
-        head_seq=page.head_seq,
-        earliest_seq=page.earliest_seq,
-        epoch=topic.epoch,
-        tombstone=page.tombstone.as_json() if page.tombstone else None,
-        scanned=page.scanned,
-        total_ms=total_ms(params),
-    )
-    result = (
-        {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
-    )
-    rpc.reply(result, answers.difference(topic.name, page.pieces, end))

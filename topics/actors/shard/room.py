@@ -19,6 +19,7 @@ from topics.actors.link.board import ShardState, ShardWords
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.actors.shard.append_batch import Asker
 from topics.actors.shard.commits import Commits
+from topics.actors.shard.service import Service
 from topics.errors import NotReady
 from topics.storage import disk
 from topics.storage.recovery import Shard
@@ -31,7 +32,7 @@ FULL = NoRoom(errno.ENOSPC, "no room on the disk")
 log = structlog.get_logger()
 
 
-class Room:
+class Room(Service):
     """The tasks that look after it, and what a request is refused with."""
 
     def __init__(self, shard: Shard, commits: Commits, words: ShardWords) -> None:

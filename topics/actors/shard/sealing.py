@@ -27,6 +27,7 @@ import trio
 
 from topics.actors.shard.commits import Commits
 from topics.actors.shard.sealing_check import SealingCheck
+from topics.actors.shard.service import Service
 from topics.engine.changes import FloorMoved
 from topics.engine.locators import Locator, is_extent
 from topics.engine.record_index import IndexEntry
@@ -75,7 +76,7 @@ class Freed(NamedTuple):
     blobs: list[Path]
 
 
-class Sealing:
+class Sealing(Service):
     """The one task of a shard that moves records from its log into segments, and the only writer of
     checkpoints.
     """

@@ -8,6 +8,7 @@ from topics.actors.rpc.message_router import InboundMessage, MessageRouter
 from topics.actors.rpc.replies import reply, request_of
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import refuse
+from topics.actors.shard.service import Service
 from topics.engine.shard import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
@@ -15,7 +16,7 @@ from topics.formats.api.requests import decode_config, json_bytes
 from topics.storage.wal.writer import Progress
 
 
-class TopicCalls:
+class TopicCalls(Service):
     """Handles `topic.put`, `topic.get` and `topic.list`."""
 
     def __init__(self, context: ShardContext) -> None:
