@@ -353,7 +353,7 @@ async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None
     change = desk.engine.append("a", body, desk.loop.context.now)
     assert isinstance(change, Append)
     with trio.fail_after(1):
-        assert await desk.commits.settled(change) is BROKEN
+        assert await desk.commits.submit_and_wait(change) is BROKEN
     assert (desk.engine.topics["a"].next_seq, desk.engine.topics["a"].pending) == (1, 0)
 
 
@@ -675,15 +675,15 @@ async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_th
     desk.make("a", durability="ephemeral")
     desk.append("a", 1)
     desk.append("a", 2)
-    assert len(desk.commits._resident) == 2
+    assert len(desk.commits.store._in_memory) == 2
     desk.append("a", *range(RESERVE_MIN))  # waits for a reservation
-    assert len(desk.commits._resident) == 3
+    assert len(desk.commits.store._in_memory) == 3
     desk.failed(FULL)
-    assert len(desk.commits._resident) == 2
+    assert len(desk.commits.store._in_memory) == 2
     desk.delete("a")
-    assert len(desk.commits._resident) == 2, "the deletion may fail yet"
+    assert len(desk.commits.store._in_memory) == 2, "the deletion may fail yet"
     desk.synced()
-    assert desk.commits._resident == {}
+    assert desk.commits.store._in_memory == {}
 
 
 async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(desk: Desk) -> None:
@@ -710,7 +710,7 @@ async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> Non
     results: list[Progress | OSError] = []
 
     async def wait(change: Change) -> None:
-        results.append(await desk.commits.settled(change))
+        results.append(await desk.commits.submit_and_wait(change))
 
     nursery.start_soon(wait, put(desk, "a"))
     await wait_all_tasks_blocked()
@@ -731,11 +731,11 @@ async def test_a_topic_is_idle_when_its_last_change_has_ended(
 ) -> None:
     desk.make("a", durability="disk")
     topic = desk.engine.topics["a"]
-    await desk.commits.idle(topic)
+    await desk.commits.wait_idle(topic)
     done = trio.Event()
 
     async def wait() -> None:
-        await desk.commits.idle(topic)
+        await desk.commits.wait_idle(topic)
         done.set()
 
     desk.append("a", 1)

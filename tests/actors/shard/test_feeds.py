@@ -761,14 +761,14 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
         front.append("a", 1)
     front.flush()
     front.log.write()
-    real = front.commits.records
+    real = front.commits.store.records
 
     def records(at: int) -> Any:
         if at == locators[1]:
             raise Damaged(Path("segment"), 5, "test")
         return real(at)
 
-    monkeypatch.setattr(front.commits, "records", records)
+    monkeypatch.setattr(front.commits.store, "records", records)
     front.written()
     front.taken()
     front.written()
@@ -799,14 +799,14 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     front.append("b", 1)
     front.flush()
     front.log.write()
-    real = front.commits.records
+    real = front.commits.store.records
 
     def records(at: int) -> Any:
         if at < locator:
             raise error
         return real(at)
 
-    monkeypatch.setattr(front.commits, "records", records)
+    monkeypatch.setattr(front.commits.store, "records", records)
     with structlog.testing.capture_logs() as logs:
         front.written()
     assert [(event["event"], event["feed"], event.get("error")) for event in front.events()] == [

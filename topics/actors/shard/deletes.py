@@ -94,7 +94,7 @@ class Deletes(Service):
         self._commits.submit(change, settle)
 
     async def _delete_when_idle(self, topic: Topic, message: InboundMessage) -> None:
-        await self._commits.idle(topic)
+        await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, message))
 
     def _refuse(

@@ -155,7 +155,7 @@ class Feeds(Service):
                     self._behind[feed] = None
                 if head_seq <= feed.seq:
                     break
-                page = read(feed.topic, feed.view, self._commits, feed.seq, head_seq)
+                page = read(feed.topic, feed.view, self._context.store, feed.seq, head_seq)
                 attachment = _joined(page.pieces)
             except (
                 Damaged,
@@ -197,7 +197,7 @@ class Feeds(Service):
 
     def _fail(self, feed: Feed, error: Damaged | OSError) -> None:
         if isinstance(error, Damaged):
-            self._commits.tell(error)
+            self._context.store.report(error)
         else:
             log.error("feed_failed", topic=feed.topic.name, exc_info=error)
         self._end(feed, error=Internal.code)
@@ -254,9 +254,9 @@ class Feeds(Service):
             until_seq=params["until_seq"],
             epoch=params["epoch"],
         )
-        page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
+        page = read(topic, view, self._context.store, head_seq=self._head(topic, strong))
         rpc.reply({**_fields(page), "epoch": topic.epoch}, _joined(page.pieces))
-        self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
+        self._context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
 
     def _heads(self, message: InboundMessage) -> None:
         rpc, params = _request(message)

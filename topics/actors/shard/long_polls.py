@@ -113,7 +113,7 @@ class LongPolls(Service):
         try:
             if not topic.deleted:
                 self._context.freshen(topic)
-            poll.page = read(topic, poll.asked, self._context.commits, poll.page.next_from_seq)
+            poll.page = read(topic, poll.asked, self._context.store, poll.page.next_from_seq)
         except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
             self._forget(poll)
             rpc, _ = request_of(poll.message)

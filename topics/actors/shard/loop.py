@@ -69,7 +69,7 @@ class ShardLoop:
                 nursery.start_soon(service.run)
             self.context.room.show()
             await stop.wait()
-            await self._settle_all()
+            await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
 
     # What begins a turn
@@ -146,12 +146,6 @@ class ShardLoop:
     def _committed(self, change: Change) -> None:
         for on_commit in self._on_commit:
             on_commit(change)
-
-    async def _settle_all(self) -> None:
-        self.commits.flush()
-        while len(self.commits) and self.context.room.broken is None:
-            await trio.lowlevel.checkpoint()
-            await trio.sleep(0.001)
 
 
 def _defines(service: Service, hook: str) -> bool:

@@ -44,7 +44,7 @@ class Reads(Service):
         message.release()
         topic = self._context.fresh_topic(params["topic"])
         topic.touch(*self._commits.now())
-        page = read(topic, asked, self._commits)
+        page = read(topic, asked, self._context.store)
         if "ahead" in params:
             self._reply_ahead(rpc, params["ahead"], topic, asked, page)
         elif page.unfinished or (asked.wait_ms and not page.worth_answering):
@@ -68,11 +68,11 @@ class Reads(Service):
             pages.append((length, page.next_from_seq, page.scanned))
             if room < length:  # the next one is likely to be as long
                 break
-            page = read(topic, asked, self._commits, page.next_from_seq)
+            page = read(topic, asked, self._context.store, page.next_from_seq)
         if not pages:
             rpc.reply({})
             return
-        self._commits.expect(topic, pages[-1][1] + 1)
+        self._context.store.prefetch(topic, pages[-1][1] + 1)
         result = {
             "mark": self._heads.mark(topic),
             "pages": pages,

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import structlog
 import trio
 
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing_check import SealingCheck
 from topics.actors.shard.service import Service
 from topics.engine.changes import FloorMoved
@@ -81,7 +81,7 @@ class Sealing(Service):
     checkpoints.
     """
 
-    def __init__(self, shard: Shard, commits: Commits) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self._shard = commits, shard
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
@@ -112,7 +112,7 @@ class Sealing(Service):
         self._detached: list[WalFile] = []  # log files that nobody needs
         self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
         self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
-        commits.on_release = self._release
+        commits.store.on_release = self._release
 
     def _used_extents(self) -> dict[int, set[int]]:
         used: dict[int, set[int]] = {number: set() for number in self.segments.segments}
@@ -260,13 +260,13 @@ class Sealing(Service):
             await self._rest(time.monotonic() - step_began)
             step_began = time.monotonic()
         for damage in check.damage:
-            self.commits.tell(damage)
+            self.commits.store.report(damage)
             if damage.path.exists():
                 await trio.to_thread.run_sync(keep_aside, damage.path)
         for topic, entry in check.writes:
             index = topic.index.find(entry.first_seq)
             if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
-                lose_damaged(topic, index, self.commits)
+                lose_damaged(topic, index, self.commits.store)
                 self.commits.on_commit(
                     FloorMoved(topic, [], sync=False)
                 )  # a page that was read ahead may show it
@@ -322,7 +322,7 @@ class Sealing(Service):
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
         flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
         for seq, length, locator in topic.index.not_whole(first_seq, end):
-            dead = b"\1" * length if locator is None else self.commits.delete_flags(locator)
+            dead = b"\1" * length if locator is None else self.commits.store.delete_flags(locator)
             start, stop = max(seq, first_seq), min(seq + length, end)
             if dead is not None:
                 flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
@@ -351,7 +351,7 @@ class Sealing(Service):
         """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
             self._mark_what_went(topic, entry)
-        unused = set(seal(topic, extents, self.commits))
+        unused = set(seal(topic, extents, self.commits.store))
         tags = topic.drop_tags(segment.header.base)  # at once: the extents are searched from now on
         self._live[segment.number] += len(extents) - len(unused)
         self._released += unused
@@ -365,7 +365,7 @@ class Sealing(Service):
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.locator, late, self.commits.committed_to)
+            self.segments.mark(entry.locator, late, self.commits.store.committed_to)
 
     def _release(self, locator: int) -> None:
         """The index names this extent no more."""
@@ -481,7 +481,7 @@ class _Stretch:
     not given.
     """
 
-    def __init__(self, commits: Commits, topic: Topic, base: int, end: int, seq: int) -> None:
+    def __init__(self, commits: GroupCommit, topic: Topic, base: int, end: int, seq: int) -> None:
         self.seq = seq
         self._commits, self._topic, self._base, self._end = commits, topic, base, end
 
@@ -491,7 +491,7 @@ class _Stretch:
             if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
-            view = self._commits.records(entry.locator)
+            view = self._commits.store.records(entry.locator)
             assert isinstance(view, RecordsView), "writes of the log are told by their frames"
             yield view, start, entry.record_count
 
