@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from topics.actors.shards import ShardReply, Shards
 from trio.testing import wait_all_tasks_blocked
 
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
-from topics.actors.shards import ShardReply, Shards
+from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.message import MessageFrame

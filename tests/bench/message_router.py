@@ -13,7 +13,9 @@ import cbor2
 import trio
 import trio.testing
 
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
+from topics.actors.rpc.inbound import InboundMessage, RpcContext
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
 from topics.formats.wire.message import MessageFrame
 

@@ -15,8 +15,8 @@ from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
 from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.message import Buffer
 
 TROUBLES: Final = {
     DAMAGED: "has damaged data",
@@ -73,6 +73,11 @@ Body = Buffer | BodyBlock
 def length_of(body: Body) -> int:
     """Bytes of a body, wherever it lies."""
     return len(body if isinstance(body, Buffer) else body.view)
+
+
+def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
+    """A key's prefixes as the calls table has them."""
+    return None if prefixes is None else list(prefixes)
 
 
 class Backend(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from topics.formats.wire.message import Buffer, MessageFrame
+from topics.formats.buffers import Buffer
+from topics.formats.wire.message import MessageFrame
 
 
 @runtime_checkable

@@ -31,9 +31,10 @@ from topics.actors.shard_client.errors import failure_of
 from topics.actors.shard_client.readiness import not_ready, waits_for_disk
 from topics.actors.shard_client.reservations import fail_holders
 from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import CALLS, DIFF, FeedEndedParams, FeedPageParams
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.message import Buffer, MessageFrame, PeerGone
+from topics.formats.wire.message import MessageFrame, PeerGone
 
 IN_MEMORY: Final = (bytes, bytearray)
 WRITES: Final = frozenset(call.method for call in CALLS if call.is_write)

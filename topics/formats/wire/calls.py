@@ -69,7 +69,7 @@ class AppendParams(NamedTuple):
     lengths: Sequence[int]  # bytes of each body; n = 1: the attachment is the body
     key: str | None  # the Idempotency-Key header; only with n = 1
     with_seqs: bool
-    prefixes: Sequence[str] | None
+    prefixes: list[str] | None
     at: int
 
 
@@ -120,7 +120,7 @@ class TopicPutParams(NamedTuple):
     """Make the topic, or change its config, to what the body says."""
 
     topic: str
-    prefixes: Sequence[str] | None
+    prefixes: list[str] | None
     at: int
 
 
@@ -145,7 +145,7 @@ class TopicListParams(NamedTuple):
     after: str | None
     limit: int
     touch: bool
-    prefixes: Sequence[str] | None
+    prefixes: list[str] | None
 
 
 class TopicListResult(NamedTuple):

@@ -20,6 +20,7 @@ from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled, TopicsError
 from topics.formats.api.watch import View
+from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import (
     FEED_CLOSE,
     FEED_OPEN,
@@ -36,7 +37,6 @@ from topics.formats.wire.calls import (
     FeedView,
 )
 from topics.formats.wire.contract import Call, P, R
-from topics.formats.wire.message import Buffer
 from topics.front.backend import Backend, Reply
 from topics.front.live.message_budget import MessageBudget
 from topics.front.live.pages import FeedPage, FeedSubscription, KeptPages

@@ -57,7 +57,7 @@ from topics.formats.api.websocket import (
 )
 from topics.formats.names import valid_topic_name
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
-from topics.front.backend import Body, Reply
+from topics.front.backend import Body, Reply, listed
 from topics.front.guard import HeadFields, draining
 from topics.front.http.bodies import no_room, short_body_max, too_large
 from topics.front.http.connections import NEVER, RECV_BYTES, Connection
@@ -383,7 +383,7 @@ class SocketStream(Stream):
             [len(body) for body in bodies],
             None,
             burst.seqs,
-            self.principal.prefixes,
+            listed(self.principal.prefixes),
             burst.at,
         )
         self._touched.add(shard)

@@ -15,13 +15,14 @@ from topics import __version__
 from topics.actors.shard_client.errors import restored
 from topics.config import Settings
 from topics.errors import Internal, NotReady, TopicsError
-from topics.formats.api.requests import Buffer, limits_of
+from topics.formats.api.requests import limits_of
 from topics.formats.api.watch import decode_watch
+from topics.formats.buffers import Buffer
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome
 from topics.formats.wire.contract import Call, P
 from topics.front.answers import Answer, StreamAnswer, compressed, elapsed_ms, json_answer
-from topics.front.backend import Backend, Body, length_of, unready
+from topics.front.backend import Backend, Body, length_of, listed, unready
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.http.connections import Connection
@@ -93,7 +94,7 @@ class Operations:
             (length_of(body),),
             request.key,
             request.query.return_seqs,
-            request.prefixes,
+            listed(request.prefixes),
             at,
         )
         reply = await self._backend.call(request.shard, calls.APPEND, params, body)
@@ -110,7 +111,7 @@ class Operations:
 
     async def topic_put(self, request: Request, body: Body, at: int) -> Answer:
         """§1.1."""
-        params = calls.TopicPutParams(request.topic, request.prefixes, at)
+        params = calls.TopicPutParams(request.topic, listed(request.prefixes), at)
         reply = await self._backend.call(request.shard, calls.TOPIC_PUT, params, body)
         return Answer(201 if reply.result.created else 200, reply.body, reply)
 
@@ -135,7 +136,7 @@ class Operations:
         """
         query = request.query
         params = calls.TopicListParams(
-            query.prefix, query.after, query.page_size + 1, query.touch, request.prefixes
+            query.prefix, query.after, query.page_size + 1, query.touch, listed(request.prefixes)
         )
         pages = [await self._page(shard, params) for shard in range(self._backend.shards)]
         items = list(heapq.merge(*pages))[: query.page_size + 1]

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.errors import Internal
+from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult
-from topics.formats.wire.message import Buffer
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
