@@ -700,8 +700,8 @@ async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(bench: Bench
     with capture_logs() as logs:
         await bench.event("x")
     assert [f"{entry['log_level']} {entry['event']}: {entry['exc_info']}" for entry in logs] == [
-        "warning handler_failed: a failed",
-        "warning handler_failed: b failed",
+        "warning handler failed: a failed",
+        "warning handler failed: b failed",
     ]
     assert (bench.record, bench.wire.sent) == (["a", "b", "c"], [])
 

@@ -249,8 +249,7 @@ class Desk:
         code.
         """
         return [
-            (number, answer.get("code") or answer["status"])
-            for number, answer in self.bodies()
+            (number, answer.get("code") or answer["status"]) for number, answer in self.bodies()
         ]
 
     def bodies(self) -> list[tuple[int, dict[str, Any]]]:

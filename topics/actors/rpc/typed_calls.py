@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol
 from topics.actors.rpc.call import PendingCall
 from topics.actors.rpc.inbound import InboundMessage, PeerSession, RpcContext
 from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.route_table import Unsubscribe
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.transport import Attachment
 from topics.formats.wire.contract import Call, Event, P, R
@@ -76,7 +77,7 @@ def serve(
     router: MessageRouter,
     call: Call[P, R],
     handler: Callable[[InboundCall[P, R]], Awaitable[None] | None],
-) -> None:
+) -> Unsubscribe:
     """Handle the requests of ``call`` on all sessions of ``router``."""
     params_of = call.params_of
 
@@ -85,12 +86,12 @@ def serve(
         assert rpc is not None, "messages under rpc/ subjects come with an envelope"
         return handler(InboundCall(message, rpc, params_of(rpc.params)))
 
-    router.route(call.subject, handle)
+    return router.route(call.subject, handle)
 
 
 def subscribe(
     router: MessageRouter, event: Event[P], handler: Callable[[InboundMessage, P], None]
-) -> None:
+) -> Unsubscribe:
     """Handle the events of ``event`` on all sessions of ``router``."""
     params_of = event.params_of
 
@@ -98,7 +99,7 @@ def subscribe(
         assert message.notification is not None, "messages under event/ subjects have an envelope"
         handler(message, params_of(message.notification.params))
 
-    router.route(event.subject, handle)
+    return router.route(event.subject, handle)
 
 
 class Notifier(Protocol):
