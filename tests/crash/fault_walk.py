@@ -177,7 +177,7 @@ class Walker:
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.0002)
         try:
-            ((_, answers),) = self.desk.bursts()
+            ((_, answers),) = self.desk.batches()
         except AssertionError:
             answers = [{"code": "refused"}] * count
         assert number

@@ -143,7 +143,9 @@ class Client:
             assert self.wait() is None
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000) -> Page:
-        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits.store)
+        return read(
+            self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits.store
+        )
 
     def records(self, name: str) -> bytes:
         """All records of the topic, rendered and joined."""

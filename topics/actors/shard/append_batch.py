@@ -1,65 +1,76 @@
-"""Appends to one topic that came in one message: each is decided and answered by itself, and all
-answers go out in one.
+"""Append batch: the requests of one append message and their answers.
+
+Each request is decided and answered by itself, as if it had come alone: a bad one fails and harms
+none of its neighbours. The answers are sent in one message when the last of them is known, in the
+order of the requests.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
-from topics.actors.rpc.message_router import RpcContext
+from topics.actors.rpc.replies import map_error
+from topics.actors.rpc.typed_calls import InboundCall
 from topics.errors import Internal
-from topics.formats.api.requests import json_bytes
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult
+
+AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
+
+FAILED = int(AppendOutcome.FAILED)
+APPENDED_ALONE = AppendResult((int(AppendOutcome.APPENDED),))
+CREATED_ALONE = AppendResult((int(AppendOutcome.CREATED),))
 
 
-class Batch:
-    """The answers to the appends of one message. They go out when the last of them is known, in the
-    order of the appends.
-    """
+class AppendBatch:
+    """Collects the outcome of each request, by its index in the message."""
 
-    __slots__ = ("_answers", "_failed", "_left", "_rpc")
+    __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "params")
 
-    def __init__(self, rpc: RpcContext, count: int) -> None:
-        assert count, "a batch holds appends"
-        self._rpc, self._left = rpc, count
-        self._answers = [b""] * count
-        self._failed: list[int] = []
+    def __init__(self, request: AppendCall) -> None:
+        self._request, self.params = request, request.params
+        count = self._unanswered = len(request.params.lengths)
+        assert count, "an append message holds at least one request"
+        self._outcomes = [-1] * count
+        self._answers: list[bytes] = [b""] * count
+        self._failures: dict[int, tuple[str, str, Mapping[str, Any]]] = {}
 
-    def take(self, index: int, answer: bytes, *, failed: bool = False) -> None:
-        """The answer to the append ``index``."""
-        assert not self._answers[index], "an append is answered once"
-        self._answers[index] = answer
-        if failed:
-            self._failed.append(index)
-        self._left -= 1
-        if not self._left:
-            self._rpc.reply(
-                {"lengths": [len(answer) for answer in self._answers], "failed": self._failed},
+    def bodies(self) -> Iterator[Buffer]:
+        """The body of each request."""
+        content, lengths = self._request.attachment, self.params.lengths
+        if len(lengths) == 1:
+            yield content
+            return
+        end = 0
+        for length in lengths:
+            start, end = end, end + length
+            yield content[start:end]
+
+    def succeed(self, index: int, body: bytes, *, created: bool = False) -> None:
+        """The request has been appended; ``created``: it made the topic."""
+        if len(self._outcomes) == 1:
+            self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
+            return
+        self._answers[index] = body
+        self._settle(index, int(AppendOutcome.CREATED if created else AppendOutcome.APPENDED))
+
+    def fail(self, index: int, error: Exception) -> None:
+        """The request fails. The log has what is unexpected; the caller is told no more of it."""
+        _, message, data = map_error(error, self._request)
+        if data is None or data["code"] == Internal.code:
+            self._failures[index] = Internal.code, "internal error", {}
+        else:
+            self._failures[index] = data["code"], message, data["detail"]
+        self._settle(index, FAILED)
+
+    def _settle(self, index: int, outcome: int) -> None:
+        assert self._outcomes[index] < 0, "a request is answered once"
+        self._outcomes[index] = outcome
+        self._unanswered -= 1
+        if not self._unanswered:
+            failures = [self._failures[index] for index in sorted(self._failures)]
+            self._request.reply(
+                AppendResult(self._outcomes, list(map(len, self._answers)), failures),
                 b"".join(self._answers),
             )
-
-
-class Part:
-    """One append of a batch. It is answered as an `RpcContext` is."""
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        self._batch, self._index = batch, index
-
-    def reply(self, _result: dict[str, Any], body: bytes) -> None:
-        """It went well."""
-        self._batch.take(self._index, body)
-
-    def error(self, _code: int, message: str, data: dict[str, Any] | None = None) -> None:
-        """It failed. ``data`` has the code and the detail of a failure of the contract; anything
-        else is a bug, and the log has it.
-        """
-        fields: dict[str, Any] = {"code": Internal.code, "message": "internal error"}
-        if data is not None and data["code"] != Internal.code:
-            fields = {"code": data["code"], "message": message} | (
-                {"detail": data["detail"]} if data["detail"] else {}
-            )
-        self._batch.take(self._index, json_bytes(fields), failed=True)
-
-
-Asker = RpcContext | Part

@@ -1,25 +1,26 @@
 """Appends: decide at once, answer when the log has made the records as durable as their class
 promises (§2).
 
-    rpc/append       one request; a body above STREAMED_MIN_BYTES becomes a streamed append
-    rpc/append.many  several short requests to one topic, each decided by itself, answered together
+An append message holds a batch of n >= 1 requests to one topic. Each is decided by itself, all are
+answered in one message. A single request with a body above STREAMED_MIN_BYTES becomes a streamed
+append.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter
-from topics.actors.rpc.replies import map_error, request_of, total_ms
-from topics.actors.shard.append_batch import Asker, Batch, Part
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import total_ms
+from topics.actors.rpc.typed_calls import serve
+from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext, clock
-from topics.actors.shard.room import refuse
+from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
 from topics.engine.shard import Append, InFlightDuplicate
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_append
 from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import APPEND
 from topics.storage.wal.writer import Progress
 
 
@@ -35,125 +36,120 @@ class Appends(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/append", self._append)
-        router.route("rpc/append.many", self._append_many)
+        serve(router, APPEND, self._append)
 
-    def _append(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
+    def _append(self, request: AppendCall) -> None:
+        params = request.params
         self._context.check_writable(grows=True)
-        if self._context.held.defer_if_held(params["topic"], self._append, message):
+        if self._context.held.defer_if_held(params.topic, self._append, request):
             return
-        if len(message.attachment) > STREAMED_MIN_BYTES:
-            self._context.held.take(params["topic"])
-            rpc.outlast()  # it ends when all of its body is written
-            self._context.start(self._append_streamed, message)
+        if len(params.lengths) == 1 and len(request.attachment) > STREAMED_MIN_BYTES:
+            self._context.held.take(params.topic)
+            request.outlast()  # it ends when all of its body is written
+            self._context.start(self._append_streamed, request)
             return
-        self._append_now(rpc, params, message.attachment)
-        rpc.outlast()
-        message.release()
-
-    def _append_many(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        self._context.check_writable(grows=True)
-        if self._context.held.defer_if_held(params["topic"], self._append_many, message):
-            return
-        lengths = params["lengths"]
-        batch, content, end = Batch(rpc, len(lengths)), message.attachment, 0
-        for index, length in enumerate(lengths):
-            part, start, end = Part(batch, index), end, end + length
+        batch = AppendBatch(request)
+        for index, body in enumerate(batch.bodies()):
             try:
-                self._append_now(part, params, content[start:end])
+                self._append_now(batch, index, body)
             except Exception as error:
-                part.error(*map_error(error, message))
-        rpc.outlast()
-        message.release()
+                batch.fail(index, error)
+        request.outlast()
+        request.release()
 
-    def _append_now(self, asker: Asker, params: dict[str, Any], content: Buffer) -> None:
-        body = decode_append(content, params["key"], self._limits)
-        self._context.freshen(self._engine.topics.get(params["topic"]))
-        outcome = self._engine.append(params["topic"], body, self._context.now, params["prefixes"])
+    def _append_now(self, batch: AppendBatch, index: int, content: Buffer) -> None:
+        params = batch.params
+        body = decode_append(content, params.key, self._limits)
+        self._context.freshen(self._engine.topics.get(params.topic))
+        outcome = self._engine.append(params.topic, body, self._context.now, params.prefixes)
         if isinstance(outcome, Append):
             self._commits.submit(
-                outcome, lambda result: _answer_append(outcome, asker, params, result)
+                outcome, lambda result: _answer_append(outcome, batch, index, result)
             )
             reservation = self._engine.reserve(outcome.topic)
             if reservation is not None:
                 self._commits.submit(reservation, None)
         elif isinstance(outcome, InFlightDuplicate):
-            outcome.leader.followers.append((asker, params))
+            outcome.leader.followers.append((batch, index))
         else:
-            _reply_appended(
-                asker, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True
-            )
+            _answer_known(batch, index, outcome.first_seq, outcome.record_count)
 
-    async def _append_streamed(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        name = params["topic"]
+    async def _append_streamed(self, request: AppendCall) -> None:
+        params, batch = request.params, AppendBatch(request)
         try:
             outcome = await self.streamed.run(
-                name, message.attachment, params["key"], params["prefixes"]
+                params.topic, request.attachment, params.key, params.prefixes
             )
         except Exception as error:
-            rpc.error(*map_error(error, message))
+            batch.fail(0, error)
         else:
             if isinstance(outcome, Done):
-                _reply_change(
-                    rpc, params, outcome.change, outcome.progress, created=outcome.created
-                )
+                _answer_change(batch, 0, outcome.change, outcome.progress, created=outcome.created)
             elif isinstance(outcome, OSError):
-                refuse(rpc, outcome)
+                batch.fail(0, unwritable(outcome))
             else:
-                _reply_appended(
-                    rpc, params, outcome.first_seq, outcome.record_count, (0.0, 0.0), deduped=True
-                )
-        message.release()
-        self._context.give_back(name)
+                _answer_known(batch, 0, outcome.first_seq, outcome.record_count)
+        request.release()
+        self._context.give_back(params.topic)
 
 
 def _answer_append(
-    change: Append, asker: Asker, params: dict[str, Any], result: Progress | OSError
+    change: Append, batch: AppendBatch, index: int, result: Progress | OSError
 ) -> None:
     if isinstance(result, OSError):
-        for lost, _ in ((asker, params), *change.followers):
-            refuse(lost, result)
+        for lost, at in ((batch, index), *change.followers):
+            lost.fail(at, unwritable(result))
         return
-    _reply_change(asker, params, change, result, created=change.created)
-    for follower, asked in change.followers:
-        _reply_change(follower, asked, change, result, deduped=True)
+    _answer_change(batch, index, change, result, created=change.created)
+    for follower, at in change.followers:
+        _answer_change(follower, at, change, result, deduped=True)
 
 
-def _reply_change(
-    asker: Asker,
-    params: dict[str, Any],
+def _answer_known(batch: AppendBatch, index: int, first_seq: int, count: int) -> None:
+    _answer(batch, index, first_seq, count, 0.0, 0.0, deduped=True)
+
+
+def _answer_change(
+    batch: AppendBatch,
+    index: int,
     change: Append,
     progress: Progress,
     *,
     created: bool = False,
     deduped: bool = False,
 ) -> None:
-    took = (progress.write_ms, progress.sync_ms if change.topic.config.durable else 0.0)
-    _reply_appended(
-        asker, params, change.first_seq, change.count, took, created=created, deduped=deduped
+    sync_ms = progress.sync_ms if change.topic.config.durable else 0.0
+    _answer(
+        batch,
+        index,
+        change.first_seq,
+        change.count,
+        progress.write_ms,
+        sync_ms,
+        created=created,
+        deduped=deduped,
     )
 
 
-def _reply_appended(
-    asker: Asker,
-    params: dict[str, Any],
+def _answer(
+    batch: AppendBatch,
+    index: int,
     first_seq: int,
     count: int,
-    took: tuple[float, float],
+    write_ms: float,
+    sync_ms: float,
     *,
     created: bool = False,
     deduped: bool = False,
 ) -> None:
+    params = batch.params
     body = answers.appended(
-        params["topic"],
+        params.topic,
         first_seq,
         count,
-        with_seqs=params["seqs"],
+        with_seqs=params.with_seqs,
         created=created,
         deduped=deduped,
     )
-    end = answers.performance(total_ms(params), wal_ms=took[0], fsync_ms=took[1])
-    asker.reply({"status": 201 if created else 200}, body + end)
+    end = answers.performance(total_ms(params.at), wal_ms=write_ms, fsync_ms=sync_ms)
+    batch.succeed(index, body + end, created=created)

@@ -15,11 +15,10 @@ import trio
 
 from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED
-from topics.actors.rpc.message_router import InboundMessage
 from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
-from topics.actors.shard.held_topics import Handler, HeldTopics, handle_late
+from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
 from topics.engine.shard import Now
@@ -60,11 +59,11 @@ class ShardContext:
         """Run ``task`` beside the loop, until the shard stops."""
         self.nursery.start_soon(task, *args)
 
-    def give_back(self, topic: str, *first: tuple[Handler, InboundMessage]) -> None:
+    def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Free a held topic: handle ``first`` and then what was deferred, in a turn of their own."""
         self.begin_turn()
-        for handler, message in (*first, *self.held.give_back(topic)):
-            handle_late(handler, message)
+        for handler, request in (*first, *self.held.give_back(topic)):
+            handle_late(handler, request)
         self.end_turn()
 
     def check_writable(self, *, grows: bool = False) -> None:

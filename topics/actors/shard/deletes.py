@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter
-from topics.actors.rpc.replies import reply, request_of
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import Handler, handle_late
-from topics.actors.shard.room import refuse
+from topics.actors.shard.held_topics import Handler, Request, handle_late
+from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_delete
+from topics.formats.wire.calls import (
+    DELETE_RECORDS,
+    NO_RESULT,
+    TOPIC_DELETE,
+    DeleteRecordsParams,
+    NoResult,
+    TopicDeleteParams,
+)
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
@@ -28,59 +37,65 @@ class Deletes(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         # Deletes that had no room among others.
-        self._repeated: list[tuple[Handler, InboundMessage]] = []
+        self._repeated: list[tuple[Handler, Request]] = []
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/topic.delete", self._delete)
-        router.route("rpc/topic.delete_records", self._delete_records)
+        serve(router, TOPIC_DELETE, self._delete)
+        serve(router, DELETE_RECORDS, self._delete_records)
 
     def on_turn(self) -> bool:
         """Handle the deletes that had no room once more; the log goes on by now."""
         if self._repeated:
             repeated, self._repeated = self._repeated, []
-            for handler, message in repeated:
-                handle_late(handler, message)
+            for handler, request in repeated:
+                handle_late(handler, request)
         return False
 
-    def _delete(self, message: InboundMessage, *, again: bool = False) -> None:
-        rpc, params = request_of(message)
+    def _delete(
+        self, request: InboundCall[TopicDeleteParams, NoResult], *, again: bool = False
+    ) -> None:
+        params = request.params
         self._context.check_writable()
-        name = params["topic"]
-        if self._context.held.defer_if_held(name, self._delete, message):
+        name = params.topic
+        if self._context.held.defer_if_held(name, self._delete, request):
             return None
         self._context.freshen(self._engine.topics.get(name))
-        change = self._engine.delete(name, params["if_empty"], self._context.now)
+        change = self._engine.delete(name, params.if_empty, self._context.now)
         if change is None:
-            return reply(rpc, params, answers.deleted(name, existed=False))
-        rpc.outlast()
+            body = answers.deleted(name, existed=False)
+            return reply_json(request, NO_RESULT, body, params.at)
+        request.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._refuse(self._delete, message, result, again=again)
-            return reply(rpc, params, answers.deleted(name, existed=True))
+                return self._refuse(self._delete, request, result, again=again)
+            body = answers.deleted(name, existed=True)
+            return reply_json(request, NO_RESULT, body, params.at)
 
         return self._commits.submit(change, settle)
 
-    def _delete_records(self, message: InboundMessage, *, again: bool = False) -> None:
-        rpc, params = request_of(message)
+    def _delete_records(
+        self, request: InboundCall[DeleteRecordsParams, NoResult], *, again: bool = False
+    ) -> None:
+        params = request.params
         self._context.check_writable()
-        if self._context.held.defer_if_held(params["topic"], self._delete_records, message):
+        if self._context.held.defer_if_held(params.topic, self._delete_records, request):
             return
-        asked = decode_delete(message.attachment)
-        topic = self._context.fresh_topic(params["topic"])
+        asked = decode_delete(request.attachment)
+        topic = self._context.fresh_topic(params.topic)
         if asked.match is not None and self._engine.delete_must_wait(topic.name):
             self._context.held.take(topic.name)
-            self._context.start(self._delete_when_idle, topic, message)
+            self._context.start(self._delete_when_idle, topic, request)
             return
         change = self._engine.delete_records(
             topic.name, asked.before_seq, asked.match, self._context.now
         )
-        rpc.outlast()
+        request.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._refuse(self._delete_records, message, result, again=again)
+                return self._refuse(self._delete_records, request, result, again=again)
             body = answers.records_deleted(
                 topic.name,
                 change.deleted,
@@ -89,23 +104,23 @@ class Deletes(Service):
                 count=topic.count,
                 size=topic.bytes,
             )
-            return reply(rpc, params, body)
+            return reply_json(request, NO_RESULT, body, params.at)
 
         self._commits.submit(change, settle)
 
-    async def _delete_when_idle(self, topic: Topic, message: InboundMessage) -> None:
+    async def _delete_when_idle(self, topic: Topic, request: Request) -> None:
         await self._commits.wait_idle(topic)
-        self._context.give_back(topic.name, (self._delete_records, message))
+        self._context.give_back(topic.name, (self._delete_records, request))
 
     def _refuse(
         self,
         handler: Callable[..., None],
-        message: InboundMessage,
+        request: Request,
         error: OSError,
         *,
         again: bool,
     ) -> None:
         if isinstance(error, NoRoom) and not again:
-            self._repeated.append((partial(handler, again=True), message))
+            self._repeated.append((partial(handler, again=True), request))
             return
-        refuse(request_of(message)[0], error)
+        answer_error(request, unwritable(error))

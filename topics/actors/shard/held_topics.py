@@ -9,25 +9,27 @@ way. Reads of a held topic go on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from topics.actors.rpc.message_router import InboundMessage
-from topics.actors.rpc.replies import map_error, request_of
+from topics.actors.rpc.replies import answer_error
+from topics.actors.rpc.typed_calls import InboundCall
 
-Handler = Callable[[InboundMessage], None]
+Request: TypeAlias = InboundCall[Any, Any]
+Handler: TypeAlias = Callable[[Request], None]
 
 
 class HeldTopics:
     """The topics of a shard that are held, by name."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[tuple[Handler, InboundMessage]]] = {}
+        self._waiting: dict[str, list[tuple[Handler, Request]]] = {}
 
-    def defer_if_held(self, topic: str, handler: Handler, message: InboundMessage) -> bool:
-        """Whether ``topic`` is held; the message then waits and is handled later."""
+    def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
+        """Whether ``topic`` is held; the request then waits and is handled later."""
         waiting = self._waiting.get(topic)
         if waiting is None:
             return False
-        waiting.append((handler, message))
+        waiting.append((handler, request))
         return True
 
     def take(self, topic: str) -> None:
@@ -35,22 +37,22 @@ class HeldTopics:
         assert topic not in self._waiting, "a topic is held once at a time"
         self._waiting[topic] = []
 
-    def give_back(self, topic: str) -> list[tuple[Handler, InboundMessage]]:
+    def give_back(self, topic: str) -> list[tuple[Handler, Request]]:
         """Free ``topic``; the deferred messages, to be handled now."""
         return self._waiting.pop(topic)
 
 
-def handle_late(handler: Handler, message: InboundMessage) -> None:
+def handle_late(handler: Handler, request: Request) -> None:
     """Handle a message that had to wait, as the router would have.
 
     Not one whose caller was told of a time-out, nor one whose front has gone: that front's
     successor waits for its memory.
     """
-    if not request_of(message)[0].open or message.session.closed:
-        message.release()
+    if not request.is_open or request.session.closed:
+        request.release()
         return
     try:
-        handler(message)
+        handler(request)
     except Exception as error:
-        request_of(message)[0].error(*map_error(error, message))
-        message.release()
+        answer_error(request, error)
+        request.release()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import TypeAlias
 
-from topics.actors.rpc.message_router import LinkSession
+from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.message import MessageFrame
 
 BATCH_MAX = 1024  # messages of a turn

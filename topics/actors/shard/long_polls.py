@@ -14,19 +14,15 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TypeAlias
 
 import trio
 
 from topics.actors.link.heads import holds_still
-from topics.actors.rpc.message_router import (
-    ErrorCode,
-    InboundMessage,
-    LinkSession,
-    MessageRouter,
-    RpcContext,
-)
-from topics.actors.rpc.replies import map_error, request_of, total_ms
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, total_ms
+from topics.actors.rpc.typed_calls import InboundCall, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
@@ -35,7 +31,11 @@ from topics.engine.shard import Append, Change, Delete
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff
+from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams, DiffParams, DiffResult
+from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
+
+DiffCall: TypeAlias = InboundCall[DiffParams, DiffResult]
 
 SCAN_S_MAX = 20.0  # it must be answered before the router gives it up
 POLLS_PER_TURN = 64
@@ -44,18 +44,18 @@ POLLS_PER_TURN = 64
 class LongPoll:
     """One diff that waits. ``page`` is what was read last, ``scanned`` counts the records of all."""
 
-    __slots__ = ("asked", "began", "deadline", "head_seq", "message", "page", "scanned", "topic")
+    __slots__ = ("asked", "began", "deadline", "head_seq", "page", "request", "scanned", "topic")
 
-    def __init__(self, message: InboundMessage, topic: Topic, asked: Diff, page: Page) -> None:
-        self.message, self.topic, self.asked, self.page = message, topic, asked, page
+    def __init__(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
+        self.request, self.topic, self.asked, self.page = request, topic, asked, page
         self.scanned, self.head_seq = page.scanned, page.head_seq
         self.began = trio.current_time()
         self.deadline: Deadline | None = None
 
     @property
-    def key(self) -> tuple[LinkSession, int]:
+    def key(self) -> tuple[PeerSession, int]:
         """What a cancellation names."""
-        return self.message.session, request_of(self.message)[0].cid
+        return self.request.session, self.request.cid
 
 
 class LongPolls(Service):
@@ -63,18 +63,18 @@ class LongPolls(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context = context
-        self._polls: dict[tuple[LinkSession, int], LongPoll] = {}
+        self._polls: dict[tuple[PeerSession, int], LongPoll] = {}
         self._waiting: dict[int, dict[LongPoll, None]] = {}  # by topic id
         self._due: dict[LongPoll, None] = {}
         self._next: dict[LongPoll, None] = {}  # due in the turn after this one
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("event/call.cancelled", self._cancelled)
+        subscribe(router, CALL_CANCELLED, self._cancelled)
 
-    def add(self, message: InboundMessage, topic: Topic, asked: Diff, page: Page) -> None:
-        """Answer ``message`` later; ``page`` is what there is for it now."""
-        poll = LongPoll(message, topic, asked, page)
+    def add(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
+        """Answer ``request`` later; ``page`` is what there is for it now."""
+        poll = LongPoll(request, topic, asked, page)
         self._polls[poll.key] = poll
         self._set_deadline(poll, poll.began + SCAN_S_MAX)
         self._sort(poll)
@@ -96,15 +96,14 @@ class LongPolls(Service):
             self._next.clear()
         return bool(self._due)
 
-    def on_session_closed(self, session: LinkSession) -> None:
+    def on_session_closed(self, session: PeerSession) -> None:
         """Nobody waits for these any more."""
         for poll in tuple(self._polls.values()):
-            if poll.message.session is session:
+            if poll.request.session is session:
                 self._drop(poll)
 
-    def _cancelled(self, message: InboundMessage) -> None:
-        assert message.notification is not None, "event/ subjects come with a notification"
-        poll = self._polls.get((message.session, message.notification.params["cid"]))
+    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
+        poll = self._polls.get((message.session, params.cid))
         if poll is not None:
             self._drop(poll)
 
@@ -116,8 +115,7 @@ class LongPolls(Service):
             poll.page = read(topic, poll.asked, self._context.store, poll.page.next_from_seq)
         except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
             self._forget(poll)
-            rpc, _ = request_of(poll.message)
-            rpc.error(*map_error(error, poll.message))
+            answer_error(poll.request, error)
             return
         poll.scanned += poll.page.scanned
         self._sort(poll)
@@ -152,11 +150,11 @@ class LongPolls(Service):
     def _answer(self, poll: LongPoll) -> None:
         self._forget(poll)
         poll.page.scanned = poll.scanned
-        reply_page(*request_of(poll.message), poll.topic, poll.page)
+        reply_page(poll.request, poll.topic, poll.page)
 
     def _drop(self, poll: LongPoll) -> None:
         self._forget(poll)
-        request_of(poll.message)[0].error(ErrorCode.TIMEOUT, "nobody waits any more")
+        poll.request.error(ErrorCode.TIMEOUT, "nobody waits any more")
 
     def _forget(self, poll: LongPoll) -> None:
         self._cancel_deadline(poll)
@@ -170,7 +168,7 @@ class LongPolls(Service):
                 del self._waiting[poll.topic.id]
 
 
-def reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page) -> None:
+def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
     """Answer a diff with ``page``."""
     end = answers.difference_end(
         next_from_seq=page.next_from_seq,
@@ -179,9 +177,7 @@ def reply_page(rpc: RpcContext, params: dict[str, Any], topic: Topic, page: Page
         epoch=topic.epoch,
         tombstone=page.tombstone.as_json() if page.tombstone else None,
         scanned=page.scanned,
-        total_ms=total_ms(params),
+        total_ms=total_ms(request.params.at),
     )
-    result = (
-        {"status": 200, "next": page.next_from_seq} if holds_still(topic, page) else {"status": 200}
-    )
-    rpc.reply(result, answers.difference(topic.name, page.pieces, end))
+    result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
+    request.reply(result, answers.difference(topic.name, page.pieces, end))

@@ -18,8 +18,10 @@ import trio
 
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
-from topics.actors.rpc.message_router import LinkSession, MessageRouter, RouterConfig, Transport
+from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.transport import Transport
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service

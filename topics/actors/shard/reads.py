@@ -1,24 +1,27 @@
 """Reads: pages of a topic, now, later or ahead (§3).
 
-rpc/diff   a page worth answering     answered at once
-           nothing yet, or wait_ms    a long poll
-           with "ahead"               up to so many pages that nobody has asked for yet, without
-                                      their ends, for a reader that goes on page by page
+diff         a page worth answering          answered at once
+             nothing yet, and a wait_ms;
+             or more to scan                 a long poll
+diff.ahead   pages that nobody has asked for yet, for a reader that goes on page by page
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from topics.actors.link.heads import HeadWriter, holds_still
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter, RpcContext
-from topics.actors.rpc.replies import request_of
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.long_polls import LongPolls, reply_page
+from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
 from topics.actors.shard.service import Service
 from topics.engine.reading import Page, read
 from topics.engine.shard import Change
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff, decode_diff
+from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
 
 AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
 
@@ -27,39 +30,40 @@ class Reads(Service):
     """Answers diffs. ``heads``: of topics that are read ahead."""
 
     def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
-        self._context, self._commits = context, context.commits
-        self._polls, self._heads = polls, heads
+        self._context, self._polls, self._heads = context, polls, heads
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/diff", self._diff)
+        serve(router, DIFF, self._diff)
+        serve(router, DIFF_AHEAD, self._diff_ahead)
 
     def on_commit(self, change: Change) -> None:
         """Tell the fronts whether pages that were read ahead are still the answer."""
         self._heads.committed(change)
 
-    def _diff(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        asked = decode_diff(message.attachment, self._context.limits)
-        message.release()
-        topic = self._context.fresh_topic(params["topic"])
-        topic.touch(*self._commits.now())
-        page = read(topic, asked, self._context.store)
-        if "ahead" in params:
-            self._reply_ahead(rpc, params["ahead"], topic, asked, page)
-        elif page.unfinished or (asked.wait_ms and not page.worth_answering):
-            self._polls.add(message, topic, asked, page)
+    def _diff(self, request: DiffCall) -> None:
+        topic, asked, page = self._first_page(request, request.params.topic)
+        if page.unfinished or (asked.wait_ms and not page.worth_answering):
+            self._polls.add(request, topic, asked, page)
         else:
-            reply_page(rpc, params, topic, page)
+            reply_page(request, topic, page)
 
-    def _reply_ahead(
-        self, rpc: RpcContext, limit: int, topic: Topic, asked: Diff, page: Page
-    ) -> None:
-        """Answer with no page that may be another one when somebody asks for it."""
+    def _first_page(self, request: InboundCall[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
+        asked = decode_diff(request.attachment, self._context.limits)
+        request.release()
+        topic = self._context.fresh_topic(name)
+        topic.touch(*self._context.commits.now())
+        return topic, asked, read(topic, asked, self._context.store)
+
+    def _diff_ahead(self, request: InboundCall[DiffAheadParams, DiffAheadResult]) -> None:
+        """Answer with pages that nobody has asked for yet, trailers omitted; with none that may be
+        another one when somebody does.
+        """
+        topic, asked, page = self._first_page(request, request.params.topic)
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
         room = AHEAD_BYTES_MAX
-        while holds_still(topic, page) and len(pages) < limit:
+        while holds_still(topic, page) and len(pages) < request.params.page_count:
             bodies.append(answers.difference(topic.name, page.pieces))
             length = len(bodies[-1])
             room -= length
@@ -70,13 +74,8 @@ class Reads(Service):
                 break
             page = read(topic, asked, self._context.store, page.next_from_seq)
         if not pages:
-            rpc.reply({})
+            request.reply(DiffAheadResult())
             return
         self._context.store.prefetch(topic, pages[-1][1] + 1)
-        result = {
-            "mark": self._heads.mark(topic),
-            "pages": pages,
-            "earliest": topic.earliest_seq,
-            "epoch": topic.epoch,
-        }
-        rpc.reply(result, b"".join(bodies[: len(pages)]))
+        result = DiffAheadResult(pages, self._heads.mark(topic), topic.earliest_seq, topic.epoch)
+        request.reply(result, b"".join(bodies[: len(pages)]))

@@ -16,8 +16,6 @@ import structlog
 import trio
 
 from topics.actors.link.board import ShardState, ShardWords
-from topics.actors.rpc.replies import CONTRACT_ERROR
-from topics.actors.shard.append_batch import Asker
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
@@ -110,9 +108,3 @@ def unwritable(error: OSError) -> NotReady:
     """What a client is told when its write failed, or could not be tried, with ``error``."""
     reason = "disk_full" if error.errno in disk.FULL else "read_only"
     return NotReady(f"the shard cannot write: {error.strerror or error}", reason=reason)
-
-
-def refuse(asker: Asker, error: OSError) -> None:
-    """Answer a write that ``error`` has lost."""
-    refusal = unwritable(error)
-    asker.error(CONTRACT_ERROR, refusal.message, {"code": refusal.code, "detail": refusal.detail})

@@ -12,7 +12,8 @@ only the hooks that a class defines.
 
 from __future__ import annotations
 
-from topics.actors.rpc.message_router import LinkSession, MessageRouter
+from topics.actors.rpc.inbound import PeerSession
+from topics.actors.rpc.message_router import MessageRouter
 from topics.engine.shard import Change
 
 
@@ -29,7 +30,7 @@ class Service:
         """Do what the turn has made due; whether something is left for another turn."""
         return False
 
-    def on_session_closed(self, session: LinkSession) -> None:
+    def on_session_closed(self, session: PeerSession) -> None:
         """Forget what belongs to a front that has gone."""
 
     async def run(self) -> None:

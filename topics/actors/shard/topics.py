@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from topics.actors.rpc.message_router import InboundMessage, MessageRouter
-from topics.actors.rpc.replies import reply, request_of
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.room import refuse
+from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.shard import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_config, json_bytes
+from topics.formats.wire.calls import (
+    NO_RESULT,
+    TOPIC_GET,
+    TOPIC_LIST,
+    TOPIC_PUT,
+    NoResult,
+    TopicGetParams,
+    TopicListParams,
+    TopicListResult,
+    TopicPutParams,
+    TopicPutResult,
+)
 from topics.storage.wal.writer import Progress
 
 
@@ -24,53 +37,54 @@ class TopicCalls(Service):
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/topic.put", self._put)
-        router.route("rpc/topic.get", self._get)
-        router.route("rpc/topic.list", self._list)
+        serve(router, TOPIC_PUT, self._put)
+        serve(router, TOPIC_GET, self._get)
+        serve(router, TOPIC_LIST, self._list)
 
-    def _put(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        self._context.check_writable(grows=params["topic"] not in self._engine.topics)
-        if self._context.held.defer_if_held(params["topic"], self._put, message):
+    def _put(self, request: InboundCall[TopicPutParams, TopicPutResult]) -> None:
+        params = request.params
+        self._context.check_writable(grows=params.topic not in self._engine.topics)
+        if self._context.held.defer_if_held(params.topic, self._put, request):
             return
         # What is too old by the config so far does not come back.
-        self._context.freshen(self._engine.topics.get(params["topic"]))
+        self._context.freshen(self._engine.topics.get(params.topic))
         change = self._engine.put(
-            params["topic"],
-            decode_config(message.attachment),
+            params.topic,
+            decode_config(request.attachment),
             self._context.now,
-            params["prefixes"],
+            params.prefixes,
         )
-        rpc.outlast()
-        message.release()
+        request.outlast()
+        request.release()
         topic, config = change.topic, change.topic.config
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return refuse(rpc, result)
+                return answer_error(request, unwritable(result))
             body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
-            return reply(rpc, params, body, 201 if change.created else 200)
+            return reply_json(request, TopicPutResult(change.created), body, params.at)
 
         self._commits.submit(change, settle)
 
-    def _get(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        topic = self._context.fresh_topic(params["topic"])
-        if params["touch"]:
+    def _get(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+        params = request.params
+        topic = self._context.fresh_topic(params.topic)
+        if params.touch:
             topic.touch(*self._commits.now())
-        reply(rpc, params, answers.state(_state(topic, self._commits.now())))
+        body = answers.state(_state(topic, self._commits.now()))
+        reply_json(request, NO_RESULT, body, params.at)
 
-    def _list(self, message: InboundMessage) -> None:
-        rpc, params = request_of(message)
-        items: list[list[Any]] = []
-        for name in self._engine.names(params["prefix"], params["after"], params["prefixes"]):
-            if len(items) == params["limit"]:
+    def _list(self, request: InboundCall[TopicListParams, TopicListResult]) -> None:
+        params = request.params
+        items: list[tuple[str, bytes]] = []
+        for name in self._engine.names(params.prefix, params.after, params.prefixes):
+            if len(items) == params.limit:
                 break
             topic = self._context.fresh_topic(name)
-            if params["touch"]:
+            if params.touch:
                 topic.touch(*self._commits.now())
-            items.append([name, json_bytes(_summary(topic, self._commits.now()))])
-        rpc.reply({"items": items})
+            items.append((name, json_bytes(_summary(topic, self._commits.now()))))
+        request.reply(TopicListResult(items))
 
 
 def _summary(topic: Topic, now: Now) -> dict[str, Any]:
