@@ -17,10 +17,17 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns.mounts import (
+    Lossy,
+    freezable_disk,
+    needs_lossy,
+    needs_root,
+    remount,
+    small_disk,
+)
+from tests.campaigns.opened import Opened
 from tests.contract.api import Answer, Api, ok, refused
 from tests.contract.sse import watch
-from tests.crash.mounts import Lossy, freezable_disk, needs_lossy, needs_root, remount, small_disk
-from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
 from topics.formats.disk.segment import CHUNK_BYTES
