@@ -81,8 +81,9 @@ def subscribers(server: Server, topic: str) -> Iterator[tuple[Client, list[socke
     try:
         yield client, streams
     finally:
-        for sock in (*streams, client):
+        for sock in streams:
             sock.close()
+        client.close()
 
 
 def take(poll: select.epoll, streams: dict[int, socket.socket], wanted: int) -> None:
@@ -150,6 +151,12 @@ CELLS: dict[str, Cell] = {
 }
 
 
+def _server_of(root: Path, data_dir: Path) -> Server:
+    server = Server(data_dir)
+    server.root = root
+    return server
+
+
 def stolen_s() -> float:
     """Processor time that the host has taken away since it started."""
     return int(Path("/proc/stat").read_text().split(None, 9)[8]) / 100
@@ -190,7 +197,7 @@ def main() -> int:
     cells = {name: cell for name, cell in CELLS.items() if arguments.only in name}
     try:
         with (
-            Server(folder / "before", root=arguments.before.resolve()) as before,
+            _server_of(arguments.before.resolve(), folder / "before") as before,
             Server(folder / "now") as now,
         ):
             held = [

@@ -87,7 +87,8 @@ def writer(
 @contextlib.contextmanager
 def writing(address: Address) -> Iterator[list[tuple[float, float]]]:
     """A writer while the body runs; the list is filled at the end."""
-    stop, taken = multiprocessing.Event(), multiprocessing.Queue()
+    stop = multiprocessing.Event()
+    taken: multiprocessing.Queue[list[tuple[float, float]]] = multiprocessing.Queue()
     process = multiprocessing.Process(target=writer, args=(address, stop, taken))
     process.start()
     found: list[tuple[float, float]] = []

@@ -126,7 +126,7 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": durability}), 201)
-            acknowledged = []
+            acknowledged: list[object] = []
             for number in range(5):
                 ok(api.append("t", number))
                 acknowledged.append(number)
