@@ -28,8 +28,8 @@ from topics.formats.api.requests import (
     decode_delete,
     json_bytes,
 )
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
-from topics.formats.disk.wal import FrameKind
 
 LIMITS = Limits(
     batch_records=10_000,

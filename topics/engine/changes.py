@@ -13,8 +13,8 @@ import msgspec
 from topics.engine.topic import SeqRange, Topic
 from topics.formats.api.requests import Buffer, TagMatch
 from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import EncodedRecords
-from topics.formats.disk.wal import Frame, FrameKind
 
 
 class Now(NamedTuple):

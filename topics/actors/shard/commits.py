@@ -17,8 +17,8 @@ from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reserva
 from topics.engine.store import EXTENT, RESIDENT, Runs
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView, View
-from topics.formats.disk.wal import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.store import SegmentStore
