@@ -518,7 +518,7 @@ def small(tmp_path: Path) -> Path:
 def promised(path: Path) -> int:
     """Offset up to which the frames of the only file say that the log was synced."""
     (file,) = log_files(path)
-    return FILE_HEADER_BYTES + max(header.durable for _, header in frames_of(file))
+    return FILE_HEADER_BYTES + max(header.durable_lsn for _, header in frames_of(file))
 
 
 def changed(path: Path, target: Path, content: bytes) -> Path:

@@ -222,7 +222,7 @@ def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     synced = wal.position
     hand_over(wal, frame())
     hand_over(wal, frame())
-    assert [header.durable for header in frames_on_disk(wal.folder)] == [0, synced, synced]
+    assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
 
 
 def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
