@@ -19,7 +19,7 @@ from topics.engine import reading
 from topics.engine.shard import Append, Change, Put
 from topics.engine.topic import RESERVE_MIN
 from topics.formats.api.requests import decode_append, decode_config, json_bytes
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress

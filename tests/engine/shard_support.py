@@ -28,8 +28,8 @@ from topics.formats.api.requests import (
     json_bytes,
 )
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
-from topics.formats.disk.wal import FrameKind
 from topics.formats.ranges import IndexRun
 
 LIMITS = Limits(

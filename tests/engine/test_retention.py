@@ -17,7 +17,7 @@ from topics.engine.shard import Append, Now
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
 from topics.formats.api.requests import TagMatch, json_string
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 
 @pytest.fixture

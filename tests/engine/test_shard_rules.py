@@ -11,7 +11,7 @@ from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topics.formats.api.requests import AppendBody, decode_append, decode_config
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 ONE = b'{"records":[{"data":1}]%b}'
 

@@ -35,7 +35,7 @@ from topics.formats.api.requests import (
     json_bytes,
 )
 from topics.formats.api.topic_config import TopicConfig, merge
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 NAMES = st.sampled_from(["a", "a", "a", "b"])
 TAGS = ["x", "xy", "xyz", 'é"', ""]

@@ -16,6 +16,7 @@ from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, Sh
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.segment import (
     TRAILER_BYTES,
@@ -24,7 +25,6 @@ from topics.formats.disk.segment import (
     decode_trailer,
 )
 from topics.formats.disk.segment_build import Source, build
-from topics.formats.disk.wal import Frame, FrameHeader, FrameKind
 from topics.formats.ranges import IndexRun, SeqRun
 
 BOOT_FILE = 1 << 20  # positions between the bases of two log files
@@ -107,7 +107,7 @@ class World:
             return self.resident[locator]
         if is_extent(locator):
             return self.extents[locator].view
-        return self._view(next(logged for logged in self.log if logged.header.position == locator))
+        return self._view(next(logged for logged in self.log if logged.header.lsn == locator))
 
     def delete_flags(self, locator: int) -> Buffer | None:
         if is_extent(locator):
@@ -303,15 +303,15 @@ class World:
             self.extents = {}
         self.sealed = replay_from
         for logged in self.log:
-            if logged.header.position >= replay_from:
-                self._replay(logged, logged.header.position < position)
+            if logged.header.lsn >= replay_from:
+                self._replay(logged, logged.header.lsn < position)
         return self.engine.finish_replay(now, clean=False, tail_may_be_lost=power)
 
     def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[SeqRun]]:
         """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
         found: dict[int, list[SeqRun]] = {}
         for header, body in ((logged.header, logged.body) for logged in self.log):
-            if header.kind == FrameKind.DELETE and header.position >= noted.get(
+            if header.kind == FrameKind.DELETE and header.lsn >= noted.get(
                 header.topic_id, header.end
             ):
                 found.setdefault(header.topic_id, []).extend(runs_of_frame(body))
@@ -320,9 +320,7 @@ class World:
     def _replay(self, logged: Logged, checkpointed: bool) -> None:
         header, body, engine = logged.header, logged.body, self.engine
         if header.kind == FrameKind.APPEND:
-            engine.replay_append(
-                header, 0, self.base_of(header.position), checkpointed=checkpointed
-            )
+            engine.replay_append(header, 0, self.base_of(header.lsn), checkpointed=checkpointed)
         elif header.kind == FrameKind.TOPIC:
             engine.replay_topic(header, cbor2.loads(body))
         elif header.kind == FrameKind.TOPIC_DELETED:

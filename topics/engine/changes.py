@@ -14,8 +14,8 @@ from topics.engine.topic import Topic
 from topics.formats.api.requests import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import EncodedRecords
-from topics.formats.disk.wal import Frame, FrameKind
 from topics.formats.ranges import SeqRun
 
 

@@ -35,8 +35,9 @@ from topics.engine.topic import Topic
 from topics.errors import TopicNotFound
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS
+from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.disk.records import RecordFlags, blob_bytes
-from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameHeader
 from topics.formats.names import covered
 from topics.formats.ranges import SeqRange, seq_ranges, united
 
@@ -169,7 +170,7 @@ class Replay(TopicTable):
         if topic is None:
             topic = Topic(header.topic_id, body["name"], body["epoch"], config, header.first_seq)
             self._add_older(topic)
-        elif header.position < self._news_from(topic):
+        elif header.lsn < self._news_from(topic):
             return
         topic.config = config
         topic.settle_config(config)
@@ -219,7 +220,7 @@ class Replay(TopicTable):
     def replay_floor(self, header: FrameHeader, body: Any, *, checkpointed: bool = False) -> None:
         """Records gone of themselves. Raises `Misfit`."""
         topic = self._known(header, checkpointed)
-        if topic is not None and header.position >= self._news_from(topic):
+        if topic is not None and header.lsn >= self._news_from(topic):
             self._raise_floors(topic, body, header.first_seq)
 
     def finish_replay(

@@ -42,8 +42,9 @@ from topics.formats.api.requests import AppendBody, PlainAppend, TagMatch, json_
 from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.disk import records
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags, Rendering
-from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameKind
 from topics.formats.names import covered
 from topics.formats.ranges import runs_of_seqs
 

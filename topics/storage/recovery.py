@@ -34,10 +34,7 @@ from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.formats.buffers import Buffer
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
-from topics.formats.disk.segment import ExtentEntry, ExtentKey
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     Frame,
@@ -47,6 +44,9 @@ from topics.formats.disk.wal import (
     header_at,
     scan_frames,
 )
+from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
+from topics.formats.disk.segment import ExtentEntry, ExtentKey
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
@@ -159,7 +159,7 @@ def recover(
         wal.writer.stock.fill_reserve()
         checkpoints.keep_room(checkpoint_folder)
     mark = cbor2.dumps({"boot": boot})
-    frames.append(Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
+    frames.append(Frame(FrameKind.START, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
     unsaid = [] if _begun(wal, frames) else frames
     wal.rotates_by_blobs = True
     pulse.tell(1.0)
@@ -230,9 +230,9 @@ def _deletes_ahead(
             if (
                 header.kind == FrameKind.DELETE
                 and header.record_count
-                and header.position >= noted.get(header.topic_id, header.end)
+                and header.lsn >= noted.get(header.topic_id, header.end)
             ):
-                start = file.offset(header.position) + FRAME_HEADER_BYTES
+                start = file.offset(header.lsn) + FRAME_HEADER_BYTES
                 found[header.topic_id] += runs_of_frame(view[start : start + header.body_len])
     return found
 
@@ -429,14 +429,14 @@ class _Replay:
             reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
             raise Damaged(file.path, position + shift, reason) from error
         # It never falls from frame to frame.
-        self.durable = max(self.durable, base, header.durable if header else 0)
+        self.durable = max(self.durable, base, header.durable_lsn if header else 0)
         self._done += file.size
         self._pulse.tell(self._done / self._total)
         return header.end if header else file.base
 
     def _apply(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
         kind, engine = header.kind, self.engine
-        known = header.position < self._promised
+        known = header.lsn < self._promised
         if kind == _APPEND:
             topic = engine.replay_append(header, self._external(header), base, known)
             if topic is not None and header.ext_len:
@@ -454,7 +454,7 @@ class _Replay:
             engine.replay_delete(header, view[start : start + header.body_len], checkpointed=known)
         elif kind == FrameKind.FLOOR:
             engine.replay_floor(header, _body(header, view, offset), checkpointed=known)
-        elif kind == FrameKind.MARK:
+        elif kind == FrameKind.START:
             self.boot = _body(header, view, offset)["boot"]
             engine.replay_start(header)
         elif kind == FrameKind.TS_RESERVED:
@@ -467,7 +467,7 @@ class _Replay:
         told when the log has ended.
         """
         topic_id, first_seq = header.topic_id, header.first_seq
-        self.blobs.add(topic_id, first_seq, header.position)
+        self.blobs.add(topic_id, first_seq, header.lsn)
         length = self.blobs.length(topic_id, first_seq)
         if not length and not self.blobs.path(topic_id, first_seq).exists():
             return header.record_count
@@ -558,7 +558,7 @@ def _is_begun(file: WalFile, position: int) -> bool:
     data = bytes(view[start:])
     at = data.find(FRAME_MAGIC)
     while at >= 0:
-        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).position == position + at:
+        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).lsn == position + at:
             return True
         at = data.find(FRAME_MAGIC, at + 1)
     return False
@@ -571,7 +571,7 @@ def _synced_beyond(file: WalFile, position: int) -> int | None:
     offset = data.find(FRAME_MAGIC, file.offset(position))
     while offset >= 0:
         header = check_frame(view, offset, file.base + offset - FILE_HEADER_BYTES, file.seed)
-        if isinstance(header, FrameHeader) and header.durable > position:
+        if isinstance(header, FrameHeader) and header.durable_lsn > position:
             return offset
         offset = data.find(FRAME_MAGIC, offset + 1)
     return None

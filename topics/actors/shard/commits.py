@@ -24,8 +24,8 @@ from topics.engine.record_index import RecordIndex
 from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView, View
-from topics.formats.disk.wal import FrameKind
 from topics.formats.ranges import IndexRun
 from topics.storage.disk import Damaged
 from topics.storage.segments.prefetch import Prefetch
