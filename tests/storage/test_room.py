@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.log_support import failing
-from topics.formats.disk.wal import FileHeader, FrameKind
+from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
 from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
 from topics.storage.wal import stock as wal_stock
@@ -166,7 +167,12 @@ def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
 
 
 def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -> None:
-    assert {FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK} == MAKE_ROOM
+    assert {
+        FrameKind.DELETE,
+        FrameKind.TOPIC_DELETED,
+        FrameKind.FLOOR,
+        FrameKind.START,
+    } == MAKE_ROOM
 
 
 # The checkpoint's

@@ -129,7 +129,7 @@ def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
     ("name", "content", "reason"),
     [
         ("0000000000001000.wal", b"", "shorter than its header"),
-        ("0000000000001000.wal", bytes(SIZE), "is no log file"),
+        ("0000000000001000.wal", bytes(SIZE), "is not a log file"),
         (
             "0000000000002000.wal",
             encode_file_header(FileHeader(3, 0x1000, 7)),

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from tests.storage.log_support import ForgetfulDisk, failing
-from topics.formats.api.requests import Buffer
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     Frame,
     FrameHeader,
@@ -26,6 +25,7 @@ from topics.formats.disk.wal import (
     Stop,
     check_frame,
 )
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import make_directory, write_all
 from topics.storage.wal import writer as wal_writer
 from topics.storage.wal.blobs import BlobStore
@@ -157,7 +157,7 @@ def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None
     progress = wal.next_progress()
     assert progress.written == wal.position
     found = frames_on_disk(wal.folder)
-    assert [header.position for header in found] == locators
+    assert [header.lsn for header in found] == locators
     assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
 
 
@@ -222,7 +222,7 @@ def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     synced = wal.position
     hand_over(wal, frame())
     hand_over(wal, frame())
-    assert [header.durable for header in frames_on_disk(wal.folder)] == [0, synced, synced]
+    assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
 
 
 def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_frame_takes_the_last_byte_of_a_file(wal: Log) -> None:
     hand_over(wal, frame(1), sync=True)
     wal.wait_synced()
     assert wal.counters.rotations == 2
-    assert [header.position for header in frames_on_disk(wal.folder)] == [0, ROOM]
+    assert [header.lsn for header in frames_on_disk(wal.folder)] == [0, ROOM]
 
 
 def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:

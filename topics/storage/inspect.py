@@ -8,9 +8,10 @@ from pathlib import Path
 
 from topics.formats.disk import blob, segment, wal
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry
-from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
+from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
 from topics.storage.verify import frames, is_punched

@@ -28,17 +28,18 @@ from typing import Any
 
 import cbor2
 
-from topics.engine.changes import runs_of_frame
-from topics.engine.replay import Misfit
-from topics.engine.shard import Now, ShardEngine
-from topics.engine.store import EXTENT, Runs
-from topics.engine.topic import SeqRange
-from topics.formats.api.requests import Buffer
+from topics.engine.changes import append, start
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.locators import Locator, is_extent
+from topics.engine.now import Now
+from topics.engine.record_index import IndexEntry
+from topics.engine.replay import Misfit, Replay
+from topics.engine.shard import ShardEngine
+from topics.engine.snapshot import restore_extent, restore_key, restore_shard, restore_topic
+from topics.formats.buffers import Buffer
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
-from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
-from topics.formats.disk.segment import ExtentEntry, ExtentKey
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.disk.frame_bodies import decode_runs, decode_start
+from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     Frame,
@@ -48,6 +49,10 @@ from topics.formats.disk.wal import (
     header_at,
     scan_frames,
 )
+from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
+from topics.formats.disk.segment import ExtentEntry, ExtentKey
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
@@ -133,8 +138,9 @@ def recover(
     blobs.beat = pulse.beat
     engine.store = store = _Store(engine, segments, blobs)
     files = _open_log(folder, shard)
-    extents = _restore(engine, segments, store, checkpoint, files, pulse) if checkpoint else {}
-    replay = _Replay(engine, blobs, now, pulse, checkpoint)
+    topics = Replay(engine.table)
+    extents = _restore(topics, segments, store, checkpoint, files, pulse) if checkpoint else {}
+    replay = _Replay(topics, blobs, now, pulse, checkpoint)
     store.files = replay.files
     end, left = replay.run(folder, files)
     replay.remember_keys(segments, extents, checkpoint.keys if checkpoint else {})
@@ -148,8 +154,8 @@ def recover(
         _end_at(files[-1], end, cut=left > 0 or not clean, durable=end if clean else replay.durable)
     if not clean and replay.boot == boot:
         segments.write_flags_again()
-    frames = engine.finish_replay(
-        now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot
+    frames = start.decide(
+        topics, now, pulse.over, clean=clean, tail_may_be_lost=not boot or replay.boot != boot
     )
     absorbed = blobs.sweep({topic_id: topic.head_seq for topic_id, topic in engine.by_id.items()})
     wal = Wal(
@@ -159,7 +165,7 @@ def recover(
         wal.writer.stock.fill_reserve()
         checkpoints.keep_room(checkpoint_folder)
     mark = cbor2.dumps({"boot": boot})
-    frames.append(Frame(FrameKind.MARK, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
+    frames.append(Frame(FrameKind.START, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
     unsaid = [] if _begun(wal, frames) else frames
     wal.rotates_by_blobs = True
     pulse.tell(1.0)
@@ -191,12 +197,12 @@ def _open_log(folder: Path, shard: int) -> list[WalFile]:
 
 
 def _restore(
-    engine: ShardEngine, segments: SegmentStore, store: _Store, checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
+    replay: Replay, segments: SegmentStore, store: _Store, checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
 ) -> dict[int, list[int]]:  # fmt: skip
     """Topics, then their extents; the places of all these, by topic."""
-    engine.restore_engine(checkpoint.shard)
+    restore_shard(replay.table, checkpoint.shard)
     for kept in pulse.over(checkpoint.topics):
-        engine.restore_topic(kept)
+        restore_topic(replay, kept)
     ahead = (
         _deletes_ahead(checkpoint, files, pulse)
         if any(1 in segment.has_dead for segment in segments.segments.values())
@@ -205,21 +211,21 @@ def _restore(
     locators: defaultdict[int, list[int]] = defaultdict(list)
     for number in checkpoint.segments:
         for locator, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
-            if entry.topic_id in engine.by_id:
+            if entry.topic_id in replay.table.by_id:
                 store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
-                _restore_extent(engine, segments, store.dead(locator), locator, entry)
+                _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 locators[entry.topic_id].append(locator)
     return locators
 
 
 def _deletes_ahead(
     checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
-) -> dict[int, list[SeqRange]]:
+) -> dict[int, list[SeqRun]]:
     """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of
     segments know of them already.
     """
     noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
-    found: defaultdict[int, list[SeqRange]] = defaultdict(list)
+    found: defaultdict[int, list[SeqRun]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
         if end is not None and end <= checkpoint.replay_from:
             continue
@@ -230,15 +236,15 @@ def _deletes_ahead(
             if (
                 header.kind == FrameKind.DELETE
                 and header.record_count
-                and header.position >= noted.get(header.topic_id, header.end)
+                and header.lsn >= noted.get(header.topic_id, header.end)
             ):
-                start = file.offset(header.position) + FRAME_HEADER_BYTES
-                found[header.topic_id] += runs_of_frame(view[start : start + header.body_len])
+                start = file.offset(header.lsn) + FRAME_HEADER_BYTES
+                found[header.topic_id] += decode_runs(view[start : start + header.body_len])
     return found
 
 
 def _restore_extent(
-    engine: ShardEngine,
+    replay: Replay,
     segments: SegmentStore,
     dead: Buffer | None,
     locator: int,
@@ -256,16 +262,14 @@ def _restore_extent(
         except Damaged:  # as in `retention`, where all count alike
             dead_bytes = entry.blob_bytes * dead_count // entry.record_count
     try:
-        engine.restore_extent(
-            entry.topic_id,
+        extent = IndexEntry(
             entry.first_seq,
             entry.record_count,
-            locator,
+            Locator(locator),
             entry.blob_bytes,
             entry.first_ts,
-            dead_count,
-            dead_bytes,
         )
+        restore_extent(replay, entry.topic_id, extent, dead_count, dead_bytes)
     except Misfit as error:
         raise Damaged(
             segments.segments[split_locator(locator)[0]].path, entry.offset, str(error)
@@ -280,7 +284,7 @@ class _Store:
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
         self.files: list[WalFile] = []
 
-    def take_back(self, locator: int, entry: ExtentEntry, runs: Iterable[SeqRange]) -> None:
+    def take_back(self, locator: int, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
         """Let the records of these runs live until the replay deletes them: a cap that is replayed
         before that must find them, or it takes less than it did at first, and what was shown as
         gone is back.
@@ -301,7 +305,7 @@ class _Store:
 
     def records(self, locator: int) -> View:
         """As `Store.records`."""
-        if locator & EXTENT:
+        if is_extent(locator):
             return self._segments.records(locator)
         file = self.files[bisect_right(self.files, locator, key=lambda file: file.base) - 1]
         try:
@@ -316,15 +320,15 @@ class _Store:
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
             )
 
-    def dead(self, locator: int) -> Buffer | None:
-        """As `Store.dead`."""
-        if not locator & EXTENT:
-            return self._engine.marks.dead(locator)
+    def delete_flags(self, locator: int) -> Buffer | None:
+        """As `Store.delete_flags`."""
+        if not is_extent(locator):
+            return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.dead(locator)
 
-    def mark(self, locator: int, runs: Runs) -> None:
-        """As `Store.mark`."""
-        if locator & EXTENT:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`."""
+        if is_extent(locator):
             self._segments.mark(
                 locator, chain.from_iterable(starmap(range, runs)), 0
             )  # the log is synced before any mark is written
@@ -332,20 +336,20 @@ class _Store:
                 for start, stop in runs:
                     self._flags[locator][start:stop] = b"\1" * (stop - start)
         else:
-            self._engine.marks.mark(locator, self.records(locator).count, runs)
+            self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`: what is not named after the replay is found then."""
-        self._engine.marks.forget(locators)
+        self._engine.delete_flags.forget(locators)
 
 
 class _Replay:
     """Feeds every frame of the log to the engine."""
 
     def __init__(
-        self, engine: ShardEngine, blobs: BlobStore, now: Now, pulse: Pulse, checkpoint: Checkpoint | None
+        self, replay: Replay, blobs: BlobStore, now: Now, pulse: Pulse, checkpoint: Checkpoint | None
     ) -> None:  # fmt: skip
-        self.engine, self.blobs, self.now = engine, blobs, now
+        self.replay, self.blobs, self.now = replay, blobs, now
         self.boot: str = checkpoint.shard["boot"] if checkpoint else ""
         self.files: list[WalFile] = []
         self._pulse = pulse
@@ -412,14 +416,14 @@ class _Replay:
             file.offset(0),
             file.base + REPORT_BYTES,
         )
-        append, promised, position = self.engine.replay_append, self._promised, file.base
+        played, replay, promised, position = append.replay, self.replay, self._promised, file.base
         header = None
         try:
             for header in scan_frames(view, file.offset(base), base, file.seed):
                 _, _, position, _, _, _, _, _, _, ext_len, kind, flags, _ = header
                 if kind != _APPEND or flags & _EXTERNAL:
                     self._apply(header, view, position + shift, base)
-                elif append(header, 0, base, position < promised) is not None and ext_len:
+                elif played(replay, header, 0, base, position < promised) is not None and ext_len:
                     self._note_key(header, view, position + shift)
                 if position > tell_at:
                     tell_at = position + REPORT_BYTES
@@ -429,45 +433,33 @@ class _Replay:
             reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
             raise Damaged(file.path, position + shift, reason) from error
         # It never falls from frame to frame.
-        self.durable = max(self.durable, base, header.durable if header else 0)
+        self.durable = max(self.durable, base, header.durable_lsn if header else 0)
         self._done += file.size
         self._pulse.tell(self._done / self._total)
         return header.end if header else file.base
 
     def _apply(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
-        kind, engine = header.kind, self.engine
-        known = header.position < self._promised
+        kind, known = header.kind, header.lsn < self._promised
         if kind == _APPEND:
-            topic = engine.replay_append(header, self._external(header), base, known)
+            topic = append.replay(self.replay, header, self._external(header), base, known)
             if topic is not None and header.ext_len:
                 self._note_key(header, view, offset)
-        elif kind == FrameKind.TOPIC:
-            engine.replay_topic(header, _body(header, view, offset))
-        elif kind == FrameKind.TOPIC_DELETED:
+            return
+        begin = offset + FRAME_HEADER_BYTES
+        body = view[begin : begin + header.body_len]
+        if kind == FrameKind.TOPIC_DELETED:
             self.blobs.forget(header.topic_id)
             self._keys.pop(header.topic_id, None)
-            engine.replay_deleted(header, checkpointed=known)
-        elif kind == FrameKind.SEQS_RESERVED:
-            engine.replay_reserved(header, checkpointed=known)
-        elif kind == FrameKind.DELETE:
-            start = offset + FRAME_HEADER_BYTES
-            engine.replay_delete(header, view[start : start + header.body_len], checkpointed=known)
-        elif kind == FrameKind.FLOOR:
-            engine.replay_floor(header, _body(header, view, offset), checkpointed=known)
-        elif kind == FrameKind.MARK:
-            self.boot = _body(header, view, offset)["boot"]
-            engine.replay_start(header)
-        elif kind == FrameKind.TS_RESERVED:
-            engine.replay_ts_reserved(header)
-        else:
-            raise Misfit("this program does not know the kind")
+        elif kind == FrameKind.START:
+            self.boot = decode_start(body)
+        replay_frame(self.replay, header, body, known)
 
     def _external(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records. What is not there is
         told when the log has ended.
         """
         topic_id, first_seq = header.topic_id, header.first_seq
-        self.blobs.add(topic_id, first_seq, header.position)
+        self.blobs.add(topic_id, first_seq, header.lsn)
         length = self.blobs.length(topic_id, first_seq)
         if not length and not self.blobs.path(topic_id, first_seq).exists():
             return header.record_count
@@ -499,7 +491,7 @@ class _Replay:
 
         ``extents``: places by topic, in order. ``lone_keys``: of the checkpoint.
         """
-        for topic in self._pulse.over(self.engine.by_id.values()):
+        for topic in self._pulse.over(self.replay.table.by_id.values()):
             alive_ts = self.now.ts - topic.config.idempotency_window_ms + 1
             lone = map(ExtentKey._make, lone_keys.get(topic.id, ()))
             locators = self._pulse.over(extents.get(topic.id, ()), EXTENTS_AT_ONCE)
@@ -514,9 +506,7 @@ class _Replay:
                 if key.ts_ms >= alive_ts and key.first_seq >= max(
                     topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
                 ):
-                    self.engine.restore_key(
-                        topic, key.key, key.first_seq, key.record_count, key.ts_ms, self.now
-                    )
+                    restore_key(topic, key, self.now)
 
 
 def _young_keys(segments: SegmentStore, locator: int, alive_ts: int) -> Iterator[ExtentKey]:
@@ -558,7 +548,7 @@ def _is_begun(file: WalFile, position: int) -> bool:
     data = bytes(view[start:])
     at = data.find(FRAME_MAGIC)
     while at >= 0:
-        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).position == position + at:
+        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).lsn == position + at:
             return True
         at = data.find(FRAME_MAGIC, at + 1)
     return False
@@ -571,7 +561,7 @@ def _synced_beyond(file: WalFile, position: int) -> int | None:
     offset = data.find(FRAME_MAGIC, file.offset(position))
     while offset >= 0:
         header = check_frame(view, offset, file.base + offset - FILE_HEADER_BYTES, file.seed)
-        if isinstance(header, FrameHeader) and header.durable > position:
+        if isinstance(header, FrameHeader) and header.durable_lsn > position:
             return offset
         offset = data.find(FRAME_MAGIC, offset + 1)
     return None

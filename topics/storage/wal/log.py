@@ -25,24 +25,23 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from topics.formats.api.requests import Buffer
-from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import (
     FRAME,
     FRAME_HEADER_BYTES,
-    FileHeader,
     Frame,
     FrameKind,
     encode_frame,
     header_at,
 )
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.writer import Group, Progress, WalCounters, WalWriter
 
 _EXTERNAL = int(RecordFlags.EXTERNAL)
-MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK})
+MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.START})
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
