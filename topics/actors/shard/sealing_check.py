@@ -119,7 +119,7 @@ class SealingCheck:
 
 def _entry_at(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     """The write that the frame holds, if something of it lives."""
-    frames = topic.frames
+    frames = topic.index
     index = frames.find(header.first_seq)
     entry = frames.whole_entry(index) if index < len(frames) else None
     return entry if entry is not None and entry.size and entry.locator == header.lsn else None

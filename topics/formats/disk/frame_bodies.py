@@ -24,7 +24,7 @@ DELETE: records deleted by a client. With ``record_count`` 0 there is no body, a
 runs of seqs, in rising order:
 
     offset  size  field   meaning
-    0       8     start   first seq of the run
+    0       8     first   first seq of the run
     8       8     length  seqs in the run
 
 TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
@@ -73,9 +73,10 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags
+from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
 TS_AHEAD_MS = 2000
 RUN = struct.Struct("<QQ")
@@ -100,8 +101,8 @@ class TopicBody(NamedTuple):
     last_ts: int
     start_seq: int
     floors: Floors
-    losses: Sequence[tuple[int, int]]
-    damaged: Sequence[tuple[int, int]]
+    losses: Sequence[SeqRange]
+    damaged: Sequence[SeqRange]
     keys_from_seq: int
 
 
@@ -136,15 +137,15 @@ def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
     return Frame(FrameKind.DELETE, topic_id, first_seq, ts_ms)
 
 
-def delete_runs_frame(topic_id: int, runs: Sequence[tuple[int, int]], ts_ms: int) -> Frame:
-    """A DELETE frame: the records of these runs go, each ``(start, length)``, in rising order."""
+def delete_runs_frame(topic_id: int, runs: Sequence[SeqRun], ts_ms: int) -> Frame:
+    """A DELETE frame: the records of these runs go; the runs are in rising order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
     return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), parts=(body,))
 
 
-def decode_runs(body: Buffer) -> Iterator[tuple[int, int]]:
-    """The runs of a DELETE frame, each ``(start, length)``."""
-    return RUN.iter_unpack(body)
+def decode_runs(body: Buffer) -> Iterator[SeqRun]:
+    """The runs of a DELETE frame."""
+    return map(SeqRun._make, RUN.iter_unpack(body))
 
 
 def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:
@@ -179,8 +180,8 @@ def decode_topic(body: Buffer) -> TopicBody:
         last_ts=held.get("last_ts", 0),
         start_seq=held.get("start", 1),
         floors=floors_from(held.get("floors", ())),
-        losses=_ranges(held.get("losses", ())),
-        damaged=_ranges(held.get("damaged", ())),
+        losses=seq_ranges(held.get("losses", ())),
+        damaged=seq_ranges(held.get("damaged", ())),
         keys_from_seq=held.get("keys_from", 0),
     )
 
@@ -225,7 +226,3 @@ def floors_from(values: Iterable[int]) -> Floors:
 def ts_reserved_frame(ts_ms: int) -> Frame:
     """A TS_RESERVED frame."""
     return Frame(FrameKind.TS_RESERVED, ts_ms=ts_ms)
-
-
-def _ranges(pairs: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((first, last) for first, last in pairs)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 
 FRAME_MAGIC = b"WF01"
 FRAME = struct.Struct("<4sIQQQQqIIIBBH")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 
 FILE_MAGIC = b"TPWAL001"
 FILE_VERSION = 2

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import (
     FRAME,
     FRAME_HEADER_BYTES,
