@@ -156,7 +156,7 @@ def recover(
         folder, shard, files, end, blobs=blobs, file_bytes=wal_file_bytes, sync_ms=wal_sync_ms
     )
     with contextlib.suppress(OSError):  # the loop goes on looking for room
-        wal.writer.stock.fill_reserve()
+        wal.writer.spares.fill_reserve()
         checkpoints.keep_room(checkpoint_folder)
     mark = cbor2.dumps({"boot": boot})
     frames.append(Frame(FrameKind.START, ts_ms=now.ts, ext_len=len(mark), parts=(mark,)))
