@@ -201,10 +201,10 @@ def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
         checkpoints.write(tmp_path, 8, 0, items())
     (path,) = tmp_path.glob("*.ckpt")
     assert path.stat().st_ino == inode
-    assert [found.position for found in checkpoints.whole(tmp_path)] == [8]
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8]
     checkpoints.write(tmp_path, 16, 0, items())
     assert (tmp_path / checkpoints.RESERVE_NAME).stat().st_size == checkpoints.RESERVE_MIN_BYTES
-    assert [found.position for found in checkpoints.whole(tmp_path)] == [16, 8]
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [16, 8]
 
 
 def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None:
