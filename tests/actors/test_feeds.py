@@ -29,7 +29,7 @@ from topics.actors.shard import feeds
 from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
 from topics.engine import reading
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.store import EXTENT
 from topics.formats.api.requests import json_bytes
 from topics.formats.wire.envelope import Notification, Success, decode, encode_notification

@@ -15,7 +15,7 @@ from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.formats.disk.frames import FrameKind
 from topics.storage.recovery import recover
 from topics.storage.wal.file import NoRoom

@@ -27,6 +27,7 @@ from tests.actors.sealing_support import (
 )
 from tests.storage.log_support import LIMITS
 from topics.actors.shard import sealing
+from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.store import EXTENT, RESIDENT
 from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
 from topics.formats.disk.records import Rendering
@@ -73,7 +74,7 @@ def seen(client: Sealer) -> Seen:
 
 def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
-    return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {
+    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
         record["$seq"] for record in client.shown(name)
     }
 

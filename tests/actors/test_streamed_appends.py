@@ -20,7 +20,7 @@ from topics.actors.shard import actor as shard_actor
 from topics.actors.shard import streamed_appends
 from topics.actors.shard.actor import RPC_TIMEOUT_MS
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.formats.api import sliced
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
-from topics.engine.shard import ShardEngine
+from topics.engine.changes import start as process_start
 from topics.formats.api.requests import decode_append, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.storage.disk import Damaged
@@ -165,7 +165,7 @@ def test_a_start_shows_life_in_each_of_its_long_steps(
     for where, step in (
         (BlobStore, "_crc_of_rest"),
         (BlobStore, "sweep"),
-        (ShardEngine, "finish_replay"),
+        (process_start, "decide"),
     ):
         monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
     monkeypatch.setattr("topics.storage.pulse.ITEMS", 1)

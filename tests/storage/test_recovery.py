@@ -23,7 +23,7 @@ from tests.storage.log_support import (
     log_files,
     state,
 )
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame

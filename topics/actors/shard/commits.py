@@ -12,6 +12,11 @@ from pathlib import Path
 import structlog
 import trio
 
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import (
     FIRST_EXTENT,
     FIRST_MEMORY,
@@ -20,8 +25,9 @@ from topics.engine.locators import (
     is_extent,
     is_in_memory,
 )
+from topics.engine.now import Now
 from topics.engine.record_index import RecordIndex
-from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
@@ -114,7 +120,7 @@ class Commits:
         return [
             each.change.topic
             for each in chain(self._until_written, self._until_synced)
-            if isinstance(each.change, Delete)
+            if isinstance(each.change, DeleteTopic)
         ]
 
     def position_of(self, topic: Topic) -> int:
@@ -334,7 +340,7 @@ class Commits:
             waiting.settle(progress)
         self._tell_idle(waiting.change.topic)
         self.on_commit(waiting.change)
-        if isinstance(waiting.change, Delete):
+        if isinstance(waiting.change, DeleteTopic):
             self._drop(waiting.change.topic)
 
     def tell(self, damage: Damaged) -> None:

@@ -23,8 +23,9 @@ import structlog
 
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
 from topics.actors.shard.commits import Commits
+from topics.engine.changes.append import Append
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
@@ -100,12 +101,12 @@ class Feeds:
 
     # What happens in the shard
 
-    def committed(self, change: Append | Delete) -> None:
+    def committed(self, change: Append | DeleteTopic) -> None:
         """Its topic has new records, or is gone."""
         feeds = self._by_topic.get(change.topic.id)
         if feeds is None:
             return
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds

@@ -11,7 +11,9 @@ from heapq import merge
 from itertools import chain
 
 from topics.engine.locators import Locator
-from topics.engine.shard import Now, ShardEngine
+from topics.engine.now import Now
+from topics.engine.snapshot import restore_key
+from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
@@ -21,7 +23,7 @@ from topics.storage.segments.store import SegmentStore
 
 
 def restore_keys(
-    engine: ShardEngine,
+    table: TopicTable,
     segments: SegmentStore,
     extents: Extents,
     logged: Mapping[int, Sequence[ExtentKey]],
@@ -34,7 +36,7 @@ def restore_keys(
     ``logged``: the keys of the log, by topic.
     """
     kept = checkpoint.keys if checkpoint else {}
-    for topic in pulse.over(engine.by_id.values()):
+    for topic in pulse.over(table.by_id.values()):
         alive_ts = now.ts - topic.config.idempotency_window_ms + 1
         locators = pulse.over(extents.get(topic.id, ()), EXTENTS_PER_BEAT)
         sealed = chain.from_iterable(
@@ -47,7 +49,7 @@ def restore_keys(
             if key.ts_ms >= alive_ts and key.first_seq >= max(
                 topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
             ):
-                engine.restore_key(topic, key.key, key.first_seq, key.record_count, key.ts_ms, now)
+                restore_key(topic, key, now)
 
 
 def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:

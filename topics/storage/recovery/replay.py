@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import cbor2
-
-from topics.engine.replay import Misfit
-from topics.engine.shard import ShardEngine
+from topics.engine.changes import append
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.replay import Misfit, Replay
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
@@ -41,9 +40,9 @@ class LogReplay:
     """
 
     def __init__(
-        self, engine: ShardEngine, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
+        self, replay: Replay, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
     ) -> None:
-        self._engine, self._blobs, self._pulse = engine, blobs, pulse
+        self._replay, self._blobs, self._pulse = replay, blobs, pulse
         self.boot = checkpoint.boot if checkpoint else ""
         # The log was synced up to here, says the checkpoint, and is in segments up to there.
         self._promised_lsn, self._from_lsn = (
@@ -81,18 +80,18 @@ class LogReplay:
         """LSN at which its frames end."""
         file.read_ahead(self._pulse.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
-        append, promised, report_at = (
-            self._engine.replay_append,
-            self._promised_lsn,
-            base + REPORT_BYTES,
-        )
+        replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
+        report_at = base + REPORT_BYTES
         header = None
         try:
             for header in scan_frames(view, file.offset(base), base, file.seed):
                 lsn = header.lsn
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
-                elif append(header, 0, base, lsn < promised) is not None and header.ext_len:
+                elif (
+                    replay_append(replay, header, 0, base, lsn < promised) is not None
+                    and header.ext_len
+                ):
                     self._note_key(header, view, lsn + shift)
                 if lsn > report_at:
                     report_at = lsn + REPORT_BYTES
@@ -109,33 +108,20 @@ class LogReplay:
 
     def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
         """A frame of any kind. Raises `Misfit`."""
-        kind, engine = header.kind, self._engine
-        known = header.lsn < self._promised_lsn
-        start = offset + FRAME_HEADER_BYTES
-        body = view[start : start + header.body_len]
+        kind, known = header.kind, header.lsn < self._promised_lsn
         if kind == _APPEND:
-            topic = engine.replay_append(header, self._external_bytes(header), base, known)
+            topic = append.replay(self._replay, header, self._external_bytes(header), base, known)
             if topic is not None and header.ext_len:
                 self._note_key(header, view, offset)
-        elif kind == FrameKind.TOPIC:
-            engine.replay_topic(header, cbor2.loads(bytes(body)))
-        elif kind == FrameKind.TOPIC_DELETED:
+            return
+        start = offset + FRAME_HEADER_BYTES
+        body = view[start : start + header.body_len]
+        if kind == FrameKind.TOPIC_DELETED:
             self._blobs.forget(header.topic_id)
             self.keys.pop(header.topic_id, None)
-            engine.replay_deleted(header, checkpointed=known)
-        elif kind == FrameKind.SEQS_RESERVED:
-            engine.replay_reserved(header, checkpointed=known)
-        elif kind == FrameKind.DELETE:
-            engine.replay_delete(header, body, checkpointed=known)
-        elif kind == FrameKind.FLOOR:
-            engine.replay_floor(header, cbor2.loads(bytes(body)), checkpointed=known)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
-            engine.replay_start(header)
-        elif kind == FrameKind.TS_RESERVED:
-            engine.replay_ts_reserved(header)
-        else:
-            raise Misfit("this program does not know the kind")
+        replay_frame(self._replay, header, body, known)
 
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records.

@@ -24,7 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.engine.shard import Now, ShardEngine
+from topics.engine.changes import start
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.shard import ShardEngine
 from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
 from topics.storage import checkpoints
@@ -98,17 +101,18 @@ def recover(
     files = open_log(folders.wal, shard)
     engine = ShardEngine(shard, shards)
     engine.store = store = ReplayStore(engine, segments, blobs, files)
-    extents = restore_topics(engine, segments, store, checkpoint, files, pulse)
-    replay = LogReplay(engine, blobs, checkpoint, pulse)
+    topics = Replay(engine.table)
+    extents = restore_topics(topics, segments, store, checkpoint, files, pulse)
+    replay = LogReplay(topics, blobs, checkpoint, pulse)
     end = replay.run(folders.wal, files)
-    restore_keys(engine, segments, extents, replay.keys, checkpoint, now, pulse)
+    restore_keys(engine.table, segments, extents, replay.keys, checkpoint, now, pulse)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
     verify_blobs(blobs, pulse, is_clean=is_clean)
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
         segments.write_flags_again()
-    frames = engine.finish_replay(
-        now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
+    frames = start.decide(
+        topics, now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
     )
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
