@@ -24,7 +24,7 @@ DELETE: records deleted by a client. With ``record_count`` 0 there is no body, a
 runs of seqs, in rising order:
 
     offset  size  field   meaning
-    0       8     start   first seq of the run
+    0       8     first   first seq of the run
     8       8     length  seqs in the run
 
 TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
