@@ -32,7 +32,7 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.engine import reading
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.store import EXTENT
 from topics.formats.api.requests import json_bytes
 from topics.formats.wire.calls import (

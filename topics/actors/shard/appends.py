@@ -16,7 +16,7 @@ from topics.actors.shard.context import ShardContext, clock
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
-from topics.engine.shard import Append, InFlightDuplicate
+from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_append
 from topics.formats.buffers import Buffer

@@ -21,7 +21,7 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api.requests import Limits
@@ -82,7 +82,7 @@ class ShardContext:
 
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
-        if topic is None or not topic.perishable:
+        if topic is None or not topic.is_perishable:
             return
         try:
             change = self.engine.expire(topic, self.now)

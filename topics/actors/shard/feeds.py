@@ -26,8 +26,10 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
@@ -121,9 +123,9 @@ class Feeds(Service):
     def on_commit(self, change: Change) -> None:
         """Note that a topic has new records; end the feeds of one that is gone."""
         feeds = self._by_topic.get(change.topic.id)
-        if feeds is None or not isinstance(change, Append | Delete):
+        if feeds is None or not isinstance(change, Append | DeleteTopic):
             return
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds

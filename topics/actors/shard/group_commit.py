@@ -21,11 +21,17 @@ from itertools import chain
 import trio
 
 from topics.actors.shard.record_store import RecordStore
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import Locator, in_log, is_in_memory
-from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
@@ -96,7 +102,9 @@ class GroupCommit:
 
     def leaving(self) -> list[Topic]:
         """Topics whose end is decided and not committed: it may yet be undone."""
-        return [each.change.topic for each in self._pending() if isinstance(each.change, Delete)]
+        return [
+            each.change.topic for each in self._pending() if isinstance(each.change, DeleteTopic)
+        ]
 
     def position_of(self, topic: Topic) -> int:
         """LSN before which every change of the topic is committed, and from which on none is."""
@@ -222,7 +230,7 @@ class GroupCommit:
             pending.settle(progress)
         self._tell_idle(topic)
         self.on_commit(change)
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self.store.drop_topic(topic)
 
     def _generation(self, locator: Locator) -> int:

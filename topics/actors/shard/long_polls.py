@@ -26,8 +26,10 @@ from topics.actors.rpc.typed_calls import InboundCall, subscribe
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff
@@ -81,7 +83,7 @@ class LongPolls(Service):
 
     def on_commit(self, change: Change) -> None:
         """The polls of a topic with new records, and of one that is gone, are due."""
-        if isinstance(change, Append | Delete):
+        if isinstance(change, Append | DeleteTopic):
             polls = self._waiting.pop(change.topic.id, None)
             if polls is not None:
                 self._next.update(polls)

@@ -26,7 +26,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
-from topics.engine.shard import Change
+from topics.engine.changes.change import Change
 from topics.formats.api.requests import Limits
 from topics.formats.wire.message import MessageFrame
 from topics.storage.recovery import Shard

@@ -16,8 +16,8 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
 from topics.actors.shard.service import Service
+from topics.engine.changes.change import Change
 from topics.engine.reading import Page, read
-from topics.engine.shard import Change
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff, decode_diff

@@ -28,10 +28,12 @@ import trio
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing_check import SealingCheck
 from topics.actors.shard.service import Service
-from topics.engine.changes import FloorMoved
+from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator, is_extent
+from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
-from topics.engine.retention import lose_damaged, seal
+from topics.engine.sealed import seal
+from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
@@ -381,7 +383,7 @@ class Sealing(Service):
         items = [self._head_item(numbers)]
         freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
         try:
-            for count, topic in enumerate(self.engine.snapshot_topics(), 1):
+            for count, topic in enumerate(topics_to_keep(self.engine.table), 1):
                 items.append(self._item(topic))
                 if count % TOPICS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
@@ -409,7 +411,7 @@ class Sealing(Service):
         """The checkpoint of an orderly stop, when the log is closed. Raises OSError."""
         numbers = self._named
         items = [self._head_item(numbers)]
-        for topic in self.engine.snapshot_topics():
+        for topic in topics_to_keep(self.engine.table):
             items.append(self._item(topic))
             for keys in self._lone_keys(topic):
                 items += keys
@@ -420,17 +422,15 @@ class Sealing(Service):
 
     def _head_item(self, numbers: list[int]) -> bytes:
         return checkpoints.encode_item(
-            {**self.engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot}
+            {**snapshot_shard(self.engine.table), "segments": numbers, "boot": self._shard.boot}
         )
 
     def _item(self, topic: Topic) -> bytes:
-        return checkpoints.encode_item(
-            self.engine.snapshot_topic(topic, self.commits.position_of(topic))
-        )
+        return checkpoints.encode_item(snapshot_topic(topic, self.commits.position_of(topic)))
 
     def _lone_keys(self, topic: Topic) -> Iterator[list[bytes]]:
         """Items with the keys that outlive their records; a step looks at some."""
-        found = self.engine.snapshot_keys(topic, self.commits.now())
+        found = keys_to_keep(topic, self.commits.now())
         while some := list(islice(found, KEYS_AT_ONCE)):
             keys = [key for key in some if key is not None]
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk.blob import BadBlob, checking
+from topics.formats.disk.frames import FrameHeader, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.wal import FrameHeader, check_frame, scan_frames
 from topics.storage.disk import Damaged, mapped
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
@@ -122,4 +122,4 @@ def _entry_at(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     frames = topic.index
     index = frames.find(header.first_seq)
     entry = frames.whole_entry(index) if index < len(frames) else None
-    return entry if entry is not None and entry.size and entry.locator == header.position else None
+    return entry if entry is not None and entry.size and entry.locator == header.lsn else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from topics.actors.rpc.inbound import PeerSession
 from topics.actors.rpc.message_router import MessageRouter
-from topics.engine.shard import Change
+from topics.engine.changes.change import Change
 
 
 class Service:

@@ -17,8 +17,11 @@ import trio
 
 from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
+from topics.engine.changes.append import Append, keeps_key
+from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices

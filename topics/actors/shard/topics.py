@@ -10,7 +10,7 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_config, json_bytes
