@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import START, Client
-from topics.actors.shard import sealing
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Now
 from topics.formats.api.requests import Diff
@@ -52,7 +52,8 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
         sleep=_checkpoint,
     )
-    patch.setattr(sealing, "trio", stand_in)
+    for module in (sealing, checkpointing, reclaim, pacing):
+        patch.setattr(module, "trio", stand_in)
 
 
 class Sealer(Client):

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.storage.log_support import Client
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.formats.api.requests import TagMatch
 from topics.storage.wal.file import NoRoom
 
@@ -51,7 +51,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_
     client.put("last", durability="fsync")  # everything is synced: nobody would tell the checkpoint
     sealing = Sealing(client.shard, client.commits)
     trio.run(sealing._round)
-    assert sealing.written == 1
+    assert sealing.checkpoints.written == 1
     client.append("a", 6)
     deleted = client.engine.delete_records("a", None, TagMatch("Eq", "t3"), client.now)
     client.submit(deleted)

@@ -26,7 +26,8 @@ from tests.actors.sealing_support import (
     spoil,
 )
 from tests.storage.log_support import LIMITS
-from topics.actors.shard import sealing
+from topics.actors.shard import interpreter
+from topics.actors.shard.sealing import pacing, sealing
 from topics.engine.store import EXTENT, RESIDENT
 from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
 from topics.formats.disk.records import Rendering
@@ -164,17 +165,17 @@ def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(
     monkeypatch.setattr(sealing, "build", watched)
     fill(client, "a", rounds=10)
     client.seal()
-    assert max(seen) == pytest.approx(sealing.SWITCH_S)
+    assert max(seen) == pytest.approx(interpreter.SEALING_S)
     assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "BUSY_BYTES", 1)
+    monkeypatch.setattr(pacing, "BURST_MIN_BYTES", 1)
 
     def until_whole(files: int) -> None:
-        while client.wal.whole_since(client.sealing.replay_from) < files:
+        while client.wal.whole_since(client.sealing.reclaim.replay_from) < files:
             client.append("t", records=[{"data": "x" * 100}])
 
     until_whole(1)
@@ -191,24 +192,28 @@ def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(
 
 def test_a_long_round_makes_checkpoints_on_its_way_and_lets_go_of_log_files(client: Sealer) -> None:
     fill(client, "a", rounds=60)
-    before, waiting = seen(client), client.wal.whole_since(client.sealing.replay_from)
+    before, waiting = seen(client), client.wal.whole_since(client.sealing.reclaim.replay_from)
     assert waiting > 8
     client.seal()
     assert client.sealing.sealed == waiting
-    assert client.sealing.written == -(-waiting // sealing.AT_ONCE)
-    assert len(client.wal._bases) <= 2 * sealing.AT_ONCE + 1, (
+    assert client.sealing.checkpoints.written == -(-waiting // sealing.FILES_PER_CHECKPOINT)
+    assert len(client.wal._bases) <= 2 * sealing.FILES_PER_CHECKPOINT + 1, (
         "what two checkpoints need, and the one that is written"
     )
     assert seen(client) == before
 
 
 def test_the_more_files_wait_the_less_it_rests() -> None:
-    rests = [sealing.rest_after(0.001, waiting) for waiting in range(sealing.BACKLOG + 2)]
-    assert rests[: sealing.BEHIND + 1] == pytest.approx([0.006] * (sealing.BEHIND + 1))
-    assert rests[sealing.BEHIND :] == sorted(rests[sealing.BEHIND :], reverse=True)
-    assert rests[sealing.BACKLOG - 1] > 0
-    assert rests[sealing.BACKLOG :] == [0.0, 0.0]
-    assert sealing.rest_after(1.0, 0) == sealing.REST_MAX_S
+    rests = [pacing.pause_after(0.001, waiting) for waiting in range(pacing.BACKLOG_MAX_FILES + 2)]
+    assert rests[: pacing.BACKLOG_NORMAL_FILES + 1] == pytest.approx(
+        [0.006] * (pacing.BACKLOG_NORMAL_FILES + 1)
+    )
+    assert rests[pacing.BACKLOG_NORMAL_FILES :] == sorted(
+        rests[pacing.BACKLOG_NORMAL_FILES :], reverse=True
+    )
+    assert rests[pacing.BACKLOG_MAX_FILES - 1] > 0
+    assert rests[pacing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
+    assert pacing.pause_after(1.0, 0) == pacing.PAUSE_MAX_S
 
 
 def test_a_write_may_be_split_over_extents_and_keeps_its_key(
@@ -382,7 +387,7 @@ def test_no_checkpoint_tells_of_a_topic_that_was_never_made(client: Sealer) -> N
     client.wal.resume(client.wal._start)
     with pytest.raises(OSError, match="undone"):
         client.seal()
-    assert client.sealing.written == 0
+    assert client.sealing.checkpoints.written == 0
     client.checkpoint()
     client.kill()
     again = client.again()
@@ -432,7 +437,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
 
         patch.setattr(where, what, fails)
         for _ in range(4):
-            client.sealing._written_at = float("-inf")
+            client.sealing.checkpoints.written_at = float("-inf")
             try:
                 client.seal()
             except OSError as error:
@@ -462,8 +467,8 @@ def extents(client: Sealer) -> list[int]:
 def free_all(client: Sealer) -> int:
     """Rounds until nothing is left to free; how many it took."""
     rounds = 0
-    while rounds == 0 or client.sealing._wasteful:
-        client.sealing._written_at = float("-inf")
+    while rounds == 0 or client.sealing.reclaim.has_garbage:
+        client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
         rounds += 1
         assert rounds < 8, "it comes to an end"
@@ -626,7 +631,7 @@ def test_a_full_disk_still_gives_back_what_was_deleted(
     before = len(files(client.path, "segment"))
     monkeypatch.setattr(SegmentStore, "begin", failing(errno.ENOSPC))
     for _ in range(3):
-        client.sealing._written_at = float("-inf")
+        client.sealing.checkpoints.written_at = float("-inf")
         with pytest.raises(OSError):
             client.seal()
     assert len(files(client.path, "segment")) < before
@@ -645,11 +650,11 @@ def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_res
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
     assert len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES
     assert seen(client) == before
-    written = client.sealing.written
+    written = client.sealing.checkpoints.written
     for _ in range(5):
-        client.sealing._written_at = float("-inf")
+        client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
-    assert client.sealing.written == written, "an idle shard writes no checkpoints"
+    assert client.sealing.checkpoints.written == written, "an idle shard writes no checkpoints"
     delete(client, "stays", before_seq=1 << 40)
     assert free_all(client) <= 3
     assert room(client) < used * 0.2

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from topics.actors.shard.commits import Commits
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.reading import Page, read
 from topics.engine.shard import Append, Change, InFlightDuplicate, Now
 from topics.formats.api.requests import (

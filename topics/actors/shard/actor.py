@@ -32,7 +32,7 @@ from topics.actors.shard.commits import Commits
 from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
 from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now
 from topics.engine.topic import Topic
