@@ -92,7 +92,7 @@ def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
 
 
 def sealed(client: Sealer, name: str) -> bool:
-    locators = client.engine.topic(name).frames.locators()
+    locators = client.engine.topic(name).index.locators()
     return any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
 
@@ -148,7 +148,7 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     before = seen(client)
     client.seal()
     assert seen(client) == before
-    locators = [*client.engine.topic("a").frames.locators()]
+    locators = [*client.engine.topic("a").index.locators()]
     assert any(locator & RESIDENT for locator in locators)
     assert any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
@@ -226,7 +226,7 @@ def test_a_write_may_be_split_over_extents_and_keeps_its_key(
     fill(client, "a")
     before = seen(client)
     client.seal()
-    assert len(client.engine.topic("a").frames) > 10
+    assert len(client.engine.topic("a").index) > 10
     assert seen(client) == before
     client.kill()
     again = client.again()
@@ -399,7 +399,7 @@ def test_a_reader_on_a_topic_that_is_gone_finds_nothing(client: Sealer) -> None:
     fill(client, "a", rounds=3)
     topic = client.engine.topic("a")
     client.delete("a")
-    assert len(topic.frames) == 0
+    assert len(topic.index) == 0
 
 
 # Errors
@@ -459,7 +459,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
 def extents(client: Sealer) -> list[int]:
     """Places of all that the index names."""
     locators = [
-        locator for topic in client.engine.by_id.values() for locator in topic.frames.locators()
+        locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
     ]
     return [locator for locator in locators if locator & EXTENT and not locator & RESIDENT]
 

@@ -623,7 +623,7 @@ class Retention(RuleBasedStateMachine):
             assert topic.committed == model.config
             assert list(topic.losses) == model.losses
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
-            assert topic.frames.totals(0, len(topic.frames)) == (topic.count, topic.bytes)
+            assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
                 count, size = (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.storage.log_support import ForgetfulDisk, failing
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import cbor2
 import msgspec
 
-from topics.engine.topic import SeqRange, Topic
-from topics.formats.api.requests import Buffer, TagMatch
+from topics.engine.topic import Topic
+from topics.formats.api.requests import TagMatch
 from topics.formats.api.topic_config import TopicConfig
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import EncodedRecords
 from topics.formats.disk.wal import Frame, FrameKind
+from topics.formats.ranges import SeqRun
 
 
 class Now(NamedTuple):
@@ -106,7 +108,7 @@ class DeleteRecords(Change):
     __slots__ = ("bound", "deleted", "match", "runs")
 
     def __init__(
-        self, topic: Topic, bound: int, runs: Sequence[SeqRange] | None, match: TagMatch | None
+        self, topic: Topic, bound: int, runs: Sequence[SeqRun] | None, match: TagMatch | None
     ) -> None:
         super().__init__(topic, [], False)
         self.bound, self.runs, self.match = bound, runs, match
@@ -171,26 +173,11 @@ def delete_frame(change: DeleteRecords, now: Now) -> Frame:
     return Frame(FrameKind.DELETE, change.topic.id, 0, now.ts, len(change.runs), parts=(body,))
 
 
-def runs_of_frame(body: Buffer) -> Iterable[SeqRange]:
+def runs_of_frame(body: Buffer) -> Iterable[SeqRun]:
     """The runs in the body of a DELETE frame."""
-    return struct.iter_unpack("<QQ", body)
+    return map(SeqRun._make, struct.iter_unpack("<QQ", body))
 
 
 def floors(topic: Topic) -> tuple[int, int, int, int]:
     """Of cap, TTL, loss and damage."""
     return topic.cap_floor, topic.ttl_floor, topic.loss_floor, topic.damage_floor
-
-
-def runs_of_seqs(seqs: Iterable[int]) -> list[SeqRange]:
-    """Rising seqs as runs, each ``(first, length)``."""
-    runs: list[SeqRange] = []
-    first = end = 0
-    for seq in seqs:
-        if seq != end:
-            if end > first:
-                runs.append((first, end - first))
-            first = seq
-        end = seq + 1
-    if end > first:
-        runs.append((first, end - first))
-    return runs

@@ -19,6 +19,7 @@ import msgspec
 
 from topics.engine.changes import Now, floors, runs_of_frame, topic_frame
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.locators import Locator, in_log
 from topics.engine.retention import (
     apply_caps,
     cut_to,
@@ -28,15 +29,16 @@ from topics.engine.retention import (
     settle,
     trim,
 )
-from topics.engine.store import Marks, Store
+from topics.engine.store import DeleteFlags, Store
 from topics.engine.tags import TagIndex
-from topics.engine.topic import Topic, united
+from topics.engine.topic import Topic
 from topics.errors import TopicNotFound
-from topics.formats.api.requests import Buffer
 from topics.formats.api.topic_config import TopicConfig
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameHeader
 from topics.formats.names import covered
+from topics.formats.ranges import SeqRange, seq_ranges, united
 
 _TAGS = int(RecordFlags.TAGS)
 
@@ -66,7 +68,9 @@ class TopicTable:
         # No record in memory has a `$ts` above it, unless the log or a checkpoint knows its topic
         # to be there.
         self.reserved_ts = self.reserving_ts = 0
-        self.marks = Marks()  # of records that are in no segment; for the store to keep
+        self.delete_flags = (
+            DeleteFlags()
+        )  # of records that are in no segment; for the store to keep
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; raises `TopicNotFound`."""
@@ -123,7 +127,7 @@ class Replay(TopicTable):
         """A write; None when it is passed over. ``generation``: base of the log file. Raises
         `Misfit`.
         """
-        _, _, locator, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
+        _, _, lsn, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
         topic = self.by_id.get(topic_id)
         if topic is None or first_seq <= topic.head_seq:
             if not checkpointed:
@@ -133,11 +137,12 @@ class Replay(TopicTable):
                     else f"seq {first_seq} is there already"
                 )
             return None
+        locator = in_log(lsn)
         # `commit_records` and more, for each of the many frames of a start.
         size = external_size or (
             blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
         )
-        topic.frames.add(first_seq, count, locator, size, ts_ms)
+        topic.index.add(first_seq, count, locator, size, ts_ms)
         topic.next_seq = next_seq = first_seq + count
         topic.head_seq = topic.logged_seq = next_seq - 1
         topic.count += count
@@ -145,12 +150,12 @@ class Replay(TopicTable):
         if ts_ms >= topic.last_ts:  # a checkpoint may know of later ones, which were in memory
             topic.last_write_ts = topic.last_ts = ts_ms
         if first_seq < topic.start_seq:
-            trim(topic, len(topic.frames) - 1, self.store)
+            trim(topic, len(topic.index) - 1, self.store)
         if flags & _TAGS:
             self._note_tags(
                 topic, first_seq, self.store.records(locator).tagged(0, count), generation
             )
-        if topic.capped and locator >= self._news_from(topic):
+        if topic.capped and lsn >= self._news_from(topic):
             apply_caps(topic, self.store)
         return topic
 
@@ -170,10 +175,8 @@ class Replay(TopicTable):
         topic.settle_config(config)
         topic.last_ts = max(topic.last_ts, body.get("last_ts", 0))
         topic.keys_from_seq = max(topic.keys_from_seq, body.get("keys_from", 0))
-        topic.losses = tuple((first, last) for first, last in body.get("losses", ()))
-        topic.damaged = united(
-            topic.damaged, ((first, last) for first, last in body.get("damaged", ()))
-        )
+        topic.losses = seq_ranges(body.get("losses", ()))
+        topic.damaged = united(topic.damaged, seq_ranges(body.get("damaged", ())))
         topic.head_seq = max(topic.head_seq, body["head"])
         topic.next_seq = topic.head_seq + 1
         self._raise_floors(topic, body.get("floors", (1, 1, 1)), body.get("start", 1))
@@ -184,7 +187,7 @@ class Replay(TopicTable):
         """A topic removed. Raises `Misfit`."""
         topic = self._known(header, checkpointed)
         if topic is not None:
-            self.marks.forget(topic.frames.locators())
+            self.delete_flags.forget(topic.index.locators())
             self._remove(topic)
 
     def replay_reserved(self, header: FrameHeader, *, checkpointed: bool = False) -> None:
@@ -244,7 +247,7 @@ class Replay(TopicTable):
             at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
             skipped = not clean and at_risk and topic.head_seq < topic.reserved_seq
             if skipped:
-                lose(topic, (topic.head_seq + 1, topic.reserved_seq))
+                lose(topic, SeqRange(topic.head_seq + 1, topic.reserved_seq))
             topic.next_seq = topic.head_seq + 1
             self._lose_again(topic)
             settle(topic, self.store)
@@ -263,9 +266,9 @@ class Replay(TopicTable):
         log.
         """
         for first, last in topic.damaged:
-            index = topic.frames.find(first)
-            while index < len(topic.frames):
-                first_seq, count, _, _ = topic.frames.entry(index)
+            index = topic.index.find(first)
+            while index < len(topic.index):
+                first_seq, count, _, _ = topic.index.entry(index)
                 if first_seq + count - 1 > last:
                     break
                 if max(first_seq, topic.start_seq) >= first:
@@ -339,11 +342,11 @@ class Replay(TopicTable):
         None for a key that need not be kept. Others may run between two steps.
         """
         for key, write in topic.dedupe.items():
-            index = topic.frames.find(write.first_seq)
+            index = topic.index.find(write.first_seq)
             gone = (
                 write.first_seq < topic.start_seq
-                or index == len(topic.frames)
-                or topic.frames.entry(index)[0] > write.first_seq
+                or index == len(topic.index)
+                or topic.index.entry(index)[0] > write.first_seq
             )
             yield (
                 (key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms))
@@ -368,8 +371,8 @@ class Replay(TopicTable):
             *kept["floors"],
             1,
         )[:4]
-        topic.losses = tuple((first, last) for first, last in kept["losses"])
-        topic.damaged = tuple((first, last) for first, last in kept.get("damaged", ()))
+        topic.losses = seq_ranges(kept["losses"])
+        topic.damaged = seq_ranges(kept.get("damaged", ()))
         topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
         topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
         self._restored[topic.id] = kept["head"], kept["position"]
@@ -381,7 +384,7 @@ class Replay(TopicTable):
         topic_id: int,
         first_seq: int,
         count: int,
-        locator: int,
+        locator: Locator,
         size: int,
         ts: int,
         dead_count: int,
@@ -404,7 +407,7 @@ class Replay(TopicTable):
         if last_seq < topic.start_seq or dead_count >= count:
             topic.head_seq = last_seq
             return False
-        frames, written = topic.frames, topic.last_write_ts
+        frames, written = topic.index, topic.last_write_ts
         topic.commit_records(first_seq, count, locator, ts, size)
         topic.last_write_ts = written
         if dead_count:

@@ -9,18 +9,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
+from topics.engine.locators import Locator, is_extent
 from topics.engine.record_index import IndexEntry, RecordIndex
-from topics.engine.store import EXTENT, RESIDENT, Store, Unreadable, first_live, last_live
-from topics.engine.topic import SeqRange, Topic, joined, united
+from topics.engine.store import Store, Unreadable, first_live, last_live
+from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.records import View, live_runs
+from topics.formats.ranges import IndexRun, SeqRange, SeqRun, joined, united
 
 ENTRIES_AT_ONCE = 256
 
 
 def cut_to(topic: Topic, seq: int, store: Store) -> int:
     """Take away all that is below ``seq``. The last live seq among it, 0 when nothing lived there."""
-    frames = topic.frames
+    frames = topic.index
     if seq <= topic.start_seq:
         return 0
     whole, last = frames.find(seq), 0
@@ -54,8 +56,8 @@ class Live(NamedTuple):
 
 
 def _live_of(topic: Topic, index: int, start: int, stop: int, store: Store) -> Live:
-    first_seq, _, locator, _ = topic.frames.entry(index)
-    dead = store.dead(locator) if first_seq in topic.frames.gone else None
+    first_seq, _, locator, _ = topic.index.entry(index)
+    dead = store.delete_flags(locator) if first_seq in topic.index.gone else None
     view, count, size, last = _sized(topic, index, store), 0, 0, 0
     for begin, end in live_runs(dead, start, stop):
         count += end - begin
@@ -65,7 +67,7 @@ def _live_of(topic: Topic, index: int, start: int, stop: int, store: Store) -> L
 
 
 def _take(topic: Topic, index: int, count: int, size: int) -> None:
-    topic.bytes -= topic.frames.take(index, count, size)
+    topic.bytes -= topic.index.take(index, count, size)
     topic.count -= count
 
 
@@ -86,27 +88,27 @@ def _sized(topic: Topic, index: int, store: Store) -> View:
     """The records of an entry, for their lengths: damage does not keep the rest of a topic from
     going.
     """
-    _, count, locator, size = topic.frames.entry(index)
+    _, count, locator, size = topic.index.entry(index)
     try:
         return store.records(locator)
     except Unreadable:
-        return _Even(count, max(size // topic.frames.live_count(index), 1))
+        return _Even(count, max(size // topic.index.live_count(index), 1))
 
 
 def _last_live(topic: Topic, stop: int, store: Store) -> int:
     """The last live seq of the entries before ``stop``, 0 for none."""
-    frames = topic.frames
+    frames = topic.index
     for index in range(stop - 1, -1, -1):
         first_seq, count, locator, size = frames.entry(index)
         if size:
-            dead = store.dead(locator) if first_seq in frames.gone else None
+            dead = store.delete_flags(locator) if first_seq in frames.gone else None
             return first_seq + (count - 1 if dead is None else last_live(dead, 0, count))
     return 0
 
 
 def settle(topic: Topic, store: Store) -> None:
     """Put ``start_seq`` on the first live record, and let what was lost before it become the floor."""
-    frames = topic.frames
+    frames = topic.index
     if frames.dead_entries:
         whole = 0
         while whole < len(frames) and not frames.entry(whole)[3]:
@@ -118,7 +120,7 @@ def settle(topic: Topic, store: Store) -> None:
         first_seq, count, locator, _ = frames.entry(0)
         start = max(topic.start_seq, first_seq)
         if first_seq in frames.gone:
-            dead = store.dead(locator)
+            dead = store.delete_flags(locator)
             if dead is not None:
                 start = first_seq + first_live(dead, start - first_seq, count)
         topic.start_seq = start
@@ -144,7 +146,7 @@ def trim(topic: Topic, index: int, store: Store) -> None:
     """Take what an entry that was just added holds below ``start_seq``: a replay comes to what had
     gone before.
     """
-    first_seq, count, _, size = topic.frames.entry(index)
+    first_seq, count, _, size = topic.index.entry(index)
     if size and first_seq < topic.start_seq:
         gone = _live_of(topic, index, 0, min(topic.start_seq - first_seq, count), store)
         if gone.record_count:
@@ -159,13 +161,14 @@ def lose(topic: Topic, lost: SeqRange) -> None:
 
 def lose_damaged(topic: Topic, index: int, store: Store) -> None:
     """A write is damaged: it leaves the index, and readers are told of what lived in it."""
-    frames = topic.frames
+    frames = topic.index
     first_seq, count, locator, size = frames.entry(index)
     if size:
-        dead = store.dead(locator) if first_seq in frames.gone else None
+        dead = store.delete_flags(locator) if first_seq in frames.gone else None
         live = live_runs(dead, max(topic.start_seq - first_seq, 0), count)
         topic.damaged = united(
-            topic.damaged, [(first_seq + start, first_seq + stop - 1) for start, stop in live]
+            topic.damaged,
+            [SeqRange(first_seq + start, first_seq + stop - 1) for start, stop in live],
         )
     topic.count -= frames.live_count(index)
     topic.bytes -= size
@@ -202,7 +205,7 @@ def fits(config: TopicConfig, count: int, size: int) -> bool:
 
 def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> int:
     """The lowest seq that may stay when so many records and so many bytes must go."""
-    frames, index = topic.frames, 0
+    frames, index = topic.index, 0
     while index < len(frames):
         stop = min(index + ENTRIES_AT_ONCE, len(frames))
         count, size = frames.totals(index, stop)
@@ -223,8 +226,8 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
 def _cut_point_within(
     topic: Topic, index: int, over_count: int, over_bytes: int, store: Store
 ) -> int:
-    first_seq, count, locator, _ = topic.frames.entry(index)
-    dead = store.dead(locator) if first_seq in topic.frames.gone else None
+    first_seq, count, locator, _ = topic.index.entry(index)
+    dead = store.delete_flags(locator) if first_seq in topic.index.gone else None
     view = _sized(topic, index, store)
     for start, stop in live_runs(dead, max(topic.start_seq - first_seq, 0), count):
         size = view.size(start, stop)
@@ -243,12 +246,12 @@ def _cut_point_within(
 
 def first_not_before(topic: Topic, ts: int, store: Store) -> int:
     """Seq of the first record of ``ts`` or later."""
-    frames = topic.frames
+    frames = topic.index
     index = frames.find_ts(ts) - 1
     if index < 0:
         return topic.start_seq
     first_seq, count, locator, _ = frames.entry(index)
-    if locator & RESIDENT or not locator & EXTENT:
+    if not is_extent(locator):
         return first_seq + count  # a write has one $ts
     start = max(topic.start_seq - first_seq, 0)
     if start >= count:
@@ -274,10 +277,10 @@ def _ts(view: View, index: int) -> int:
 # Deletes
 
 
-def delete_runs(topic: Topic, runs: Iterable[SeqRange], store: Store) -> None:
+def delete_runs(topic: Topic, runs: Iterable[SeqRun], store: Store) -> None:
     """Delete runs of seqs, each ``(first, length)``, in rising order."""
-    frames, index = topic.frames, -1
-    pieces: list[tuple[int, int]] = []
+    frames, index = topic.index, -1
+    pieces: list[IndexRun] = []
     for first, length in runs:
         seq, end = max(first, topic.start_seq), first + length
         at = frames.find(seq)
@@ -295,26 +298,26 @@ def delete_runs(topic: Topic, runs: Iterable[SeqRange], store: Store) -> None:
     settle(topic, store)
 
 
-def _delete_in_entry(topic: Topic, index: int, pieces: list[tuple[int, int]], store: Store) -> None:
+def _delete_in_entry(topic: Topic, index: int, pieces: list[IndexRun], store: Store) -> None:
     if not pieces:
         return
-    first_seq, whole, locator, left = topic.frames.entry(index)
-    if pieces == [(0, whole)] and first_seq not in topic.frames.gone:
+    first_seq, whole, locator, left = topic.index.entry(index)
+    if pieces == [(0, whole)] and first_seq not in topic.index.gone:
         live, count, size = pieces, whole, left
     else:
-        dead, view = store.dead(locator), _sized(topic, index, store)
+        dead, view = store.delete_flags(locator), _sized(topic, index, store)
         live = [run for piece in pieces for run in live_runs(dead, *piece)]
         count = sum(stop - start for start, stop in live)
         size = sum(view.size(start, stop) for start, stop in live)
     if count:
-        store.mark(locator, live)
+        store.flag_deleted(locator, live)
         _take(topic, index, count, size)
 
 
 # Sealing
 
 
-def seal(topic: Topic, extents: Sequence[IndexEntry], store: Store) -> list[int]:
+def seal(topic: Topic, extents: Sequence[IndexEntry], store: Store) -> list[Locator]:
     """Let extents take the place of the writes that they hold. Places of those in which nothing
     lives any more: they are not used.
 
@@ -323,7 +326,7 @@ def seal(topic: Topic, extents: Sequence[IndexEntry], store: Store) -> list[int]
     """
     unused = []
     for group in _contiguous(extents):
-        frames = topic.frames
+        frames = topic.index
         first, stop = frames.find(group[0].first_seq), frames.find(group[-1].last_seq + 1)
         used, gone = [], []
         for extent in group:
@@ -354,7 +357,7 @@ def _contiguous(extents: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
 
 def _live_between(topic: Topic, start: int, end: int, store: Store) -> tuple[int, int]:
     """Count and bytes of the live records from ``start`` to ``end`` (exclusive)."""
-    frames = topic.frames
+    frames = topic.index
     first, stop = frames.find(start), frames.find(end)
     cut = {
         index

@@ -26,15 +26,15 @@ from topics.engine.changes import (
     delete_frame,
     floor_frame,
     reserving_frame,
-    runs_of_seqs,
     topic_frame,
     ts_reserving_frame,
 )
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.locators import Locator, is_extent, is_in_memory
 from topics.engine.record_index import IndexEntry
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, cut_to, delete_runs, first_not_before, fits
-from topics.engine.store import EXTENT, RESIDENT, Unreadable
+from topics.engine.store import Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicFull, TopicNotEmpty, TopicNotFound
@@ -45,6 +45,7 @@ from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordFlags, Rendering
 from topics.formats.disk.wal import TS_AHEAD_MS, Frame, FrameKind
 from topics.formats.names import covered
+from topics.formats.ranges import runs_of_seqs
 
 _TAGS = int(RecordFlags.TAGS)
 RESIDENT_GENERATION_SEQS = 1 << 16  # tags of records in memory are let go in such portions
@@ -272,10 +273,10 @@ class ShardEngine(Replay):
             for seq in tags.find(match)
             if start <= seq < bound
         ]
-        for entry in topic.frames.from_seq(start):
+        for entry in topic.index.from_seq(start):
             if entry.first_seq >= bound or entry.first_seq > topic.sealed_seq:
                 break
-            if entry.size and entry.locator & EXTENT and not entry.locator & RESIDENT:
+            if entry.size and is_extent(entry.locator):
                 seqs += self._matching_in_extent(entry, match, max(start, entry.first_seq), bound)
         seqs.sort()
         return seqs
@@ -286,7 +287,7 @@ class ShardEngine(Replay):
         try:
             view, dead = (
                 cast("ExtentView", self.store.records(entry.locator)),
-                self.store.dead(entry.locator),
+                self.store.delete_flags(entry.locator),
             )
         except (
             Unreadable
@@ -317,7 +318,7 @@ class ShardEngine(Replay):
 
     # What became of them
 
-    def commit(self, change: Change, locator: int, now: Now, generation: int = 0) -> None:
+    def commit(self, change: Change, locator: Locator, now: Now, generation: int = 0) -> None:
         """The frames are as durable as the class promises. ``place`` is where an append's records
         can be found again, ``generation`` the base of the log file, by which its tags are dropped
         when that is sealed.
@@ -346,7 +347,7 @@ class ShardEngine(Replay):
             self._commit_delete(change)
 
     def _commit_append(
-        self, topic: Topic, change: Append, locator: int, now: Now, generation: int
+        self, topic: Topic, change: Append, locator: Locator, now: Now, generation: int
     ) -> None:
         if change.ceiling:
             topic.reserved(change.ceiling)
@@ -359,7 +360,7 @@ class ShardEngine(Replay):
             topic.pending_keys.pop(change.key, None)
             write = DedupeEntry(change.first_seq, change.count, now.ms)
             topic.dedupe.remember(change.key, write, topic.config.idempotency_window_ms)
-        if locator & RESIDENT:
+        if is_in_memory(locator):
             generation = -1 - change.first_seq // RESIDENT_GENERATION_SEQS
         else:
             topic.logged_seq = topic.head_seq

@@ -15,20 +15,17 @@ above live records stands in ``losses``, what was found damaged there when it wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from topics.engine.dedupe import DedupeWindow
+from topics.engine.locators import Locator
 from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
 from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
+from topics.formats.ranges import SeqRange, joined, united
 
 # Seqs are promised to the disk ahead of use, so that none is given twice after a power loss took
 # unsynced records.
 RESERVE_MIN = 4096
 RESERVE_MAX = 1 << 20
-
-SeqRange = tuple[int, int]
-"""First and last seq."""
 
 
 class Topic:
@@ -38,7 +35,7 @@ class Topic:
 
     __slots__ = (
         "bytes", "cap_floor", "capped", "committed", "config", "count", "damage_floor", "damaged", "dedupe", "deleted", "epoch",
-        "floor_due", "frames", "head_seq", "id", "keys_from_seq",
+        "floor_due", "head_seq", "id", "index", "keys_from_seq",
         "last_read_ms", "last_read_ts", "last_ts", "last_write_ts", "logged_seq", "loss_floor", "losses", "name",
         "next_seq", "pending", "pending_bytes", "pending_keys", "pending_sync", "reserved_seq", "reserving_seq", "resident",
         "sealed_seq", "start_seq", "tags", "ttl_floor",
@@ -70,7 +67,7 @@ class Topic:
         self.tags: dict[int, TagIndex] | None = None  # by log file
         self.count = 0
         self.bytes = 0
-        self.frames = RecordIndex()
+        self.index = RecordIndex()
         self.dedupe = DedupeWindow()
         self.keys_from_seq = 0  # idempotency keys of writes before it were forgotten, and stay so when the window grows
         self.last_ts = 0  # $ts never goes back within a topic
@@ -108,11 +105,11 @@ class Topic:
         self.capped = config.cap_records > 0 or config.cap_bytes > 0
 
     def commit_records(
-        self, first_seq: int, count: int, locator: int, ts_ms: int, size: int
+        self, first_seq: int, count: int, locator: Locator, ts_ms: int, size: int
     ) -> None:
         """Make a write readable."""
         assert first_seq > self.head_seq, "writes are committed in seq order"
-        self.frames.add(first_seq, count, locator, size, ts_ms)
+        self.index.add(first_seq, count, locator, size, ts_ms)
         self.head_seq = first_seq + count - 1
         self.count += count
         self.bytes += size
@@ -124,7 +121,9 @@ class Topic:
         """
         self.next_seq = first_seq
         self.resident = tuple(
-            (first, min(last, first_seq - 1)) for first, last in self.resident if first < first_seq
+            SeqRange(first, min(last, first_seq - 1))
+            for first, last in self.resident
+            if first < first_seq
         )
 
     def reserved(self, ceiling: int) -> None:
@@ -160,13 +159,13 @@ class Topic:
 
     def note_resident(self, first_seq: int, last_seq: int) -> None:
         """These seqs are handed out to records that are kept in memory only."""
-        self.resident = joined(self.resident, (first_seq, last_seq))
+        self.resident = joined(self.resident, SeqRange(first_seq, last_seq))
 
     def losses_at_restart(self, head_seq: int) -> tuple[SeqRange, ...]:
         """What of the seqs up to ``head_seq`` would be lost if the process ended now."""
         start = self.start_seq
         at_risk = [
-            (max(first, start), min(last, head_seq))
+            SeqRange(max(first, start), min(last, head_seq))
             for first, last in self.resident
             if first <= head_seq and last >= start
         ]
@@ -191,18 +190,3 @@ class Topic:
 
 def _step(last_seq: int) -> int:
     return min(max(last_seq, RESERVE_MIN), RESERVE_MAX)
-
-
-def joined(ranges: tuple[SeqRange, ...], more: SeqRange) -> tuple[SeqRange, ...]:
-    """``ranges`` and one that does not begin before the last of them; what touches becomes one."""
-    if ranges and more[0] <= ranges[-1][1] + 1:
-        return (*ranges[:-1], (ranges[-1][0], max(more[1], ranges[-1][1])))
-    return (*ranges, more)
-
-
-def united(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRange, ...]:
-    """Both, in order; what overlaps or touches becomes one."""
-    found: tuple[SeqRange, ...] = ()
-    for each in sorted((*ranges, *more)):
-        found = joined(found, each)
-    return found

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import cbor2
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.storage.disk import FULL, check_room, make_directory, write_aside
 from topics.storage.pulse import Pulse
 

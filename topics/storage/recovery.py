@@ -29,11 +29,10 @@ from typing import Any
 import cbor2
 
 from topics.engine.changes import runs_of_frame
+from topics.engine.locators import Locator, is_extent
 from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
-from topics.engine.store import EXTENT, Runs
-from topics.engine.topic import SeqRange
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView, View, blob_bytes, live_runs
 from topics.formats.disk.segment import ExtentEntry, ExtentKey
@@ -48,6 +47,7 @@ from topics.formats.disk.wal import (
     header_at,
     scan_frames,
 )
+from topics.formats.ranges import IndexRun, SeqRun
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
@@ -207,19 +207,19 @@ def _restore(
         for locator, entry in pulse.over(segments.entries(number), EXTENTS_AT_ONCE):
             if entry.topic_id in engine.by_id:
                 store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
-                _restore_extent(engine, segments, store.dead(locator), locator, entry)
+                _restore_extent(engine, segments, store.delete_flags(locator), locator, entry)
                 locators[entry.topic_id].append(locator)
     return locators
 
 
 def _deletes_ahead(
     checkpoint: Checkpoint, files: list[WalFile], pulse: Pulse
-) -> dict[int, list[SeqRange]]:
+) -> dict[int, list[SeqRun]]:
     """By topic, the runs that were deleted after the checkpoint had noted the topic. The flags of
     segments know of them already.
     """
     noted = {kept["id"]: kept["position"] for kept in checkpoint.topics}
-    found: defaultdict[int, list[SeqRange]] = defaultdict(list)
+    found: defaultdict[int, list[SeqRun]] = defaultdict(list)
     for file, end in zip(files, [*(file.base for file in files[1:]), None], strict=True):
         if end is not None and end <= checkpoint.replay_from:
             continue
@@ -260,7 +260,7 @@ def _restore_extent(
             entry.topic_id,
             entry.first_seq,
             entry.record_count,
-            locator,
+            Locator(locator),
             entry.blob_bytes,
             entry.first_ts,
             dead_count,
@@ -280,7 +280,7 @@ class _Store:
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
         self.files: list[WalFile] = []
 
-    def take_back(self, locator: int, entry: ExtentEntry, runs: Iterable[SeqRange]) -> None:
+    def take_back(self, locator: int, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
         """Let the records of these runs live until the replay deletes them: a cap that is replayed
         before that must find them, or it takes less than it did at first, and what was shown as
         gone is back.
@@ -301,7 +301,7 @@ class _Store:
 
     def records(self, locator: int) -> View:
         """As `Store.records`."""
-        if locator & EXTENT:
+        if is_extent(locator):
             return self._segments.records(locator)
         file = self.files[bisect_right(self.files, locator, key=lambda file: file.base) - 1]
         try:
@@ -316,15 +316,15 @@ class _Store:
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
             )
 
-    def dead(self, locator: int) -> Buffer | None:
-        """As `Store.dead`."""
-        if not locator & EXTENT:
-            return self._engine.marks.dead(locator)
+    def delete_flags(self, locator: int) -> Buffer | None:
+        """As `Store.delete_flags`."""
+        if not is_extent(locator):
+            return self._engine.delete_flags.of(locator)
         return self._flags.get(locator) or self._segments.dead(locator)
 
-    def mark(self, locator: int, runs: Runs) -> None:
-        """As `Store.mark`."""
-        if locator & EXTENT:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`."""
+        if is_extent(locator):
             self._segments.mark(
                 locator, chain.from_iterable(starmap(range, runs)), 0
             )  # the log is synced before any mark is written
@@ -332,11 +332,11 @@ class _Store:
                 for start, stop in runs:
                     self._flags[locator][start:stop] = b"\1" * (stop - start)
         else:
-            self._engine.marks.mark(locator, self.records(locator).count, runs)
+            self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`: what is not named after the replay is found then."""
-        self._engine.marks.forget(locators)
+        self._engine.delete_flags.forget(locators)
 
 
 class _Replay:

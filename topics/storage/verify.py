@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk import blob, wal
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.extent_view import ExtentView

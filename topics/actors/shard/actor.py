@@ -38,7 +38,8 @@ from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api import answers
-from topics.formats.api.requests import Buffer, Limits, decode_append, decode_config, decode_delete
+from topics.formats.api.requests import Limits, decode_append, decode_config, decode_delete
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import MessageFrame
 from topics.process import logs
 from topics.storage.disk import FULL, Damaged

@@ -31,10 +31,10 @@ from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
-    Buffer,
     Diff,
     Limits,
 )
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
@@ -188,8 +188,8 @@ class Feeds:
         # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
-        index = topic.frames.find_locator(self._commits.wal.synced)
-        return topic.frames.entry(index)[0] - 1 if index < len(topic.frames) else topic.head_seq
+        index = topic.index.find_locator(self._commits.wal.synced)
+        return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
 
     def _send(
         self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b""

@@ -20,14 +20,9 @@ from topics.actors.shard.commits import Commits
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    AppendBody,
-    Buffer,
-    Limits,
-    check_append,
-    refusing_bad_bodies,
-)
+from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, Rendering
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom

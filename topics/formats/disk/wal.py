@@ -55,7 +55,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 
 FILE_MAGIC = b"TPWAL001"
 FILE_VERSION = 2

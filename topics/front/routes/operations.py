@@ -15,8 +15,9 @@ import msgspec
 from topics import __version__
 from topics.config import Settings
 from topics.errors import Internal, NotReady, TopicsError
-from topics.formats.api.requests import Buffer, limits_of
+from topics.formats.api.requests import limits_of
 from topics.formats.api.watch import decode_watch
+from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, StreamAnswer, compressed, elapsed_ms, json_answer
 from topics.front.backend import Backend, Body, unready
 from topics.front.errors import error_answer

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import structlog
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.storage.disk import write_all
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.stock import WalStock

@@ -119,7 +119,6 @@ class SealingCheck:
 
 def _entry_at(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     """The write that the frame holds, if something of it lives."""
-    frames = topic.frames
-    index = frames.find(header.first_seq)
-    entry = frames.whole_entry(index) if index < len(frames) else None
+    index = topic.index.find(header.first_seq)
+    entry = topic.index.whole_entry(index) if index < len(topic.index) else None
     return entry if entry is not None and entry.size and entry.locator == header.position else None

@@ -63,14 +63,14 @@ class _Stretch:
 
 def unsealed_writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[IndexEntry]:
     """Writes of this part of the log that hold ``seq`` or later records, and are in no segment."""
-    return topic.frames.entries_between(base, end, max(seq, topic.sealed_seq + 1))
+    return topic.index.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
 
 def current_flags(commits: Commits, topic: Topic, first_seq: int, count: int) -> bytearray:
     """Delete flags of these seqs as they are now; records that caps or age took count as deleted."""
     flags, end = bytearray(count), first_seq + count
-    for seq, length, locator in topic.frames.not_whole(first_seq, end):
-        dead = b"\1" * length if locator is None else commits.dead(locator)
+    for seq, length, locator in topic.index.not_whole(first_seq, end):
+        dead = b"\1" * length if locator is None else commits.delete_flags(locator)
         start, stop = max(seq, first_seq), min(seq + length, end)
         if dead is not None:
             flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]

@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 import trio
 
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.locators import is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.recovery import Shard
-from topics.storage.segments.store import split_locator
 from topics.storage.wal.file import WalFile
 
 
@@ -165,8 +164,8 @@ def _used_extents(shard: Shard) -> dict[int, set[int]]:
     """Extents that the index names, by segment."""
     used: dict[int, set[int]] = {number: set() for number in shard.segments.segments}
     for topic in shard.engine.by_id.values():
-        for locator in topic.frames.locators():
-            if locator & EXTENT and not locator & RESIDENT:
+        for locator in topic.index.locators():
+            if is_extent(locator):
                 number, extent = split_locator(locator)
                 used[number].add(extent)
     return used

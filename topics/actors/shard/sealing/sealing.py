@@ -31,11 +31,12 @@ from topics.actors.shard.sealing.checkpointing import Checkpointing
 from topics.actors.shard.sealing.contents import Contents, current_flags, unsealed_writes
 from topics.actors.shard.sealing.reclaim import Reclaim
 from topics.engine.changes import FloorMoved
+from topics.engine.locators import Locator
 from topics.engine.record_index import IndexEntry
 from topics.engine.retention import lose_damaged, seal
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.formats.disk.segment_build import build
 from topics.storage.disk import Damaged, keep_aside
@@ -201,8 +202,8 @@ class Sealing:
 
     def _lose(self, topic: Topic, entry: IndexEntry) -> None:
         """Report a damaged write as lost to its readers, if the index still names it."""
-        index = topic.frames.find(entry.first_seq)
-        if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.locator:
+        index = topic.index.find(entry.first_seq)
+        if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
             lose_damaged(topic, index, self.commits)
             # A page that was read ahead may show it.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
@@ -279,5 +280,5 @@ async def _free_tags(tags: TagIndex | None) -> None:
 
 def _index_entry(locator: int, extent: ExtentEntry) -> IndexEntry:
     return IndexEntry(
-        extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
+        extent.first_seq, extent.record_count, Locator(locator), extent.blob_bytes, extent.first_ts
     )
