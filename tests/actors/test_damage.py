@@ -31,7 +31,7 @@ from topics.formats.disk.wal import (
     scan_frames,
 )
 from topics.storage.disk import Damaged
-from topics.storage.segments.store import Segment
+from topics.storage.segments.file import Segment
 
 FILE_BYTES = 256 << 10
 
@@ -222,7 +222,7 @@ def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.store.mapped", fail)
+        patch.setattr("topics.storage.segments.maps.mapped", fail)
         with pytest.raises(OSError, match="Too many"):
             walk(client, client.engine.topic("a"))
     assert walk(client, client.engine.topic("a"))[1] == []
@@ -476,7 +476,7 @@ def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with
     small = small.again()
     two_topics(small)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.store.write_all", failing(errno.ENOSPC))
+        patch.setattr("topics.storage.segments.writer.write_all", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             small.seal()
     seen = small.engine.topic("a").count, walk(small, small.engine.topic("a"))

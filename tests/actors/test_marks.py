@@ -158,7 +158,7 @@ def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(
     client.seal()
     assert marked(client) > synced
     assert seen(client) == after
-    assert not client.shard.segments._marks
+    assert not client.shard.segments._flags._queue
     again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
     assert without_lost_seqs(seen(again), after["head"]) == after
     again.kill()

@@ -28,6 +28,7 @@ from tests.actors.sealing_support import (
 from tests.storage.log_support import LIMITS
 from topics.actors.shard import interpreter
 from topics.actors.shard.sealing import pacing, sealing
+from topics.engine.locators import split_locator
 from topics.engine.store import EXTENT, RESIDENT
 from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
 from topics.formats.disk.records import Rendering
@@ -35,7 +36,8 @@ from topics.formats.disk.segment_build import build
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
-from topics.storage.segments.store import SegmentStore, SegmentWriter, split_locator
+from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.writer import SegmentWriter
 from topics.storage.wal.log import Wal
 from topics.storage.wal.stock import SPARES
 
@@ -532,7 +534,7 @@ def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_com
     client.wal.flush(sync=True)
     client.advance()
     client.seal()
-    assert not client.shard.segments._marks
+    assert not client.shard.segments._flags._queue
     client.kill()
     again = client.again()
     assert seen(again) == before
@@ -571,7 +573,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     fill(client, "a", "b", rounds=10)
     client.seal()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topics.storage.segments.store.write_all", failing(code))
+        patch.setattr("topics.storage.segments.delete_flags.write_all", failing(code))
         delete(client, "a", match=TagMatch("Eq", "odd"))
         delete(client, "a", before_seq=4)
         before = seen(client)
@@ -585,7 +587,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
         assert seen(client) == before
     client.checkpoint()
     client.checkpoint()
-    assert not client.shard.segments._marks
+    assert not client.shard.segments._flags._queue
     assert seen(client) == before
     survives_a_kill(client, before)
 
@@ -598,19 +600,19 @@ def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(
     delete(client, "a", match=TagMatch("Eq", "odd"))
     store = client.shard.segments
     with monkeypatch.context() as patch:
-        patch.setattr("topics.storage.segments.store._sync", failing(errno.EIO))
+        patch.setattr("topics.storage.segments.delete_flags.sync_segment", failing(errno.EIO))
         with pytest.raises(OSError):
             store.sync(client.wal.position)
     before = seen(client)
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
-        if any(split_locator(mark.locator)[0] == number for mark in store._marks):
+        if any(split_locator(mark.locator)[0] == number for mark in store._flags._queue):
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
-    assert store._marks
+    assert store._flags._queue
     store.sync(client.wal.position)
-    assert not store._marks
+    assert not store._flags._queue
     assert seen(client) == before
 
 

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from topics.engine.locators import in_extent
 from topics.formats.api.requests import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, View, encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
-from topics.storage.segments.store import Segment, SegmentStore, place_of
+from topics.storage.segments.file import Segment
+from topics.storage.segments.store import SegmentStore
 
 RECORD_BYTES = 200  # rendered, without a tag
 FRAME_BYTES = 64 + 8
@@ -137,7 +139,7 @@ def main(mib: int) -> None:
                     for extent, write in zip(of_extent, of_write, strict=True)
                 )
             )
-        locator = place_of(number, 0)
+        locator = in_extent(number, 0)
         view = store.records(locator)
         one, many = b'"tag-77777"', b'"tag-777'
         print(

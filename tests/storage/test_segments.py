@@ -10,21 +10,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from log_support import ForgetfulDisk
 
 from tests.formats.segment_support import Write, plain, source
+from tests.storage.log_support import ForgetfulDisk
+from topics.engine.locators import in_extent, split_locator
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
 from topics.formats.disk.segment_build import Source, build
+from topics.storage import disk
 from topics.storage.disk import Damaged
-from topics.storage.segments import store as segments
-from topics.storage.segments.store import (
-    MARK_BYTES,
-    Segment,
-    SegmentStore,
-    place_of,
-    segment_path,
-    split_locator,
-)
+from topics.storage.segments import maps as segment_maps
+from topics.storage.segments.delete_flags import BLOCK_BYTES
+from topics.storage.segments.file import Segment, segment_path
+from topics.storage.segments.store import SegmentStore
 
 TOPICS = [
     (1, 5, [plain(300, 400, tag="t%d")]),
@@ -62,10 +59,10 @@ def reopened(store: SegmentStore) -> SegmentStore:
 
 
 def test_a_place_is_bit_62_the_segments_number_and_the_extents() -> None:
-    assert place_of(7, 3) == 1 << 62 | 7 << 24 | 3
+    assert in_extent(7, 3) == 1 << 62 | 7 << 24 | 3
     for number, extent in ((0, 0), (1, 2**24 - 1), (2**38 - 1, 5)):
-        assert split_locator(place_of(number, extent)) == (number, extent)
-        assert place_of(number, extent) < 1 << 63
+        assert split_locator(in_extent(number, extent)) == (number, extent)
+        assert in_extent(number, extent) < 1 << 63
 
 
 def test_what_was_written_is_read_then_and_after_a_start(store: SegmentStore) -> None:
@@ -97,7 +94,7 @@ def test_only_the_named_segments_stay(store: SegmentStore, folder: Path) -> None
 
 
 def test_a_missing_segment_is_refused(store: SegmentStore, folder: Path) -> None:
-    with pytest.raises(Damaged, match="not there"):
+    with pytest.raises(Damaged, match="is missing"):
         SegmentStore.open(folder, 3, [1])
 
 
@@ -204,7 +201,7 @@ def test_no_more_segments_are_mapped_than_were_allowed(folder: Path) -> None:
     try:
         for number in (1, 2, 3, 2, 4, 2, 5, 1):
             assert (
-                store.records(place_of(number, 0))
+                store.records(in_extent(number, 0))
                 .slice(0, 1)
                 .tobytes()
                 .startswith(b'{"$seq":%d,' % number)
@@ -221,7 +218,7 @@ def test_the_least_recently_used_map_goes(folder: Path) -> None:
     for number in (1, 2, 3):
         add(store, number)
     for number in (1, 2, 1, 3):
-        store.records(place_of(number, 0))
+        store.records(in_extent(number, 0))
     assert maps(folder) == {"0000000001.seg", "0000000003.seg"}
 
 
@@ -229,9 +226,9 @@ def test_what_a_reader_holds_outlives_the_map_and_the_file(folder: Path) -> None
     store = SegmentStore.open(folder, 3, [], mapped_max=1)
     add(store, 1)
     add(store, 2)
-    piece = store.records(place_of(1, 0)).slice(0, 300)
+    piece = store.records(in_extent(1, 0)).slice(0, 300)
     before = piece.tobytes()
-    store.records(place_of(2, 0))
+    store.records(in_extent(2, 0))
     store.unlink(1)
     assert piece == before
     assert maps(folder) == {"0000000001.seg (deleted)", "0000000002.seg"}
@@ -252,7 +249,7 @@ def test_a_view_is_made_once_while_its_segment_is_mapped(
     add(store, 1)
     locators = [locator for locator, _ in store.entries(1)]
     assert store.records(locators[0]) is store.records(locators[0])
-    monkeypatch.setattr(segments, "VIEWS_MAX", 2)
+    monkeypatch.setattr(segment_maps, "VIEWS_MAX", 2)
     first = store.records(locators[0])
     for locator in locators:
         store.records(locator)
@@ -264,7 +261,7 @@ def test_a_view_is_made_once_while_its_segment_is_mapped(
 
 def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
-    locator, other = place_of(1, 0), place_of(1, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
     store.mark(locator, [3, 299, 0, 3], 0)
     store.sync(0)
     for held in (store, reopened(store)):
@@ -285,7 +282,7 @@ def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
-    locator, other = place_of(1, 0), place_of(1, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
     for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
         store.mark(locator, indexes, position)
     store.mark(other, [0], 300)
@@ -294,7 +291,7 @@ def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
         assert dead_of(store, locator) == [1, 2, 3]
         assert dead_of(reopened(store), locator) == written
         assert not store.marks_due(position)
-    assert not store._flags
+    assert not store._flags._flags
     assert dead_of(reopened(store), other) == [0]
 
 
@@ -303,38 +300,38 @@ def dead_of(store: SegmentStore, locator: int) -> list[int]:
 
 
 def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
-    count = 2 * MARK_BYTES + 10
+    count = 2 * BLOCK_BYTES + 10
     segment = add(
         store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
     )
     before = segment.path.read_bytes()
-    marked = [0, MARK_BYTES - 1, MARK_BYTES, 2 * MARK_BYTES + 9]
-    store.mark(place_of(1, 0), marked, 0)
+    marked = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
+    store.mark(in_extent(1, 0), marked, 0)
     store.write_marks(0)
     after = bytearray(segment.path.read_bytes())
     at = segment.trailer.flags_at
     assert [index for index in range(len(after)) if after[index] != before[index]] == [
         at + index for index in marked
     ]
-    store.mark(place_of(1, 0), [], 0)
-    store.mark(place_of(1, 1), [], 0)
-    assert store.dead(place_of(1, 1)) is None
+    store.mark(in_extent(1, 0), [], 0)
+    store.mark(in_extent(1, 1), [], 0)
+    assert store.dead(in_extent(1, 1)) is None
 
 
 def test_marks_survive_a_power_loss_once_they_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    forgetful = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     add(store, 2)
-    store.mark(place_of(1, 0), [1], 0)
-    store.mark(place_of(2, 0), [2], 0)
+    store.mark(in_extent(1, 0), [1], 0)
+    store.mark(in_extent(2, 0), [2], 0)
     store.sync(0)
-    store.mark(place_of(1, 0), [5], 0)
-    disk.power_loss(store.folder, tmp_path / "after")
+    store.mark(in_extent(1, 0), [5], 0)
+    forgetful.power_loss(store.folder, tmp_path / "after")
     held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
-    dead = [held.dead(place_of(number, 0)) for number in (1, 2)]
+    dead = [held.dead(in_extent(number, 0)) for number in (1, 2)]
     assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [
         [1],
         [2],
@@ -344,16 +341,16 @@ def test_marks_survive_a_power_loss_once_they_are_synced(
 def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = ForgetfulDisk(monkeypatch)
+    forgetful = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
-    store.mark(place_of(1, 0), [1], 0)
+    store.mark(in_extent(1, 0), [1], 0)
     store.write_marks(0)
     after_kill = SegmentStore.open(store.folder, 3, [1])
-    after_kill.mark(place_of(1, 0), [], 0)  # a replay finds it marked already
+    after_kill.mark(in_extent(1, 0), [], 0)  # a replay finds it marked already
     after_kill.sync(0)
-    disk.power_loss(store.folder, tmp_path / "after")
-    flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(place_of(1, 0))
+    forgetful.power_loss(store.folder, tmp_path / "after")
+    flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(in_extent(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 
 
@@ -362,7 +359,7 @@ def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(
 ) -> None:
     add(store, 1)
     add(store, 2)
-    store.mark(place_of(2, 0), [1], 0)
+    store.mark(in_extent(2, 0), [1], 0)
     synced: list[str] = []
 
     def failing(_fd: int) -> None:
@@ -413,25 +410,24 @@ def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: Segme
 def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch, code: int, raises: bool
 ) -> None:
-    class Library:
-        def fallocate(self, *_: object) -> int:
-            ctypes.set_errno(code)
-            return -1
+    def fallocate(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
 
     add(store, 1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library())
+    monkeypatch.setattr(disk, "_fallocate", fallocate)
     if raises:
         with pytest.raises(OSError, match="Input/output"):
-            store.punch([place_of(1, 0)])
+            store.punch([in_extent(1, 0)])
     else:
-        store.punch([place_of(1, 0)])
-    assert bytes(store.dead(place_of(1, 0)) or b"") == b"\1" * 300
-    assert store.records(place_of(1, 0)).count == 300
+        store.punch([in_extent(1, 0)])
+    assert bytes(store.dead(in_extent(1, 0)) or b"") == b"\1" * 300
+    assert store.records(in_extent(1, 0)).count == 300
 
 
 def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
     add(store, 1)
-    store.mark(place_of(1, 0), [1], 0)
+    store.mark(in_extent(1, 0), [1], 0)
     store.unlink(1)
     store.sync(0)
     assert [*folder.iterdir()] == []

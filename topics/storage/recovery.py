@@ -29,7 +29,7 @@ from typing import Any
 import cbor2
 
 from topics.engine.changes import runs_of_frame
-from topics.engine.locators import Locator, is_extent
+from topics.engine.locators import Locator, is_extent, split_locator
 from topics.engine.replay import Misfit
 from topics.engine.shard import Now, ShardEngine
 from topics.formats.buffers import Buffer
@@ -52,7 +52,7 @@ from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
 from topics.storage.pulse import Pulse
-from topics.storage.segments.store import SegmentStore, split_locator
+from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
 from topics.storage.wal.log import Wal, frame_records

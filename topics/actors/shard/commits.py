@@ -188,7 +188,7 @@ class Commits:
         index = frames.find(seq)
         locator = _sealed(frames, index)
         if locator is not None:
-            self._prefetch.expect(
+            self._prefetch.read_on(
                 locator, max(seq - frames.entry(index)[0], 0), _sealed(frames, index + 1)
             )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import trio
 
-from topics.engine.locators import is_extent, split_locator
+from topics.engine.locators import Locator, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
 from topics.storage.recovery import Shard
@@ -30,7 +30,7 @@ from topics.storage.wal.file import WalFile
 class Freed(NamedTuple):
     """What the index stopped naming between two checkpoints."""
 
-    extents: list[int]  # locators
+    extents: list[Locator]
     blobs: list[Path]
 
 
@@ -73,7 +73,7 @@ class Reclaim:
         """All topics name the extents of the segment."""
         self.installing = None
 
-    def add_extents(self, number: int, count: int, unused: Iterable[int]) -> None:
+    def add_extents(self, number: int, count: int, unused: Iterable[Locator]) -> None:
         """The index names ``count`` more extents of the segment, and never named ``unused``."""
         self._live[number] += count
         self._extents += unused
@@ -81,7 +81,7 @@ class Reclaim:
     def release_extent(self, locator: int) -> None:
         """The index names this extent no more."""
         self._live[split_locator(locator)[0]] -= 1
-        self._extents.append(locator)
+        self._extents.append(Locator(locator))
 
     def seal_up_to(self, end: int) -> None:
         """All records of the log before ``end`` are in segments."""

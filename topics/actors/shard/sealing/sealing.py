@@ -41,7 +41,7 @@ from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.formats.disk.segment_build import build
 from topics.storage.disk import Damaged, keep_aside
 from topics.storage.recovery import Shard
-from topics.storage.segments.store import Segment
+from topics.storage.segments.file import Segment
 
 WRITE_BYTES = 1 << 20  # handed to a thread at once
 TOPICS_PER_STEP = 64
@@ -278,7 +278,7 @@ async def _free_tags(tags: TagIndex | None) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def _index_entry(locator: int, extent: ExtentEntry) -> IndexEntry:
+def _index_entry(locator: Locator, extent: ExtentEntry) -> IndexEntry:
     return IndexEntry(
-        extent.first_seq, extent.record_count, Locator(locator), extent.blob_bytes, extent.first_ts
+        extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
     )
