@@ -25,7 +25,7 @@ from tests.formats.segment_support import (
     writes,
 )
 from topics.formats.api.requests import json_string
-from topics.formats.disk import segment, segment_build
+from topics.formats.disk import extent_build, segment, text_table
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes, live_runs
 from topics.formats.disk.segment import (
@@ -265,7 +265,7 @@ def test_a_text_that_only_a_skipped_record_has_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, segment_build.STEP_BYTES + 5]
+    "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, extent_build.STEP_BYTES + 5]
 )
 def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
     view = plain(3, size).view(1)
@@ -275,15 +275,15 @@ def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
 
 
 def test_pieces_that_do_not_follow_on_one_another_are_not_built() -> None:
-    with pytest.raises(AssertionError, match="follow on one another"):
+    with pytest.raises(AssertionError, match="are contiguous"):
         build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
 
 
 def test_a_build_goes_in_small_steps() -> None:
     pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
     parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]
-    assert max(map(len, parts)) <= segment_build.STEP_BYTES
-    assert len(parts) > 100 * 100 / segment_build.STEP_RECORDS
+    assert max(map(len, parts)) <= extent_build.STEP_BYTES
+    assert len(parts) > 100 * 100 / extent_build.STEP_RECORDS
 
 
 # Tags
@@ -322,7 +322,7 @@ def test_and_so_among_texts_full_of_escapes(prefix: str, text: str) -> None:
 
 
 def test_many_tags_are_sorted_across_runs() -> None:
-    count = 2 * segment_build.RUN_TEXTS + 100
+    count = 2 * text_table.RUN_TEXTS + 100
     view = plain(count, tag="t%d").view(1)
     (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, count)])]))
     assert [*check_extent(extent)] == []

@@ -121,7 +121,7 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
         ({"offset": 8192}, "does not stand where the one before it ends"),
         ({"flags_at": 1}, "does not stand where"),
         ({"record_count": 0}, "another length than its parts"),
-        ({"first_seq": 6}, "seq 6 is not the one that the tables speak of"),
+        ({"first_seq": 6}, "seq 6 is not that of the tables"),
         ({"first_ts": 1}, "other times"),
         ({"last_ts": 1}, "other times"),
     ],

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from topics.actors.shard.commits import Commits
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
+from topics.formats.disk.extent_build import Piece
 from topics.formats.disk.records import RecordsView
-from topics.formats.disk.segment_build import Piece, Source
+from topics.formats.disk.segment_build import Source
 
 
 class Contents:
