@@ -5,8 +5,8 @@ Each thread that wants the interpreter waits for one interval before the running
 it up. The log's threads need it after each call, for moments only; Python's own interval is 5 ms.
 
     at all times       SHARD_S
-    during sealing     SEALING_S: the loop is busy, and each call of it that releases the interpreter
-                       for a moment starts the wait of the others anew
+    during sealing     SEALING_S: the loop is busy, and each of its calls that releases the
+                       interpreter for a moment starts the wait of the other threads anew
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     part        starts at                  size          meaning
     header      0                          4096
     extents     each at a multiple of 4096
-    flags       a multiple of 4096         record_count  delete flags, a byte for each record, in the
-                                                         order of the extents: 0 live, 1 deleted
+    flags       a multiple of 4096         record_count  delete flags: a byte for each record, in
+                                                         the order of the extents; 1: deleted
     directory   a multiple of 4096         80 an extent
     trailer     file_length - 64           64
 

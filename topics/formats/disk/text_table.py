@@ -50,7 +50,7 @@ class TextTable:
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
     def sort(self) -> Iterator[None]:
-        """Sort all texts into ``parts`` and ``ends``, and renumber the refs. Yields between steps."""
+        """Sort all texts into ``parts`` and ``ends`` and renumber the refs. Yields between steps."""
         unsorted, runs = iter(self._numbers), []
         while run := sorted(islice(unsorted, RUN_TEXTS)):
             runs.append(PackedTexts(run))
@@ -80,8 +80,8 @@ class TextTable:
                 counts[ref] += 1
             yield b"", b""
         counts[0] = 0
-        # Where the next record of each ref goes: at first the begin of the ref's records, in the end
-        # their end.
+        # Where the next record of each ref goes: first the begin of the ref's records, later their
+        # end.
         at = array("I", [0])
         for start in range(0, len(counts), STEP_ROWS):
             _append_ends(at, counts[start : start + STEP_ROWS])

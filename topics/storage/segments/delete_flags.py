@@ -27,9 +27,9 @@ BLOCK_BYTES = 4096  # flags are written by blocks of so many
 
 
 class _Delete(NamedTuple):
-    """Records of an extent whose flags are due in the file once the log is synced to ``position``."""
+    """Records of an extent. Their flags are due in the file once the log is synced to ``lsn``."""
 
-    position: int
+    lsn: int
     locator: Locator
     indexes: Sequence[int]
 
@@ -54,7 +54,7 @@ class PendingFlags:
         self, segments: Mapping[int, Segment], read: Callable[[int, int], memoryview]
     ) -> None:
         self._segments, self._read = segments, read
-        self._queue: deque[_Delete] = deque()  # by position
+        self._queue: deque[_Delete] = deque()  # by LSN
         self._flags: dict[int, _Flags] = {}  # of the extents in the queue, by locator
         self._lock = threading.Lock()  # of these two
         self._unsynced: set[int] = set()  # segments
@@ -64,12 +64,14 @@ class PendingFlags:
         flags = self._flags.get(locator)
         return None if flags is None else memoryview(flags.data)
 
-    def is_due(self, position: int) -> bool:
+    def is_due(self, synced: int) -> bool:
         """Whether `write` has something to do."""
-        return bool(self._queue) and self._queue[0].position <= position
+        return bool(self._queue) and self._queue[0].lsn <= synced
 
-    def add(self, locator: Locator, indexes: Iterable[int], position: int) -> None:
-        """Flag these records; their delete ends in the log at ``position``, which never falls."""
+    def add(self, locator: Locator, indexes: Iterable[int], lsn: int) -> None:
+        """Flag these records. Their delete is durable when the log is synced to ``lsn``, which
+        never falls.
+        """
         added = array("I", indexes)
         if not added:
             return
@@ -81,15 +83,15 @@ class PendingFlags:
             for index in added:
                 flags.data[index] = 1
             flags.queued += 1
-            self._queue.append(_Delete(position, locator, added))
+            self._queue.append(_Delete(lsn, locator, added))
             self._segments[number].has_dead[extent] = 1
 
-    def write(self, position: int) -> None:
-        """Write the flags that are due when the log is synced to ``position``. For a thread.
+    def write(self, synced: int) -> None:
+        """Write the flags that are due when the log is synced to ``synced``. For a thread.
 
         Raises OSError: the rest is written the next time.
         """
-        while self.is_due(position):
+        while self.is_due(synced):
             _, locator, indexes = self._queue[0]
             number, extent = split_locator(locator)
             if number in self._segments:
@@ -106,11 +108,11 @@ class PendingFlags:
             if not flags.queued:
                 del self._flags[locator]
 
-    def sync(self, position: int) -> None:
+    def sync(self, synced: int) -> None:
         """Write the flags that are due, and make all that are written durable. For a thread. Raises
         OSError.
         """
-        self.write(position)
+        self.write(synced)
         while self._unsynced:
             number = next(iter(self._unsynced))
             if number in self._segments:

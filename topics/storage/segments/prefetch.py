@@ -5,8 +5,8 @@ holds up all of them until the disk has brought it. So when a reader reads on, t
 for what follows, and brings it while the loop does other things.
 
     extent that is read                      next extent of the topic, perhaps in another segment
-    ---- reader ====== asked for ===> ....   directory entry, when the reader is 2 * AHEAD_BYTES away;
-         |-- AHEAD_BYTES ----------|         tables and records, when it is AHEAD_BYTES away
+    ---- reader ====== asked for ===> ....   its directory entry at a distance of 2 * AHEAD_BYTES,
+         |-- AHEAD_BYTES ----------|         its tables and records at a distance of AHEAD_BYTES
 
 It never waits for records, and never reports an error: what cannot be read is left for the reader
 to find.

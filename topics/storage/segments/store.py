@@ -112,8 +112,8 @@ class SegmentStore:
         return ((in_extent(number, extent), entry) for extent, entry in enumerate(entries))
 
     def records(self, locator: int) -> ExtentView:
-        """The extent's records. The view, and each read of it, raises `Damaged`. Valid as long as it
-        is held.
+        """The extent's records. Each read of the view may raise `Damaged`, and so may this call.
+        The view stays valid while it is held.
         """
         number, extent = split_locator(locator)
         return self._maps.of(number).view(extent)

@@ -18,7 +18,7 @@ from topics.storage.segments.file import Segment, segment_path
 
 
 class SegmentWriter:
-    """A new segment: `write` what ``segment_build.build`` yields, then `finish`. Use it in a thread."""
+    """A new segment: `write` what ``segment_build.build`` yields, then `finish`. For a thread."""
 
     def __init__(self, folder: Path, header: SegmentHeader) -> None:
         """Raises OSError."""

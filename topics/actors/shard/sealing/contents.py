@@ -68,7 +68,9 @@ def unsealed_writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator
 
 
 def current_flags(commits: Commits, topic: Topic, first_seq: int, count: int) -> bytearray:
-    """Delete flags of these seqs as they are now; records that caps or age took count as deleted."""
+    """Delete flags of these seqs as they are now. Records that a cap or their age took count as
+    deleted.
+    """
     flags, end = bytearray(count), first_seq + count
     for seq, length, locator in topic.index.not_whole(first_seq, end):
         dead = b"\1" * length if locator is None else commits.delete_flags(locator)

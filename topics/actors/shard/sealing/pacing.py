@@ -38,7 +38,7 @@ class BurstDetector:
         self._position = position
 
     def is_burst(self, backlog_files: int) -> bool:
-        """Whether sealing should wait for the end of a burst; never with a normal backlog or more."""
+        """Whether sealing should wait for the end of a burst. Never once a normal backlog waits."""
         return self._is_busy and backlog_files < BACKLOG_NORMAL_FILES
 
 

@@ -80,7 +80,7 @@ class Sealing:
             await trio.sleep(interval_s)
 
     async def _round(self) -> None:
-        """Write the delete flags that are due, seal what is full, write a checkpoint if it helps."""
+        """Write delete flags that are due, seal full log files, write a checkpoint if it helps."""
         self._burst.observe(self.wal.position)
         waits = self._burst.is_burst(self._backlog_files)
         if self.segments.marks_due(self.wal.synced):
