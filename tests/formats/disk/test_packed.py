@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.segment_support import HEADER, plain
+from tests.formats.disk.segment_support import HEADER, plain
 from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
 from topics.formats.api.requests import json_string
 from topics.formats.disk.packed import PackedTexts

@@ -1,5 +1,5 @@
-"""A mark in a segment comes when the log has its delete for good: no power loss leaves the one
-without the other.
+"""A delete flag reaches its segment after the log has its delete: no power loss leaves the one without
+the other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, spoil
+from tests.actors.shard.sealing.sealing_support import (
+    FILE_BYTES,
+    Sealer,
+    by_hand,
+    copy,
+    ended,
+    files,
+    spoil,
+)
 from tests.storage.log_support import ForgetfulDisk
 from topics.formats.api.requests import TagMatch
 from topics.storage import recovery
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
+
+
 Seen = dict[str, Any]
 
 
@@ -38,14 +48,11 @@ def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
     """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any
     more unless a test wants it.
     """
-    client = Sealer(tmp_path / "data")
-    client.put("a", durability="disk", cap_records=12)
-    append(client, 20)
-    client.checkpoint()
-    yield client
-    client.give_up()
-    if client.wal.writer._thread.is_alive():
-        client.kill()
+    with ended(Sealer(tmp_path / "data")) as client:
+        client.put("a", durability="disk", cap_records=12)
+        append(client, 20)
+        client.checkpoint()
+        yield client
 
 
 def append(client: Sealer, count: int) -> None:

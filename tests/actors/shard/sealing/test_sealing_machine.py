@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.actors.sealing_support import Sealer, by_hand, findings, no_syncs
+from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, findings, no_syncs
 from topics.engine.shard import Append
 from topics.engine.topic import Topic
 from topics.formats.api.requests import TagMatch, decode_config, json_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.segment_support import plain, source
+from tests.formats.disk.segment_support import plain, source
 from topics.engine.locators import in_extent, split_locator
 from topics.formats.disk.segment import ENTRY_BYTES
 from topics.formats.disk.segment_build import build

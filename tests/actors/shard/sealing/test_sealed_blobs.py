@@ -1,6 +1,4 @@
-"""Blobs of long writes fill log files as frames do, so they are sealed and given back however short
-their frames are.
-"""
+"""Blobs of streamed appends fill log files as frames do, and are sealed and reclaimed with them."""
 
 from __future__ import annotations
 
@@ -10,35 +8,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
-from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
-from tests.actors.test_sealing import append_streamed, comes_back, seen
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    append_streamed,
+    comes_back,
+    ended,
+    files,
+    findings,
+    seen,
+)
 from topics.engine.reading import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
 
 FILE_BYTES = 64 << 10
+
+
 LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file
-
-
-@pytest.fixture(autouse=True)
-def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    by_hand(monkeypatch)
-    no_syncs(monkeypatch)
-    with structlog.testing.capture_logs():
-        yield
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Sealer]:
-    client = Sealer(tmp_path / "data", file_bytes=FILE_BYTES)
-    client.put("a")
-    client.put("b")
-    yield client
-    client.give_up()
-    if client.wal.writer._thread.is_alive():
-        client.kill()
+    with ended(Sealer(tmp_path / "data", file_bytes=FILE_BYTES)) as client:
+        client.put("a")
+        client.put("b")
+        yield client
 
 
 def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
@@ -127,9 +122,6 @@ def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_
     before = seen(client)
     client.kill()
     comes_back(client, before)
-
-
-# Damage
 
 
 def hurt(path: Path, at: int = -100) -> None:

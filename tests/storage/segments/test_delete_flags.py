@@ -1,0 +1,130 @@
+"""Delete flags: seen at once, in the file once the log has the delete, synced when asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.formats.disk.segment_support import plain
+from tests.storage.log_support import ForgetfulDisk
+from tests.storage.segments.segments_support import add, dead_of, reopened
+from topics.engine.locators import in_extent
+from topics.storage.segments.delete_flags import BLOCK_BYTES
+from topics.storage.segments.store import SegmentStore
+
+
+def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
+    add(store, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
+    store.mark(locator, [3, 299, 0, 3], 0)
+    store.sync(0)
+    for held in (store, reopened(store)):
+        dead = held.dead(locator)
+        assert dead is not None
+        assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 299]
+        assert held.dead(other) is None
+        view = held.records(locator)
+        assert [index for index, _ in view.select(0, 5, frozenset(), True, True, dead)] == [1, 2, 4]
+        assert [len(piece) > 0 for piece in view.slices(0, 300, dead)] == [True, True]
+    store.mark(locator, [7], 0)
+    dead = store.dead(locator)
+    assert dead is not None
+    assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
+
+
+def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
+    store: SegmentStore,
+) -> None:
+    add(store, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
+    for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
+        store.mark(locator, indexes, position)
+    store.mark(other, [0], 300)
+    for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
+        store.write_marks(position)
+        assert dead_of(store, locator) == [1, 2, 3]
+        assert dead_of(reopened(store), locator) == written
+        assert not store.marks_due(position)
+    assert not store._flags._flags
+    assert dead_of(reopened(store), other) == [0]
+
+
+def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
+    count = 2 * BLOCK_BYTES + 10
+    segment = add(
+        store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
+    )
+    before = segment.path.read_bytes()
+    marked = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
+    store.mark(in_extent(1, 0), marked, 0)
+    store.write_marks(0)
+    after = bytearray(segment.path.read_bytes())
+    at = segment.trailer.flags_at
+    assert [index for index in range(len(after)) if after[index] != before[index]] == [
+        at + index for index in marked
+    ]
+    store.mark(in_extent(1, 0), [], 0)
+    store.mark(in_extent(1, 1), [], 0)
+    assert store.dead(in_extent(1, 1)) is None
+
+
+def test_marks_survive_a_power_loss_once_they_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgetful = ForgetfulDisk(monkeypatch)
+    store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
+    add(store, 1)
+    add(store, 2)
+    store.mark(in_extent(1, 0), [1], 0)
+    store.mark(in_extent(2, 0), [2], 0)
+    store.sync(0)
+    store.mark(in_extent(1, 0), [5], 0)
+    forgetful.power_loss(store.folder, tmp_path / "after")
+    held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
+    dead = [held.dead(in_extent(number, 0)) for number in (1, 2)]
+    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [
+        [1],
+        [2],
+    ]
+
+
+def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgetful = ForgetfulDisk(monkeypatch)
+    store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
+    add(store, 1)
+    store.mark(in_extent(1, 0), [1], 0)
+    store.write_marks(0)
+    after_kill = SegmentStore.open(store.folder, 3, [1])
+    after_kill.mark(in_extent(1, 0), [], 0)  # a replay finds it marked already
+    after_kill.sync(0)
+    forgetful.power_loss(store.folder, tmp_path / "after")
+    flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(in_extent(1, 0))
+    assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
+
+
+def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, 1)
+    add(store, 2)
+    store.mark(in_extent(2, 0), [1], 0)
+    synced: list[str] = []
+
+    def failing(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            store.sync(0)
+    monkeypatch.setattr(
+        os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+    )
+    store.sync(0)
+    store.sync(0)
+    assert synced == ["0000000002.seg"]
