@@ -15,20 +15,24 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from topics.config import TUNING
+
 SHARD_S = 0.0005
 SEALING_S = 0.0001
 
 
 def favour_log_threads() -> None:
     """Set the interval of a shard's process, once at its start."""
-    sys.setswitchinterval(SHARD_S)
+    if TUNING.switch_interval:
+        sys.setswitchinterval(SHARD_S)
 
 
 @contextlib.contextmanager
 def sealing_interval() -> Iterator[None]:
     """Shorten the interval while the loop is busy with sealing; never lengthen it."""
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(SEALING_S, usual))
+    if TUNING.switch_interval:
+        sys.setswitchinterval(min(SEALING_S, usual))
     try:
         yield
     finally:

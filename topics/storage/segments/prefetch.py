@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from topics.config import TUNING
 from topics.engine.locators import split_locator
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
 from topics.storage.disk import Damaged, will_need
@@ -36,6 +37,8 @@ class Prefetch:
 
     def read_on(self, locator: int, index: int, following: int | None) -> None:
         """A reader goes on at a record of this extent, and then in the extent ``following``."""
+        if not TUNING.prefetch:
+            return
         with contextlib.suppress(OSError, Damaged):
             number, _ = split_locator(locator)
             view = self._store.records(locator)

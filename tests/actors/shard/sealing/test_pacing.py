@@ -8,9 +8,10 @@ from tests.actors.shard.sealing.sealing_support import (
     Sealer,
 )
 from topics.actors.shard.sealing import pacing
+from topics.config import Tuning
 
 
-def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(
+def test_a_burst_is_sealed_when_it_is_over_or_when_the_backlog_is_normal(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "BURST_MIN_BYTES", 1)
@@ -31,14 +32,19 @@ def test_what_comes_in_a_burst_is_sealed_after_it_or_when_it_is_too_much(
     assert client.sealing.sealed == 3, "too much waits"
 
 
-def test_the_more_files_wait_the_less_it_rests() -> None:
-    rests = [pacing.pause_after(0.001, waiting) for waiting in range(pacing.BACKLOG_MAX_FILES + 2)]
-    assert rests[: pacing.BACKLOG_NORMAL_FILES + 1] == pytest.approx(
+def test_pauses_get_shorter_with_the_backlog() -> None:
+    pauses = [pacing.pause_after(0.001, waiting) for waiting in range(pacing.BACKLOG_MAX_FILES + 2)]
+    assert pauses[: pacing.BACKLOG_NORMAL_FILES + 1] == pytest.approx(
         [0.006] * (pacing.BACKLOG_NORMAL_FILES + 1)
     )
-    assert rests[pacing.BACKLOG_NORMAL_FILES :] == sorted(
-        rests[pacing.BACKLOG_NORMAL_FILES :], reverse=True
+    assert pauses[pacing.BACKLOG_NORMAL_FILES :] == sorted(
+        pauses[pacing.BACKLOG_NORMAL_FILES :], reverse=True
     )
-    assert rests[pacing.BACKLOG_MAX_FILES - 1] > 0
-    assert rests[pacing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
+    assert pauses[pacing.BACKLOG_MAX_FILES - 1] > 0
+    assert pauses[pacing.BACKLOG_MAX_FILES :] == [0.0, 0.0]
     assert pacing.pause_after(1.0, 0) == pacing.PAUSE_MAX_S
+
+
+def test_without_the_switch_there_are_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "TUNING", Tuning(sealing_pauses=False))
+    assert [pacing.pause_after(0.001, backlog) for backlog in range(3)] == [0.0] * 3

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import trio
 
+from topics.config import TUNING
+
 ROUND_INTERVAL_S = 0.1  # between two looks for full log files
 RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim room
 BURST_MIN_BYTES = 512 << 10  # growth of the log between two looks that makes it busy
@@ -44,6 +46,8 @@ class BurstDetector:
 
 def pause_after(step_s: float, backlog_files: int) -> float:
     """Seconds that follow a step of ``step_s`` seconds."""
+    if not TUNING.sealing_pauses:
+        return 0.0
     share = (BACKLOG_MAX_FILES - backlog_files) / (BACKLOG_MAX_FILES - BACKLOG_NORMAL_FILES)
     return min(max(min(share, 1.0), 0.0) * PAUSE_RATIO * step_s, PAUSE_MAX_S)
 
