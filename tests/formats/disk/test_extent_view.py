@@ -48,9 +48,8 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
     assert view.slice(start, stop) == b",".join(whole[start:stop])
     assert view.size(start, stop) == len(view.slice(start, stop)) + 1
     budget = data.draw(st.integers(0, 3000))
-    assert view.fit(start, stop, budget) == max(
-        end for end in range(start, stop + 1) if end == start or view.size(start, end) <= budget
-    )  # fmt: skip
+    fitting = [end for end in range(start, stop + 1) if view.size(start, end) <= budget]
+    assert view.fit(start, stop, budget) == max(fitting, default=start)
     tagged = [tag for _, write, index in expected for _, tag in write.tagged(index, index + 1)]
     found = [*view.tagged(0, view.count)]
     assert [tag for _, tag in found] == tagged
@@ -64,7 +63,7 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
     st.sets(st.sampled_from(["", "a", "ab", "é", 'q"\\', "c"])),
     st.data(),
 )
-def test_readers_of_less_get_the_same_of_both(
+def test_filters_select_the_same_from_an_extent_and_its_writes(
     batch: list[Write], flags: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
 ) -> None:
     tags, meta, with_data = flags
@@ -94,7 +93,7 @@ def test_readers_of_less_get_the_same_of_both(
 
 
 @given(writes(), TEXTS, st.text(max_size=3))
-def test_tags_are_found_whole_and_by_their_beginning(
+def test_tags_are_found_by_text_and_by_prefix(
     batch: list[Write], some: str | None, other: str
 ) -> None:
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
@@ -121,12 +120,14 @@ CLOSE = st.text('\\"nu0/\n\b\x1f\x7fé\u2028', max_size=4)
 
 
 @given(CLOSE, CLOSE)
-def test_and_so_among_texts_full_of_escapes(prefix: str, text: str) -> None:
+def test_the_same_holds_for_texts_full_of_escapes(prefix: str, text: str) -> None:
     assert json_string(text).startswith(json_string(prefix)[:-1]) == text.startswith(prefix)
 
 
 @given(st.lists(st.sampled_from([0, 0, 1, 1, 7]), max_size=40), st.data())
-def test_live_runs_are_what_is_left_between_the_dead(flags: list[int], data: st.DataObject) -> None:
+def test_live_runs_are_the_records_between_deleted_ones(
+    flags: list[int], data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, len(flags)))
     stop = data.draw(st.integers(start, len(flags)))
     for dead in (bytes(flags), bytearray(flags), memoryview(bytes(flags))):

@@ -50,7 +50,7 @@ def rows(after: str) -> list[tuple[int, int]]:
         ("one for each extent:", "<QQQQQqqIIIIII", segment.ENTRY_BYTES),
     ],
 )
-def test_the_tables_are_their_structs(after: str, layout: str, size: int) -> None:
+def test_the_byte_tables_match_the_structs(after: str, layout: str, size: int) -> None:
     sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", layout)]
     assert rows(after) == list(zip(accumulate(sizes, initial=0), sizes, strict=False))
     assert sum(sizes) == size

@@ -114,7 +114,7 @@ def test_however_extents_are_cut_they_hold_every_record_once(
     assert all(view.entry.offset % ALIGNMENT == 0 for view in extents(data))
 
 
-def test_a_key_stands_in_every_extent_that_holds_records_of_its_write() -> None:
+def test_every_extent_with_records_of_a_write_has_its_key() -> None:
     batch = [
         Write([(None, None, b"1", None)] * 5, key="first", skip=2, ts_ms=50),
         Write([(None, None, b"1", None)], key="second", ts_ms=60),
@@ -124,7 +124,7 @@ def test_a_key_stands_in_every_extent_that_holds_records_of_its_write() -> None:
     assert [[*view.idempotency_keys()] for view in views] == [[first], [first, second]]
 
 
-def test_a_text_that_only_a_skipped_record_has_is_not_kept() -> None:
+def test_texts_of_skipped_records_are_not_kept() -> None:
     batch = [Write([("a", "old", b"1", b"{}"), ("b", "new", b"1", None)], skip=1)]
     (view,) = extents(build_bytes([source(1, 2, batch)[0]]))
     assert (len(view.nodes), len(view.tags)) == (1, 1)
@@ -142,12 +142,12 @@ def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
     assert [*check_extent(extent)] == []
 
 
-def test_pieces_that_do_not_follow_on_one_another_are_not_built() -> None:
+def test_pieces_that_are_not_contiguous_are_not_built() -> None:
     with pytest.raises(AssertionError, match="are contiguous"):
         build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
 
 
-def test_a_build_goes_in_small_steps() -> None:
+def test_a_build_runs_in_small_steps() -> None:
     pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
     parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]
     assert max(map(len, parts)) <= extent_build.STEP_BYTES
@@ -166,7 +166,7 @@ def test_many_tags_are_sorted_across_runs() -> None:
     ]
 
 
-def test_flags_are_asked_for_at_the_end_and_stand_side_by_side() -> None:
+def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:
     asked = []
 
     def dead(topic_id: int, first_seq: int, count: int) -> bytes | None:

@@ -16,7 +16,7 @@ from topics.storage.segments.delete_flags import BLOCK_BYTES
 from topics.storage.segments.store import SegmentStore
 
 
-def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
+def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
     store.mark(locator, [3, 299, 0, 3], 0)
@@ -35,7 +35,7 @@ def test_marks_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
 
 
-def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
+def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
@@ -52,7 +52,7 @@ def test_a_mark_comes_into_the_file_when_the_log_is_synced_as_far_as_its_delete(
     assert dead_of(reopened(store), other) == [0]
 
 
-def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
+def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> None:
     count = 2 * BLOCK_BYTES + 10
     segment = add(
         store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
@@ -71,9 +71,7 @@ def test_marks_across_blocks_touch_nothing_else(store: SegmentStore) -> None:
     assert store.dead(in_extent(1, 1)) is None
 
 
-def test_marks_survive_a_power_loss_once_they_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forgetful = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
@@ -91,7 +89,7 @@ def test_marks_survive_a_power_loss_once_they_are_synced(
     ]
 
 
-def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(
+def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful = ForgetfulDisk(monkeypatch)
@@ -107,7 +105,7 @@ def test_marks_that_a_killed_process_has_left_are_synced_by_the_next(
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 
 
-def test_a_sync_is_of_dirty_segments_only_and_is_made_up_for_when_it_failed(
+def test_only_segments_with_unsynced_flags_are_synced_and_again_after_a_failure(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, 1)

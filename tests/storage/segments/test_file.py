@@ -28,7 +28,7 @@ def test_a_cut_file_is_refused(store: SegmentStore, length: int) -> None:
         reopened(store)
 
 
-def test_a_lengthened_file_is_refused(store: SegmentStore) -> None:
+def test_a_file_with_more_bytes_is_refused(store: SegmentStore) -> None:
     segment = add(store, 1)
     whole = segment.path.read_bytes()
     for tail in (b"\0", whole[-TRAILER_BYTES:]):
@@ -58,7 +58,7 @@ def test_another_shards_or_numbers_segment_is_refused(
         SegmentStore.open(store.folder, shard, [number])
 
 
-def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(
+def test_a_reader_gets_path_and_offset_of_damage(
     store: SegmentStore,
 ) -> None:
     segment = add(store, 1)
@@ -77,7 +77,7 @@ def test_damage_of_records_is_told_with_path_and_offset_to_who_reads_them(
         assert held.records(other).slice(0, 1)
 
 
-def test_a_strange_flag_is_told_and_its_record_lives(store: SegmentStore) -> None:
+def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) -> None:
     segment = add(store, 1)
     (locator, entry), *_ = store.entries(1)
     with segment.path.open("r+b") as file:

@@ -14,7 +14,7 @@ from topics.storage.segments import maps as segment_maps
 from topics.storage.segments.store import SegmentStore
 
 
-def test_no_more_segments_are_mapped_than_were_allowed(folder: Path) -> None:
+def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:
     store = SegmentStore.open(folder, 3, [], mapped_max=2)
     for number in range(1, 6):
         add(store, number, [(1, number, [plain(5)])])
@@ -35,7 +35,7 @@ def test_no_more_segments_are_mapped_than_were_allowed(folder: Path) -> None:
         gc.enable()
 
 
-def test_the_least_recently_used_map_goes(folder: Path) -> None:
+def test_the_least_recently_used_map_is_released(folder: Path) -> None:
     store = SegmentStore.open(folder, 3, [], mapped_max=2)
     for number in (1, 2, 3):
         add(store, number)

@@ -1,4 +1,4 @@
-"""What the kernel is asked for while somebody reads a topic in segments from its start to its end."""
+"""Prefetch: what the kernel is asked for while a topic is read from segments, start to end."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def store(tmp_path: Path) -> SegmentStore:
 LOCATORS = [in_extent(1, 0), in_extent(2, 0), in_extent(3, 1)]
 
 
-def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
-    store: SegmentStore, asked: Disk
-) -> None:
+def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked: Disk) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
     for number, locator in enumerate(LOCATORS):
@@ -116,7 +114,7 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(
     assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
 
 
-def test_a_second_reader_behind_the_first_is_served_like_it(
+def test_a_second_reader_behind_the_first_is_served_like_the_first(
     store: SegmentStore, asked: Disk
 ) -> None:
     ahead = Prefetch(store)
@@ -129,7 +127,7 @@ def test_a_second_reader_behind_the_first_is_served_like_it(
         ]
 
 
-def test_it_forgets_what_it_asked_for_long_ago(
+def test_what_was_asked_for_long_ago_is_asked_for_again(
     store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "EXTENTS_MAX", 2)
@@ -155,7 +153,7 @@ def test_what_cannot_be_read_is_left_for_the_reader_to_find(
     ahead.read_on(LOCATORS[1], 0, None)
 
 
-def test_the_kernel_is_asked_in_parts_of_which_it_cuts_none_off(
+def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[int, int]] = []

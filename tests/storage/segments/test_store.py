@@ -14,7 +14,9 @@ from topics.storage.segments.file import segment_path
 from topics.storage.segments.store import SegmentStore
 
 
-def test_what_was_written_is_read_then_and_after_a_start(store: SegmentStore) -> None:
+def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
+    store: SegmentStore,
+) -> None:
     add(store, 1)
     for held in (store, reopened(store)):
         found = [

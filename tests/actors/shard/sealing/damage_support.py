@@ -13,7 +13,7 @@ from topics.formats.api.requests import Diff
 
 
 def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:
-    """What a reader gets who goes on until it has come to the head: seqs, and gaps told as damaged."""
+    """Seqs and damaged gaps that a reader gets on its way to the head."""
     seqs, gaps, cursor = [], [], 0
     while True:
         page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits)

@@ -1,4 +1,4 @@
-"""Sealing step by step: between any two steps of a run the test does what it likes."""
+"""A shard that seals step by step: a test may do anything between two steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _checkpoint(*_: object) -> None:
 
 
 async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
-    """What a thread would do is done at once, between two steps."""
+    """Run at once what a thread would run, as a step of its own."""
     await _step()
     result = call(*arguments)
     await _step()
@@ -136,12 +136,12 @@ class Sealer(Client):
         return True
 
     def seal(self) -> None:
-        """The rest of a round, or a whole one."""
+        """Run the rest of a round, or a whole one."""
         while self.step():
             pass
 
     def checkpoint(self) -> None:
-        """Write one, and free what two of them can spare."""
+        """Write a checkpoint, and free what two of them can spare."""
         self.seal()
         self.under_way = self.sealing.checkpoint()
         while self.step():
@@ -180,7 +180,7 @@ class Sealer(Client):
         return read(topic, asked, self.commits)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
-        """All records, with whatever they have."""
+        """All records with all members."""
         found: list[dict[str, Any]] = []
         seq = 0
         while True:
@@ -201,7 +201,7 @@ def ended(client: Sealer) -> Iterator[Sealer]:
 
 
 def files(path: Path, kind: str) -> list[Path]:
-    """All but what only holds room."""
+    """All files but those that only reserve room."""
     return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
@@ -233,16 +233,26 @@ Seen = dict[str, Any]
 
 
 def seen(client: Sealer) -> Seen:
-    """Everything about the topics that a reader or a writer can notice."""
+    """Everything about the topics that readers and writers can notice."""
+    return {name: _seen(client, name) for name in sorted(client.engine.topics)}
+
+
+def _seen(client: Sealer, name: str) -> dict[str, Any]:
+    topic = client.engine.topics[name]
+    matches = (TagMatch("Eq", "even"), TagMatch("Glob", "o"))
     return {
-        name: {
-            "id": topic.id, "config": topic.config, "head": topic.head_seq, "next": topic.next_seq, "count": topic.count,
-            "bytes": topic.bytes, "earliest": topic.earliest_seq, "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
-            "keys": [(key, write[:2]) for key, write in topic.dedupe.items()], "records": client.shown(name),
-            "tagged": [sorted(living(client, name, match)) for match in (TagMatch("Eq", "even"), TagMatch("Glob", "o"))],
-        }
-        for name, topic in sorted(client.engine.topics.items())
-    }  # fmt: skip
+        "id": topic.id,
+        "config": topic.config,
+        "head": topic.head_seq,
+        "next": topic.next_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "earliest": topic.earliest_seq,
+        "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
+        "keys": [(key, write[:2]) for key, write in topic.dedupe.items()],
+        "records": client.shown(name),
+        "tagged": [sorted(living(client, name, match)) for match in matches],
+    }
 
 
 def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
@@ -270,13 +280,13 @@ def sealed(client: Sealer, name: str) -> bool:
 
 
 def survives_a_kill(client: Sealer, before: Seen) -> None:
-    """All is there after a kill as it was before."""
+    """After a kill, everything is as it was before."""
     client.kill()
     comes_back(client, before)
 
 
 def comes_back(client: Sealer, before: Seen) -> None:
-    """All is there when a client that has ended starts again."""
+    """Everything is as before when an ended shard starts again."""
     again = client.again()
     assert seen(again) == before
     again.kill()
@@ -306,7 +316,7 @@ def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
 
 
 def extents(client: Sealer) -> list[int]:
-    """Places of all that the index names."""
+    """Locators of all extents that the index names."""
     locators = [
         locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
     ]
@@ -314,7 +324,7 @@ def extents(client: Sealer) -> list[int]:
 
 
 def free_all(client: Sealer) -> int:
-    """Rounds until nothing is left to free; how many it took."""
+    """Run rounds until nothing is left to free; how many it took."""
     rounds = 0
     while rounds == 0 or client.sealing.reclaim.has_garbage:
         client.sealing.checkpoints.written_at = float("-inf")

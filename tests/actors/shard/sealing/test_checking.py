@@ -60,7 +60,7 @@ def two_topics(client: Sealer, writes: int = 40) -> None:
 
 
 def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
-    """By topic id, what readers must be told when this frame is damaged."""
+    """The gaps that readers must get when this frame is damaged, by topic id."""
     if header.kind != FrameKind.APPEND:
         return {}
     return {header.topic_id: [(header.first_seq, header.first_seq + header.record_count - 1)]}
@@ -68,7 +68,7 @@ def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_frame_is_never_sealed_but_told_for_good(
+def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
     small: Sealer, seed: int, stepping: list[Any]
 ) -> None:
     dice = random.Random(seed)
@@ -109,7 +109,7 @@ def test_a_damaged_frame_is_never_sealed_but_told_for_good(
     small.kill()
 
 
-def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(small: Sealer) -> None:
+def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: Sealer) -> None:
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
@@ -131,7 +131,7 @@ def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(smal
     small.kill()
 
 
-def test_pages_that_were_read_ahead_of_a_damaged_frame_are_void(small: Sealer) -> None:
+def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) -> None:
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
@@ -144,7 +144,7 @@ def test_pages_that_were_read_ahead_of_a_damaged_frame_are_void(small: Sealer) -
     assert reader.head(mark) is None
 
 
-def test_a_topic_that_is_configured_after_damage_keeps_what_it_tells(small: Sealer) -> None:
+def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) -> None:
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
@@ -165,7 +165,7 @@ def test_a_topic_that_is_configured_after_damage_keeps_what_it_tells(small: Seal
     small.kill()
 
 
-def test_only_what_lived_in_a_damaged_frame_is_told(small: Sealer) -> None:
+def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> None:
     for _ in range(60):
         small.append("a", *range(5))
     small.delete_records("a", before_seq=8)
@@ -185,7 +185,7 @@ def test_only_what_lived_in_a_damaged_frame_is_told(small: Sealer) -> None:
     )
 
 
-def test_before_it_is_sealed_a_damaged_frame_refuses_the_start(small: Sealer) -> None:
+def test_a_damaged_frame_that_is_not_sealed_refuses_the_start(small: Sealer) -> None:
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = frames_of(first)[3]
@@ -196,7 +196,7 @@ def test_before_it_is_sealed_a_damaged_frame_refuses_the_start(small: Sealer) ->
     assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.position)
 
 
-def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with_a_restart(
+def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restarts(
     small: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.append("a", "before")
@@ -218,7 +218,7 @@ def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with
     small.kill()
 
 
-def test_a_damaged_blob_is_never_sealed_but_told_and_kept(small: Sealer) -> None:
+def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> None:
     small.append("a", "before")
     blob = append_streamed(small, "a", ["x" * 3000] * 10)
     other = append_streamed(small, "a", ["y" * 3000] * 10)

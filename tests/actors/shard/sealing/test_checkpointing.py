@@ -1,4 +1,4 @@
-"""What a checkpoint may say while the shard goes on."""
+"""Checkpointing: what a checkpoint holds while the shard continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topics.formats.api.requests import TagMatch, decode_config
 from topics.storage.wal.file import NoRoom
 
 
-def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(
+def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(tmp_path / "data")
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_saw_what_a_full_disk_undid_is_not_written(
     client.kill()
 
 
-def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_it(
+def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path / "data", file_bytes=8192)
@@ -73,7 +73,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took_before_
     client.kill()
 
 
-def test_a_long_round_makes_checkpoints_on_its_way_and_lets_go_of_log_files(client: Sealer) -> None:
+def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(client: Sealer) -> None:
     fill(client, "a", rounds=60)
     before, waiting = seen(client), client.wal.whole_since(client.sealing.reclaim.replay_from)
     assert waiting > 8
@@ -86,7 +86,7 @@ def test_a_long_round_makes_checkpoints_on_its_way_and_lets_go_of_log_files(clie
     assert seen(client) == before
 
 
-def test_no_checkpoint_tells_of_a_topic_that_was_never_made(client: Sealer) -> None:
+def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -> None:
     fill(client, "a", rounds=2)
     client.under_way = client.sealing.checkpoint()
     client.submit(client.engine.put("ghost", decode_config(b"{}"), client.now))
@@ -103,7 +103,7 @@ def test_no_checkpoint_tells_of_a_topic_that_was_never_made(client: Sealer) -> N
     again.kill()
 
 
-def test_a_checkpoint_between_two_halves_of_an_install_knows_nothing_of_what_comes(
+def test_a_checkpoint_during_an_install_does_not_name_the_segment(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flags of the segment tell what went until its last topic was installed, and the

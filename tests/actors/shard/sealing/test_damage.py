@@ -1,5 +1,5 @@
-"""Damage of sealed records under a running shard: it costs the smallest checked block, and readers are
-told of just that.
+"""Damage of sealed records under a running shard: it costs the smallest checked block, and readers
+get exactly the rest.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def hurt_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> set[
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others(
+def test_a_reader_gets_every_whole_record_and_a_report_of_the_others(
     client: Sealer, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -98,9 +98,12 @@ def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others
     for _ in range(6):
         mine = dice.random() < 0.5
         asked = {
-            "limit": dice.choice([1, 7, 1000]), "max_batch_bytes": dice.choice([1, 50_000, 1 << 20]), "include_tags": dice.random() < 0.5,
-            "include_data": dice.random() < 0.7, "nodes": frozenset({"me"}) if mine else frozenset(),
-        }  # fmt: skip
+            "limit": dice.choice([1, 7, 1000]),
+            "max_batch_bytes": dice.choice([1, 50_000, 1 << 20]),
+            "include_tags": dice.random() < 0.5,
+            "include_data": dice.random() < 0.7,
+            "nodes": frozenset({"me"}) if mine else frozenset(),
+        }
         seqs, gaps = walk(client, topic, **asked)
         wanted = {seq for seq in range(1, 401) if seq not in deleted and not (mine and seq % 2)}
         assert seqs == sorted(wanted - damaged), asked
@@ -110,7 +113,7 @@ def test_a_reader_gets_every_record_that_is_whole_and_is_told_of_just_the_others
         )
 
 
-def test_a_reader_whose_filter_drops_all_that_is_damaged_is_not_disturbed(client: Sealer) -> None:
+def test_damage_that_a_filter_drops_anyway_is_not_reported(client: Sealer) -> None:
     for number in range(400):
         client.append("a", "x" * 2000, node="me" if 20 <= number < 80 else "you")
     client.seal()
@@ -124,7 +127,7 @@ def test_a_reader_whose_filter_drops_all_that_is_damaged_is_not_disturbed(client
     assert (seqs, gaps) == (sorted({*range(21, 81)} - damaged), [(min(damaged), max(damaged))])
 
 
-def test_an_extent_whose_tables_are_damaged_is_told_as_one_gap_of_what_lives_in_it(
+def test_damaged_tables_cost_the_live_records_of_their_extent_as_one_gap(
     client: Sealer, stepping: list[Any]
 ) -> None:
     fill(client)
@@ -142,9 +145,7 @@ def test_an_extent_whose_tables_are_damaged_is_told_as_one_gap_of_what_lives_in_
 
 
 @pytest.mark.parametrize("how", ["missing", "cut"])
-def test_a_segment_that_is_gone_under_a_running_shard_is_told_as_damaged(
-    client: Sealer, how: str
-) -> None:
+def test_a_segment_file_removed_under_a_running_shard_is_damage(client: Sealer, how: str) -> None:
     fill(client)
     (segment, entry), *_ = extents(client)
     client.shard.segments.close()
@@ -156,7 +157,7 @@ def test_a_segment_that_is_gone_under_a_running_shard_is_told_as_damaged(
     assert seqs == [*range(entry.record_count + 1, 401)]
 
 
-def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(
+def test_a_segment_that_cannot_be_opened_for_lack_of_descriptors_is_not_damaged(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client)
@@ -173,7 +174,7 @@ def test_a_segment_that_cannot_be_opened_for_want_of_descriptors_is_no_damage(
 
 
 @pytest.mark.parametrize("part", ["tables", "records"])
-def test_caps_age_and_deletes_go_on_beside_damage_and_over_it(client: Sealer, part: str) -> None:
+def test_caps_age_and_deletes_work_beside_damage_and_across_it(client: Sealer, part: str) -> None:
     fill(client)
     topic = client.engine.topic("a")
     (segment, entry), *_ = extents(client)
@@ -202,7 +203,7 @@ def test_caps_age_and_deletes_go_on_beside_damage_and_over_it(client: Sealer, pa
 
 
 @pytest.mark.parametrize("part", ["tables", "records"])
-def test_age_takes_what_is_damaged_at_last(client: Sealer, part: str) -> None:
+def test_age_removes_damaged_records_in_the_end(client: Sealer, part: str) -> None:
     fill(client)
     topic = client.engine.topic("a")
     (segment, entry), *_ = extents(client)
@@ -221,7 +222,7 @@ def test_age_takes_what_is_damaged_at_last(client: Sealer, part: str) -> None:
     assert topic.start_seq > 400
 
 
-def test_after_a_start_damage_is_found_and_told_and_counts_stay(client: Sealer) -> None:
+def test_after_a_start_damage_is_reported_and_counts_stay(client: Sealer) -> None:
     fill(client)
     client.delete_records("a", match=["tag", "Eq", "t1"])
     client.checkpoint()

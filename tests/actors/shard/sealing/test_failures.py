@@ -82,7 +82,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
     survives_a_kill(client, before)
 
 
-def test_an_install_that_was_interrupted_seals_nothing_twice(
+def test_an_interrupted_install_seals_nothing_twice(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "a", "b", "c", rounds=6)
@@ -109,7 +109,7 @@ def test_an_install_that_was_interrupted_seals_nothing_twice(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
+def test_a_flag_that_the_disk_refuses_counts_at_once_and_is_written_later(
     code: int, client: Sealer
 ) -> None:
     fill(client, "a", "b", rounds=10)
@@ -134,7 +134,7 @@ def test_a_mark_that_the_disk_does_not_take_counts_at_once_and_is_written_later(
     survives_a_kill(client, before)
 
 
-def test_after_a_sync_of_marks_that_failed_all_flags_are_written_again(
+def test_after_a_failed_sync_all_flags_are_written_again(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "a", rounds=10)

@@ -32,7 +32,7 @@ from topics.storage.wal.log import Wal
 from topics.storage.wal.stock import SPARES
 
 
-def test_a_full_disk_still_gives_back_what_was_deleted(
+def test_a_full_disk_still_gives_back_the_room_of_deletes(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "big", rounds=30)
@@ -48,7 +48,7 @@ def test_a_full_disk_still_gives_back_what_was_deleted(
     assert len(files(client.path, "segment")) < before
 
 
-def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_rest(
+def test_room_is_given_back_after_two_checkpoints_and_an_idle_shard_writes_none(
     client: Sealer,
 ) -> None:
     used, before = mostly_gone(client)
@@ -73,9 +73,7 @@ def room(client: Sealer) -> int:
 
 
 def mostly_gone(client: Sealer) -> tuple[int, Seen]:
-    """Seal three topics and take more than half of it away: the room before that, and what is to be
-    seen after it.
-    """
+    """Seal three topics and delete more than half: the room before, and what is seen after."""
     fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
     client.seal()
     used = room(client)
@@ -84,7 +82,7 @@ def mostly_gone(client: Sealer) -> tuple[int, Seen]:
     return used, seen(client)
 
 
-def test_room_that_was_due_at_a_restart_is_given_back_after_it(client: Sealer) -> None:
+def test_room_that_was_due_at_a_kill_is_given_back_after_the_start(client: Sealer) -> None:
     used, before = mostly_gone(client)
     client.kill()
     again = client.again()
@@ -98,7 +96,7 @@ def test_room_that_was_due_at_a_restart_is_given_back_after_it(client: Sealer) -
     third.kill()
 
 
-def test_log_files_never_pile_up(client: Sealer) -> None:
+def test_log_files_do_not_accumulate(client: Sealer) -> None:
     for _ in range(15):
         fill(client, "a", rounds=8)
         client.seal()
@@ -106,7 +104,7 @@ def test_log_files_never_pile_up(client: Sealer) -> None:
     assert client.sealing.sealed > 20
 
 
-def test_a_recycled_log_file_has_no_torn_tail_worth_telling(client: Sealer) -> None:
+def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) -> None:
     for _ in range(40):
         fill(client, "a", rounds=1)
         client.seal()
@@ -129,7 +127,7 @@ def test_a_recycled_log_file_has_no_torn_tail_worth_telling(client: Sealer) -> N
     again.kill()
 
 
-def test_recycled_log_files_are_found_before_the_disk_knows_their_names(
+def test_recycled_log_files_are_found_though_a_power_loss_took_their_names(
     client: Sealer, tmp_path: Path
 ) -> None:
     fill(client, "a", rounds=60)
@@ -153,15 +151,17 @@ def test_recycled_log_files_are_found_before_the_disk_knows_their_names(
         again.kill()
 
 
-def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(client: Sealer) -> None:
+def spare_inodes(client: Sealer) -> set[int]:
+    """The spare log files."""
+    spares = [path for path in files(client.path, "wal") if path.suffix == ".spare"]
+    return {path.stat().st_ino for path in spares}
+
+
+def test_a_spare_log_file_is_used_after_a_restart_and_is_not_read(client: Sealer) -> None:
     fill(client, "a", rounds=60)
     free_all(client)
     before = seen(client)
-    spares = {
-        path.name: path.stat().st_ino
-        for path in files(client.path, "wal")
-        if path.suffix == ".spare"
-    }
+    spares = spare_inodes(client)
     assert spares
     client.kill()
     again = client.again()
@@ -169,13 +169,9 @@ def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(clie
     while len(again.wal._bases) < 4:
         again.append("a", 1)
     inodes = {path.stat().st_ino for path in files(again.path, "wal") if path.suffix == ".wal"}
-    assert inodes >= set(spares.values())
+    assert inodes >= spares
     free_all(again)
-    spares = {
-        path.name: path.stat().st_ino
-        for path in files(again.path, "wal")
-        if path.suffix == ".spare"
-    }
+    spares = spare_inodes(again)
     assert spares
     again.kill()
     other = again.again(file_bytes=2 * client.wal.file_bytes)
@@ -183,7 +179,7 @@ def test_a_spare_log_file_is_no_part_of_the_log_and_is_used_after_a_restart(clie
     other.kill()
 
 
-def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client: Sealer) -> None:
+def test_a_sealed_blob_is_unlinked_after_two_checkpoints(client: Sealer) -> None:
     client.append("a", 0)
     topic = client.engine.topic("a")
     blob = append_streamed(client, "a", ["x" * 3000] * 10)
@@ -201,7 +197,7 @@ def test_a_long_write_is_taken_in_and_its_file_goes_after_two_checkpoints(client
     survives_a_kill(client, before)
 
 
-def test_a_log_file_that_outlives_its_blobs_is_no_damage(
+def test_a_log_file_that_outlives_its_blobs_is_not_damaged(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.append("a", 0)

@@ -1,6 +1,4 @@
-"""Sealing step by step: nothing that readers or writers notice changes, whatever happens between two
-steps.
-"""
+"""Sealing step by step: readers and writers notice nothing, whatever happens between two steps."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from topics.formats.api.requests import TagMatch
 from topics.formats.disk.segment_build import build
 
 
-def test_everything_reads_the_same_before_and_after_and_after_a_restart(client: Sealer) -> None:
+def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
     client.put("capped", cap_records=5)
     client.put("old", ttl_ms=50)
     client.put("memory", durability="ephemeral")
@@ -53,7 +51,7 @@ def test_everything_reads_the_same_before_and_after_and_after_a_restart(client: 
     again.kill()
 
 
-def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Sealer) -> None:
+def test_records_in_memory_stay_between_sealed_ones(client: Sealer) -> None:
     for durability in ("disk", "ephemeral", "memory", "ephemeral", "fsync"):
         client.put("a", durability=durability)
         fill(client, "a", rounds=8)
@@ -65,7 +63,7 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     assert any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
 
-def test_the_log_comes_first_while_a_segment_is_made_and_no_longer(
+def test_the_switch_interval_is_short_while_a_segment_is_built(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual, seen = sys.getswitchinterval(), []
@@ -141,7 +139,7 @@ EVENTS: dict[str, Callable[[Sealer], None]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
-def test_whatever_comes_between_two_steps_comes_to_the_same(event: str, tmp_path: Path) -> None:
+def test_changes_between_any_two_steps_have_the_same_result(event: str, tmp_path: Path) -> None:
     def run(steps: int) -> tuple[Seen, Seen, bool]:
         client = Sealer(copy(origin, tmp_path / "data"))
         going_on = all(client.step() for _ in range(steps))
@@ -169,7 +167,7 @@ def test_whatever_comes_between_two_steps_comes_to_the_same(event: str, tmp_path
     assert steps > 30
 
 
-def test_a_topic_whose_end_is_undone_while_it_is_sealed_keeps_its_records(client: Sealer) -> None:
+def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client: Sealer) -> None:
     fill(client, "a", "b", rounds=6)
     before = seen(client)
     change = client.engine.delete("a", False, client.now)
@@ -188,7 +186,7 @@ def test_a_topic_whose_end_is_undone_while_it_is_sealed_keeps_its_records(client
     survives_a_kill(client, before)
 
 
-def test_a_reader_on_a_topic_that_is_gone_finds_nothing(client: Sealer) -> None:
+def test_a_deleted_topic_names_no_records(client: Sealer) -> None:
     fill(client, "a", rounds=3)
     topic = client.engine.topic("a")
     client.delete("a")
@@ -196,11 +194,11 @@ def test_a_reader_on_a_topic_that_is_gone_finds_nothing(client: Sealer) -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 8))
-def test_what_goes_with_all_that_follows_up_to_the_middle_of_a_write_can_still_be_sealed(
+def test_a_delete_up_to_the_middle_of_a_write_between_two_steps_can_be_sealed(
     steps: int, client: Sealer
 ) -> None:
-    """The write in which the topic begins now, some of it deleted, is none of the extent's: no flag
-    of it may come among those.
+    """The topic begins now in the middle of a write that is in no extent: none of its flags may
+    become an extent's.
     """
     for _ in range(4):
         client.append(

@@ -22,7 +22,7 @@ from topics.storage.disk import Damaged
 
 
 @pytest.mark.slow
-def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(
+def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
     client: Sealer,
 ) -> None:
     for _ in range(6):
@@ -44,7 +44,7 @@ def test_with_the_newest_checkpoint_damaged_the_older_one_has_all_that_it_needs(
         assert findings(target) == []
 
 
-def test_without_any_checkpoint_a_log_that_does_not_begin_at_0_is_damage(client: Sealer) -> None:
+def test_without_a_checkpoint_a_log_that_does_not_begin_at_0_is_damaged(client: Sealer) -> None:
     fill(client, "a", rounds=30)
     client.checkpoint()
     client.checkpoint()
@@ -56,7 +56,7 @@ def test_without_any_checkpoint_a_log_that_does_not_begin_at_0_is_damage(client:
         client.again()
 
 
-def test_a_missing_segment_is_damage_by_name(client: Sealer) -> None:
+def test_a_missing_segment_is_damage_with_its_path(client: Sealer) -> None:
     fill(client, "a", rounds=10)
     client.seal()
     client.kill()
@@ -67,7 +67,7 @@ def test_a_missing_segment_is_damage_by_name(client: Sealer) -> None:
     assert raised.value.path == path
 
 
-def test_a_kill_in_the_same_run_of_the_machine_skips_no_seq_when_its_mark_is_sealed(
+def test_a_kill_without_a_reboot_skips_no_seq_when_the_start_frame_is_sealed(
     client: Sealer,
 ) -> None:
     for _ in range(4):
@@ -106,7 +106,7 @@ def test_keys_outlive_their_records_their_extents_and_their_segments(client: Sea
     client.kill()
 
 
-def test_a_key_that_was_used_again_stands_for_the_later_write(client: Sealer) -> None:
+def test_a_reused_key_stands_for_the_later_write(client: Sealer) -> None:
     client.append("a", 1, key="k")
     client.later(130_000)
     client.now = client.now._replace(ts=client.now.ts - 130_000)  # the wall clock steps back
