@@ -17,6 +17,8 @@ import trio
 
 from topics.actors.link.board import ShardState, ShardWords
 from topics.actors.shard.commits import Commits
+from topics.errors import NotReady
+from topics.storage import disk
 from topics.storage.recovery import Shard
 from topics.storage.wal.file import NoRoom
 
@@ -106,3 +108,9 @@ class Room:
                 return False
             await trio.sleep(SYNCED_S)
         return True
+
+
+def unwritable(error: OSError) -> NotReady:
+    """What a client is told when its write failed, or could not be tried, with ``error``."""
+    reason = "disk_full" if error.errno in disk.FULL else "read_only"
+    return NotReady(f"the shard cannot write: {error.strerror or error}", reason=reason)

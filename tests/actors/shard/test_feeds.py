@@ -20,33 +20,48 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.sealing_support import FILE_BYTES
-from tests.actors.shard_support import LIMITS, Desk
+from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter
-from topics.actors.shard import actor as shard_actor
-from topics.actors.shard import feeds
-from topics.actors.shard.actor import ShardActor, clock
+from topics.actors.rpc import typed_calls
+from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.shard import context, feeds
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.engine import reading
 from topics.engine.now import Now
 from topics.engine.store import EXTENT
 from topics.formats.api.requests import json_bytes
-from topics.formats.wire.envelope import Notification, Success, decode, encode_notification
+from topics.formats.wire.calls import (
+    APPEND,
+    CALLS,
+    EVENTS,
+    FEED_CLOSE,
+    FEED_OPEN,
+    FEED_PAGE,
+    FEED_READ,
+    FEED_TAKEN,
+    TOPIC_HEADS,
+    AppendParams,
+    FeedCloseParams,
+    FeedOpenParams,
+    FeedPageParams,
+    FeedReadParams,
+    FeedTakenParams,
+    FeedView,
+    TopicHeadsParams,
+)
+from topics.formats.wire.contract import Event
+from topics.formats.wire.envelope import Notification, Success, decode
 from topics.formats.wire.message import MessageFrame
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
 from topics.storage.wal.file import NoRoom
 
-VIEW: dict[str, Any] = {
-    "nodes": [],
-    "tags": False,
-    "meta": True,
-    "data": True,
-    "strong": False,
-    "limit": 256,
-    "bytes": 1 << 20,
-}
+VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, strong=False)
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -57,7 +72,7 @@ class Front(Desk):
     """
 
     def open(self, topic: str, feed: int = 1, **view: Any) -> int:
-        return self._ask("feed.open", {"feed": feed, "topic": topic, "view": VIEW | view})
+        return self.ask(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
 
     def make(self, topic: str, **config: Any) -> None:
         self.wire.take()
@@ -71,28 +86,19 @@ class Front(Desk):
         epoch: int | None = None,
         **view: Any,
     ) -> int:
-        params = {
-            "topic": topic,
-            "view": VIEW | view,
-            "from_seq": from_seq,
-            "until_seq": until_seq,
-            "epoch": epoch,
-        }
-        return self._ask("feed.read", params)
+        params = FeedReadParams(topic, VIEW._replace(**view), from_seq, until_seq, epoch)
+        return self.ask(FEED_READ, params)
 
-    def tell(self, method: str, feed: int = 1) -> None:
-        frame = MessageFrame(
-            9999, 0, f"event/{method}", encode_notification(method, {"feed": feed}), b""
-        )
-        assert self.actor.router.dispatch(self.session, frame) is None
+    def close(self, feed: int = 1) -> None:
+        self.tell(FEED_CLOSE, FeedCloseParams(feed))
 
     def taken(self, feed: int = 1) -> None:
-        self.tell("feed.taken", feed)
+        self.tell(FEED_TAKEN, FeedTakenParams(feed))
 
     def turn(self) -> None:
         """What the actor does after each batch of messages."""
-        self.actor._now = self.commits.now()
-        self.actor.send_off()
+        self.loop.context.now = self.commits.now()
+        self.loop.end_turn()
 
     def written(self) -> OSError | None:
         error = super().written()
@@ -132,15 +138,21 @@ def _told(frame: MessageFrame) -> dict[str, Any]:
     envelope = decode(frame.payload)
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):
-        assert frame.subject == f"event/{envelope.method}"
-        return {
-            "event": envelope.method,
-            **envelope.params,
-            **(records if envelope.method == "feed.page" else {}),
-        }
+        (event,) = (event for event in EVENTS if event.subject == frame.subject)
+        told = {"event": envelope.method, **_fields(event.params_of(envelope.params))}
+        return told | (records if event is FEED_PAGE else {})
     if isinstance(envelope, Success):
-        return {"answer": envelope.cid, **envelope.result, **records}
+        (call,) = (call for call in CALLS if call.subject == frame.subject)
+        return {"answer": envelope.cid, **_fields(call.result_of(envelope.result)), **records}
     return {"answer": 0, "code": envelope.data["code"]}  # type: ignore[union-attr]
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    """By the names of the API; without an error that is none."""
+    fields: dict[str, Any] = params._asdict()
+    if "record_count" in fields:
+        fields["count"] = fields.pop("record_count")
+    return {name: value for name, value in fields.items() if name != "error" or value}
 
 
 def seqs(page: dict[str, Any]) -> list[int]:
@@ -420,7 +432,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Now(10**12, 10**6)
-    monkeypatch.setattr(shard_actor, "clock", lambda: now)
+    monkeypatch.setattr(context, "clock", lambda: now)
     front.commits.now = lambda: now
     front.make("a", ttl_ms=100)
     front.open("a")
@@ -533,7 +545,7 @@ async def test_heads_of_the_topics_that_are_there(front: Front) -> None:
     front.append("a", 1, 2)
     front.written()
     front.wire.take()
-    front._ask("topic.heads", {"topics": ["b", "none", "a"]})
+    front.ask(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
     a, b = front.engine.topic("a"), front.engine.topic("b")
     assert front.answer()["heads"] == {"b": [0, 1, b.epoch], "a": [2, 2, a.epoch]}
     assert a.last_read_ts is None
@@ -545,7 +557,7 @@ async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it
     for ask in (front.open, front.feed_read):
         ask("a")
         assert front.answer()["code"] == "topic_not_found"
-    assert len(front.actor.feeds) == 0
+    assert len(front.loop.feeds) == 0
     for ask in (front.open, front.feed_read):
         front.make("a")
         ask("a")
@@ -655,7 +667,7 @@ async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
     front.synced()
     ended = front.events()
     assert ended == [{"event": "feed.ended", "feed": number, "head_seq": 1} for number in (1, 2)]
-    assert len(front.actor.feeds) == 0
+    assert len(front.loop.feeds) == 0
     front.taken(1)
     front.append("a", 2)
     front.written()
@@ -675,7 +687,7 @@ async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, erro
         front.failed(error)  # the delete was done once more, by itself
     front.turn()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Front) -> None:
@@ -683,7 +695,7 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.open("a", 1, strong=True)
     front.append("a", 1)
     front.written()
-    front.tell("feed.close", 1)
+    front.close(1)
     front.synced()
     assert front.events() == []
     front.open("a", 1)
@@ -696,19 +708,19 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.append("b", 4)
     front.written()
     assert [seqs(event) for event in front.events()] == [[1]]
-    assert len(front.actor.feeds) == 1
-    assert set(front.actor.feeds._by_topic) == {front.engine.topic("b").id}
+    assert len(front.loop.feeds) == 1
+    assert set(front.loop.feeds._by_topic) == {front.engine.topic("b").id}
 
 
-@pytest.mark.parametrize("method", ["feed.taken", "feed.close"])
-async def test_what_is_said_of_an_unknown_feed_is_ignored(front: Front, method: str) -> None:
+@pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
+async def test_events_about_an_unknown_feed_are_ignored(front: Front, event: Event[Any]) -> None:
     with structlog.testing.capture_logs() as logs:
-        front.tell(method, 5)
+        front.tell(event, event.params(5))
         front.make("a")
         front.open("a", 1)
-        front.tell(method, 5)
+        front.tell(event, event.params(5))
     front.turn()
-    assert (front.events(), logs, len(front.actor.feeds)) == ([], [], 1)
+    assert (front.events(), logs, len(front.loop.feeds)) == ([], [], 1)
 
 
 async def test_feeds_go_with_their_session(front: Front) -> None:
@@ -719,7 +731,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     front.written()
     front.wire.take()
     front.session.close()
-    store = front.actor.feeds
+    store = front.loop.feeds
     assert (
         len(store),
         store._by_topic,
@@ -728,7 +740,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
         store._behind,
         store._changed,
     ) == (0, {}, {}, {}, {}, {})
-    front.session = front.actor.router.open_session("front-0", front.wire)
+    front.session = front.loop.router.open_session("front-0", front.wire)
     front.open("a", 1)
     front.append("a", 2)
     front.written()
@@ -740,12 +752,12 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     front.open("a", 1)
     first, front.wire.broken = front.wire, True
     front.wire = type(first)()
-    front.session = front.actor.router.open_session("front-1", front.wire)
+    front.session = front.loop.router.open_session("front-1", front.wire)
     front.open("a", 1)
     front.append("a", 1)
     front.written()
     assert front.pages() == [[1]]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
@@ -781,7 +793,7 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
         (1, 3, 1),
     ]
     assert gaps == [None, ("damaged", 2, 2)]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
@@ -812,7 +824,7 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
         ("feed.ended", 1, "internal"), ("feed.page", 2, None),
     ]  # fmt: skip
     assert [entry["log_level"] for entry in logs] == ["error"]
-    assert len(front.actor.feeds) == 1
+    assert len(front.loop.feeds) == 1
 
 
 # Giving way
@@ -863,7 +875,7 @@ async def test_many_feeds_are_served_in_turns_between_which_others_come(
     await wait_all_tasks_blocked()
     rest = front.events()
     assert len({event["feed"] for event in (*first, *rest)}) == len(first) + len(rest) == 300
-    assert not front.actor.feeds.pump()
+    assert not front.loop.feeds.pump()
 
 
 async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> None:
@@ -874,7 +886,7 @@ async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> 
     front.flush()
     front.log.write()
     front.commits.advance()
-    assert not front.actor.feeds._changed
+    assert not front.loop.feeds._changed
 
 
 def forbidden(*_: object) -> NoReturn:
@@ -911,7 +923,7 @@ class OnDisk(Front):
 
     async def _follow(self) -> None:
         with self._following:
-            await self.actor._follow_log()
+            await self.loop.follow_log()
 
     async def settled(self) -> None:
         """All is committed."""
@@ -957,7 +969,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     bare = disk.answer()
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
-            await disk.actor.sealing._round()
+            await disk.loop.sealing._round()
     assert any(locator & EXTENT for locator in topic.index.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}
@@ -1041,29 +1053,27 @@ async def test_pages_go_over_a_real_link_short_or_long(
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     stop = trio.Event()
     nursery.start_soon(
-        ShardActor(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
+        ShardLoop(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
     )
     router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
     sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 
-    def page(message: InboundMessage) -> None:
-        assert message.notification is not None
-        got.send_nowait((message.notification.params, bytes(message.attachment)))
+    def page(message: InboundMessage, params: FeedPageParams) -> None:
+        got.send_nowait((params, bytes(message.attachment)))
 
     def arrived(frames: list[MessageFrame]) -> None:
         for frame in frames:
             assert router.dispatch(sessions[0], frame) is None
 
     async def write() -> None:
-        params = {"topic": "a", "key": None, "prefixes": None, "seqs": True, "at": 0}
-        call = sessions[0].call_soon(
-            "append", params, json_bytes({"records": [{"data": "x" * size}]})
-        )
+        body = json_bytes({"records": [{"data": "x" * size}]})
+        params = AppendParams("a", [len(body)], None, True, None, 0)
+        call = typed_calls.call_soon(sessions[0], APPEND, params, body)
         link.flush()
         await call.wait()
 
-    router.route("event/feed.page", page)
+    typed_calls.subscribe(router, FEED_PAGE, page)
     nursery.start_soon(
         link.run,
         lambda: sessions.append(router.open_session("shard-0", link)),
@@ -1074,18 +1084,18 @@ async def test_pages_go_over_a_real_link_short_or_long(
         while not sessions:
             await trio.lowlevel.checkpoint()
         await write()
-        call = sessions[0].call_soon("feed.open", {"feed": 3, "topic": "a", "view": VIEW})
+        call = typed_calls.call_soon(sessions[0], FEED_OPEN, FeedOpenParams(3, "a", VIEW))
         link.flush()
-        assert (await call.wait()).result["head_seq"] == 1
+        assert FEED_OPEN.result_of((await call.wait()).result).head_seq == 1
         for _ in range(3):
             await write()
         found = [await pages.receive(), await pages.receive()]
         with pytest.raises(trio.WouldBlock):
             pages.receive_nowait()
-        sessions[0].notify("feed.taken", {"feed": 3})
+        typed_calls.notify(sessions[0], FEED_TAKEN, FeedTakenParams(3))
         link.flush()
         found.append(await pages.receive())
-    assert [(params["from_seq"], params["to_seq"], params["count"]) for params, _ in found] == [
+    assert [(params.from_seq, params.to_seq, params.record_count) for params, _ in found] == [
         (1, 2, 1),
         (2, 3, 1),
         (3, 4, 1),

@@ -15,10 +15,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.actors.shard_support import Desk
-from topics.actors.shard import actor as shard_actor
-from topics.actors.shard import streamed_appends
-from topics.actors.shard.actor import RPC_TIMEOUT_MS
+from tests.support.shard import Desk
+from topics.actors.shard import appends, streamed_appends
+from topics.actors.shard.loop import RPC_TIMEOUT_MS
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
 from topics.engine.now import Now
 from topics.formats.api import sliced
@@ -38,7 +37,7 @@ PADDING = ["x" * 100] * 60  # more than LONG
 @pytest.fixture
 def desk(tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """Long is what has more than 4,000 bytes; it is decoded by 500 and written by 1,000."""
-    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", LONG)
+    monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", LONG)
     monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)
     monkeypatch.setattr(sliced, "SLICE_BYTES", 500)
     return Desk(tmp_path, nursery)
@@ -120,7 +119,7 @@ async def test_a_body_is_long_above_four_mebibytes(
     raw = body(["x" * 1_000_000] * 4)
     raw += b" " * (STREAMED_MIN_BYTES + extra - len(raw))
     number = desk.append_raw("a", raw)
-    assert (desk.actor.streamed_appends._waiting != {}) == bool(extra)
+    assert (desk.loop.context.held._waiting != {}) == bool(extra)
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [1, 2, 3, 4]
     assert len(files(desk)) == extra
@@ -154,7 +153,7 @@ async def test_a_long_write_stores_what_a_short_one_would(
     ]
     raw = json.dumps({"records": records, "node": "batch"}).encode()
     await until(desk, desk.append_raw("long", raw))
-    monkeypatch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1 << 20)
+    monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1 << 20)
     await until(desk, desk.append_raw("short", raw))
     long, short = stored(desk, "long"), stored(desk, "short")
     assert len(files(desk)) == 1
@@ -235,7 +234,7 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
     began = turns
-    await desk.actor.streamed_appends._decode(raw)
+    await desk.loop.appends.streamed._decode(raw)
     assert turns - began > len(raw) // 1000 + len(raw) // 800, (
         "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
     )
@@ -391,21 +390,21 @@ async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
     number = desk.append_raw("a", body(PADDING))
     await held_up(desk, held)
     for now in range(12):
-        desk.actor.watch_disk(now)
-    assert desk.actor.words.disk_silent_ms == 11_000
+        desk.loop.context.disk.look(now)
+    assert desk.words.disk_silent_ms == 11_000
     refused = desk.append("b", 1)
     assert desk.answers() == [(refused, "not_ready")]
     held.open()
     await held_up(desk, held, 2)
-    desk.actor.watch_disk(12)
-    assert desk.actor.words.disk_silent_ms == 0
+    desk.loop.context.disk.look(12)
+    assert desk.words.disk_silent_ms == 0
     assert (await until(desk, number))[number]["first_seq"] == 1
 
 
 async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
     """More than a request may wait; what was answered by then."""
     clock.jump(RPC_TIMEOUT_MS / 1000 + 1)
-    desk.actor.router._expire_until(trio.current_time())
+    desk.loop.router._expire_until(trio.current_time())
     return desk.answers()
 
 
@@ -439,7 +438,7 @@ async def test_what_waited_for_a_front_that_has_gone_is_not_done(
     await held_up(desk, held)
     desk.append("a", "small")
     desk.session.close()
-    desk.session = desk.actor.router.open_session("front-0", desk.wire)
+    desk.session = desk.loop.router.open_session("front-0", desk.wire)
     last = desk.append("a", "of the next one")
     held.open()
     assert (await until(desk, last))[last]["first_seq"] == 61
@@ -499,7 +498,7 @@ async def test_a_bad_end_is_refused_and_nothing_is_stored(desk: Desk, raw: bytes
     number, small = desk.append_raw("a", raw), desk.append("a", 1, create=False)
     answers = await until(desk, number, small)
     assert [answers[n]["code"] for n in (number, small)] == ["invalid_request", "topic_not_found"]
-    assert (desk.log.frames, files(desk), desk.actor.streamed_appends._waiting) == ({}, [], {})
+    assert (desk.log.frames, files(desk), desk.loop.context.held._waiting) == ({}, [], {})
     desk.make("a")
     again, next_one = desk.append_raw("a", raw), desk.append("a", "next")
     answers = await until(desk, again, next_one)
@@ -531,7 +530,7 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
     desk.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
-            mine.start_soon(desk.actor.streamed_appends.run, "a", body(PADDING), None, None)
+            mine.start_soon(desk.loop.appends.streamed.run, "a", body(PADDING), None, None)
             await held_up(desk, held)
             assert len(files(desk)) == 1
             held.open()
@@ -573,8 +572,8 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     desk.make("a", durability=durability)
     number = desk.append_raw("a", body(PADDING), key="k")
     await held_up(desk, held)
-    now = desk.actor._now
-    desk.actor._now = Now(now.ts + 5000, now.ms + 5000)
+    now = desk.loop.context.now
+    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
     topic = desk.engine.topics["a"]
     desk.failed(FULL)
@@ -603,7 +602,7 @@ async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved
     """Records in memory only: after a restart their seqs must not be given to others."""
     desk.make("a", durability="ephemeral")
     with monkeypatch.context() as patch:
-        patch.setattr(shard_actor, "STREAMED_MIN_BYTES", 1 << 20)
+        patch.setattr(appends, "STREAMED_MIN_BYTES", 1 << 20)
         desk.append("a", *[0] * 2100)
     desk.flush()
     topic = desk.engine.topics["a"]
@@ -654,7 +653,7 @@ async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
             found |= dict(desk.answers())
             await trio.lowlevel.checkpoint()
     assert list(found.items()) == [(number, "not_ready") for number in numbers]
-    assert desk.actor.streamed_appends._waiting == {}
+    assert desk.loop.context.held._waiting == {}
 
 
 async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) -> None:
@@ -686,9 +685,9 @@ async def test_what_waited_behind_a_long_write_goes_with_its_front(
     for _ in range(3):
         desk.append_raw("a", body(PADDING))
     desk.session.close()
-    desk.session = desk.actor.router.open_session("front-0", desk.wire)
+    desk.session = desk.loop.router.open_session("front-0", desk.wire)
     number = desk.append("a", "next")
     held.open()
     answers = await until(desk, number)
     assert answers[number]["seqs"] == [61]
-    assert desk.actor.streamed_appends._waiting == {}
+    assert desk.loop.context.held._waiting == {}

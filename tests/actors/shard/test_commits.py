@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.shard_support import Desk
+from tests.support.shard import Desk
 from topics.engine import reading
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -351,8 +351,8 @@ async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None
     """Nothing would ever tell of it: the writer reports no more."""
     desk.make("a")
     desk.failed(BROKEN)
-    body = decode_append(b'{"records":[{"data":1}]}', None, desk.actor.limits)
-    change = desk.engine.append("a", body, desk.actor._now)
+    body = decode_append(b'{"records":[{"data":1}]}', None, desk.loop.context.limits)
+    change = desk.engine.append("a", body, desk.loop.context.now)
     assert isinstance(change, Append)
     with trio.fail_after(1):
         assert await desk.commits.settled(change) is BROKEN
@@ -586,7 +586,7 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.actor.reads._polls == {}
+    assert desk.loop.reads._polls == {}
 
 
 async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
@@ -595,7 +595,7 @@ async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.actor.reads._polls == {}
+    assert desk.loop.reads._polls == {}
 
 
 async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
@@ -619,10 +619,10 @@ async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_an
 async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
     desk.make("a")
     desk.diff("a", wait_ms=30_000)
-    desk.actor.reads.abandon(desk.session)
+    desk.loop.reads.abandon(desk.session)
     desk.session.close()
     await wait_all_tasks_blocked()
-    assert desk.actor.reads._polls == {}
+    assert desk.loop.reads._polls == {}
 
 
 # A disk that hangs
@@ -635,15 +635,15 @@ async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_n
     waiting = desk.append("a", 1)
     desk.flush()
     for now in range(12):
-        desk.actor.watch_disk(now)
-    assert desk.actor.words.disk_silent_ms == 11_000
+        desk.loop.context.disk.look(now)
+    assert desk.words.disk_silent_ms == 11_000
     refused, read = desk.append("a", 2), desk.diff("a")
     assert sorted(desk.answers()) == [(refused, "not_ready"), (read, 200)]
     desk.synced()
-    desk.actor.watch_disk(12)
+    desk.loop.context.disk.look(12)
     again = desk.append("a", 3)
     desk.synced()
-    assert desk.actor.words.disk_silent_ms == 0
+    assert desk.words.disk_silent_ms == 0
     assert desk.answers() == [(waiting, 200), (again, 200)]
 
 
@@ -652,21 +652,21 @@ async def test_a_disk_that_is_busy_but_moves_is_not_stalled(desk: Desk) -> None:
     for now in range(30):
         desk.append("a", now)
         desk.flush()
-        desk.actor.watch_disk(now)
+        desk.loop.context.disk.look(now)
         if now % 5 == 4:
             desk.synced()
-    assert desk.actor.words.disk_silent_ms < 10_000
+    assert desk.words.disk_silent_ms < 10_000
     assert {code for _, code in desk.answers()} == {200}
 
 
 async def test_a_sync_that_nobody_waits_for_may_hang_as_well(desk: Desk) -> None:
     desk.log.is_syncing = True
     for now in range(12):
-        desk.actor.watch_disk(now)
-    assert desk.actor.words.disk_silent_ms == 11_000
+        desk.loop.context.disk.look(now)
+    assert desk.words.disk_silent_ms == 11_000
     desk.log.is_syncing = False
-    desk.actor.watch_disk(12)
-    assert desk.actor.words.disk_silent_ms == 0
+    desk.loop.context.disk.look(12)
+    assert desk.words.disk_silent_ms == 0
 
 
 # What is held, and for how long
@@ -706,7 +706,7 @@ async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(des
 
 
 def put(desk: Desk, name: str, **config: Any) -> PutTopic:
-    return desk.engine.put(name, decode_config(json_bytes(config)), desk.actor._now)
+    return desk.engine.put(name, decode_config(json_bytes(config)), desk.loop.context.now)
 
 
 async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> None:
@@ -757,6 +757,6 @@ async def test_a_topic_is_idle_when_its_last_change_has_ended(
 async def test_a_key_lives_from_its_commit_on(desk: Desk) -> None:
     desk.make("a")
     desk.append("a", 1, key="k")
-    desk.commits.now = lambda: desk.actor._now._replace(ms=desk.actor._now.ms + 777)
+    desk.commits.now = lambda: desk.loop.context.now._replace(ms=desk.loop.context.now.ms + 777)
     desk.written()
-    assert desk.engine.topics["a"].dedupe._keys["k"].at_ms == desk.actor._now.ms + 777
+    assert desk.engine.topics["a"].dedupe._keys["k"].at_ms == desk.loop.context.now.ms + 777

@@ -14,11 +14,14 @@ import trio
 
 from tests.actors.wire import Wire
 from topics.actors.link.board import Board
-from topics.actors.shard.actor import ShardActor
+from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Limits, json_bytes
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.wire import calls
+from topics.formats.wire.calls import AppendOutcome
+from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import (
     Failure,
     Success,
@@ -139,19 +142,20 @@ class Desk:
         """``shard``: a whole one, with a log and a disk of its own."""
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
-        words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
+        self.words = words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
         board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
                 engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
             )
-        self.actor = ShardActor(shard, 0, board, LIMITS)
-        self.actor._nursery = nursery
-        self.commits = self.actor.commits
+        self.loop = ShardLoop(shard, 0, board, LIMITS)
+        self.loop.context.nursery = nursery
+        self.commits = self.loop.commits
         self.wire = Wire()
-        self.session = self.actor.router.open_session("front-0", self.wire)
+        self.session = self.loop.router.open_session("front-0", self.wire)
         self._cid = 0
+        self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
 
     # Requests; each gives its number. Nothing goes to the log before `flush`.
 
@@ -161,50 +165,52 @@ class Desk:
         )
 
     def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
-        return self._ask(
-            "append", {"topic": topic, "key": key, "prefixes": None, "seqs": True}, body
-        )
+        params = calls.AppendParams(topic, [len(body)], key, True, None, time.monotonic_ns())
+        return self.ask(calls.APPEND, params, body)
 
-    def append_many(self, topic: str, *bodies: dict[str, Any] | bytes, **params: Any) -> int:
-        """A burst: appends to one topic in one message, each as a document or as raw bytes."""
+    def append_many(
+        self, topic: str, *bodies: dict[str, Any] | bytes, with_seqs: bool = True
+    ) -> int:
+        """Appends to one topic in one message, each as a document or as raw bytes."""
         raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
-        asked = {
-            "topic": topic,
-            "key": None,
-            "prefixes": None,
-            "seqs": True,
-            "lengths": [len(body) for body in raw],
-            **params,
-        }
-        return self._ask("append.many", asked, b"".join(raw))
+        lengths = [len(body) for body in raw]
+        params = calls.AppendParams(topic, lengths, None, with_seqs, None, time.monotonic_ns())
+        return self.ask(calls.APPEND, params, b"".join(raw))
 
     def put(self, topic: str, **config: Any) -> int:
-        return self._ask("topic.put", {"topic": topic, "prefixes": None}, json_bytes(config))
+        params = calls.TopicPutParams(topic, None, time.monotonic_ns())
+        return self.ask(calls.TOPIC_PUT, params, json_bytes(config))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> int:
-        return self._ask("topic.delete", {"topic": topic, "if_empty": if_empty})
+        params = calls.TopicDeleteParams(topic, if_empty, time.monotonic_ns())
+        return self.ask(calls.TOPIC_DELETE, params)
 
     def delete_records(self, topic: str, **asked: Any) -> int:
-        return self._ask("topic.delete_records", {"topic": topic}, json_bytes(asked))
+        params = calls.DeleteRecordsParams(topic, time.monotonic_ns())
+        return self.ask(calls.DELETE_RECORDS, params, json_bytes(asked))
 
     def diff(self, topic: str, **asked: Any) -> int:
-        return self._ask("diff", {"topic": topic}, json_bytes(asked))
+        params = calls.DiffParams(topic, time.monotonic_ns())
+        return self.ask(calls.DIFF, params, json_bytes(asked))
 
     def cancel(self, cid: int) -> None:
         """The front's client has gone."""
-        notification = encode_notification("call.cancelled", {"cid": cid})
-        self.actor.router.dispatch(
-            self.session, MessageFrame(9999, 0, "event/call.cancelled", notification, b"")
-        )
+        self.tell(calls.CALL_CANCELLED, calls.CallCancelledParams(cid))
 
-    def _ask(self, method: str, params: dict[str, Any], body: bytes = b"") -> int:
+    def ask(self, call: Call[P, R], params: P, body: bytes = b"") -> int:
+        """A request of the front; its number."""
         self._cid += 1
-        params["at"] = time.monotonic_ns()
-        frame = MessageFrame(
-            self._cid, 0, f"rpc/{method}", encode_request(self._cid, method, params), body
-        )
-        assert self.actor.router.dispatch(self.session, frame) is None
+        self._asked[self._cid] = call
+        payload = encode_request(self._cid, call.method, params)
+        frame = MessageFrame(self._cid, 0, call.subject, payload, body)
+        assert self.loop.router.dispatch(self.session, frame) is None
         return self._cid
+
+    def tell(self, event: Event[P], params: P) -> None:
+        """An event of the front."""
+        payload = encode_notification(event.method, params)
+        frame = MessageFrame(9999, 0, event.subject, payload, b"")
+        assert self.loop.router.dispatch(self.session, frame) is None
 
     # The log
 
@@ -226,8 +232,8 @@ class Desk:
         self.flush()
         self.log.fail(error)
         found = self.commits.advance()
-        self.actor.room.show(found)
-        self.actor.repeat_deletes()
+        self.loop.context.room.show(found)
+        self.loop.deletes.repeat()
         return found
 
     def make(self, topic: str, **config: Any) -> None:
@@ -243,19 +249,30 @@ class Desk:
         code.
         """
         return [
-            (number, answer["code"] if "code" in answer else answer["status"])
-            for number, answer in self.bodies()
+            (number, answer.get("code") or answer["status"]) for number, answer in self.bodies()
         ]
 
     def bodies(self) -> list[tuple[int, dict[str, Any]]]:
         """The same with the whole answer."""
-        return [_read(frame) for frame in self.wire.take()]
+        return [self._read(frame) for frame in self.wire.take()]
 
-    def bursts(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Answers to bursts: the number of each, and its answers in their order; one that failed
-        has a ``code``.
+    def batches(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Answers to append messages: the number of each, and its answers in their order; one that
+        failed has a ``code``.
         """
-        return [_read_burst(frame) for frame in self.wire.take()]
+        return [_read_batch(frame) for frame in self.wire.take()]
+
+    def _read(self, frame: MessageFrame) -> tuple[int, dict[str, Any]]:
+        answer = decode(frame.payload)
+        if isinstance(answer, Failure):
+            return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
+        assert isinstance(answer, Success)
+        if self._asked[answer.cid] is calls.APPEND:
+            _, (body,) = _read_batch(frame)
+        else:
+            body = msgspec.json.decode(bytes(frame.attachment))
+        # The status that a front makes of it.
+        return answer.cid, {"status": 201 if body.get("created") else 200} | body
 
     def seqs(self, topic: str) -> list[int]:
         """What a reader sees now."""
@@ -264,21 +281,20 @@ class Desk:
         return [record["$seq"] for record in page["records"]]
 
 
-def _read(frame: MessageFrame) -> tuple[int, dict[str, Any]]:
-    answer = decode(frame.payload)
-    if isinstance(answer, Failure):
-        return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
-    assert isinstance(answer, Success)
-    return answer.cid, answer.result | msgspec.json.decode(bytes(frame.attachment))
-
-
-def _read_burst(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
+def _read_batch(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
-    content, found = bytes(frame.attachment), []
-    for length in answer.result["lengths"]:
-        found.append(msgspec.json.decode(content[:length]))
-        content = content[length:]
+    outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
+    content, found, refusals = bytes(frame.attachment), [], iter(failures)
+    for outcome, length in zip(outcomes, lengths or [len(content)], strict=True):
+        if outcome == AppendOutcome.FAILED:
+            assert not length
+            code, message, detail = next(refusals)
+            found.append({"code": code, "message": message, "detail": detail})
+        else:
+            found.append(msgspec.json.decode(content[:length]))
+            assert found[-1]["created"] == (outcome == AppendOutcome.CREATED)
+            content = content[length:]
     assert not content
-    assert answer.result["failed"] == [index for index, each in enumerate(found) if "code" in each]
+    assert not list(refusals)
     return answer.cid, found

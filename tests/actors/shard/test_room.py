@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.shard_support import Desk
 from tests.storage.log_support import START, failing
+from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
 from topics.engine.now import Now
@@ -33,8 +33,8 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 def state(desk: Desk) -> Any:
-    desk.actor.room.show()
-    return desk.actor.words.state
+    desk.loop.context.room.show()
+    return desk.words.state
 
 
 async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(desk: Desk) -> None:
@@ -73,11 +73,11 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     desk.append("a", 1)
     desk.synced()
     desk.answers()
-    desk.actor.room._unsaid = [object()]  # type: ignore[list-item]
-    now = desk.actor._now
-    desk.actor._now = Now(now.ts + 5000, now.ms + 5000)
+    desk.loop.context.room._unsaid = [object()]  # type: ignore[list-item]
+    now = desk.loop.context.now
+    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
-    desk.actor.room._unsaid = []
+    desk.loop.context.room._unsaid = []
     before = desk.log.position
     assert desk.seqs("a") == []
     assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
@@ -104,18 +104,18 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
 
     async with trio.open_nursery() as nursery:
         desk = Desk(tmp_path, nursery, shard=shard)
-        nursery.start_soon(desk.actor._follow_log)
+        nursery.start_soon(desk.loop.follow_log)
         assert state(desk) == ShardState.NO_ROOM
         refused = [desk.append("a", 1), desk.delete("a"), desk.put("a")]
         assert desk.answers() == [(number, "not_ready") for number in refused]
         monkeypatch.setattr(Wal, "find_room", lambda wal: found.is_set() and real(wal))
-        nursery.start_soon(desk.actor.room.run)
+        nursery.start_soon(desk.loop.context.room.run)
         found.set()
         with trio.fail_after(10):
-            while desk.actor.words.state != ShardState.READY:  # noqa: ASYNC110 - no event tells
+            while desk.words.state != ShardState.READY:  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.001)
         desk.append("a", 1)
-        desk.actor.send_off()
+        desk.loop.end_turn()
         with trio.fail_after(10):
             while not desk.wire.sent:  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.001)
