@@ -165,8 +165,10 @@ class Sealer(Client):
         )
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
-            self.commits.expect(topic, seq)  # whatever is there by now, and whatever has gone
-        return read(topic, asked, self.commits)
+            self.commits.store.prefetch(
+                topic, seq
+            )  # whatever is there by now, and whatever has gone
+        return read(topic, asked, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """All records, with whatever they have."""

@@ -106,7 +106,7 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
     """What a reader gets who goes on until it has come to the head: seqs, and gaps told as damaged."""
     seqs, gaps, cursor = [], [], 0
     while True:
-        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits)
+        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
         shown = [
             record["$seq"]
             for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))

@@ -91,7 +91,7 @@ class Walker:
             if stop:
                 shard.wal.stop()
                 if not self.journal.read_only:
-                    self.desk.loop.sealing.write_last()
+                    self.desk.loop.services.sealing.write_last()
         except OSError:
             if not stop:
                 raise
@@ -221,10 +221,10 @@ class Walker:
         return None if "code" in body else body
 
     async def _round(self) -> None:
-        await self._sealing(self.desk.loop.sealing._round)
+        await self._sealing(self.desk.loop.services.sealing._round)
 
     async def _checkpoint(self) -> None:
-        await self._sealing(self.desk.loop.sealing.checkpoint)
+        await self._sealing(self.desk.loop.services.sealing.checkpoint)
 
     async def _sealing(self, what: Any) -> None:
         if self.desk.log.failed is None:

@@ -80,7 +80,7 @@ async def _serve(
     shard.wal.stop()
     if loop.context.room.broken is None:
         try:
-            loop.sealing.write_last()
+            loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
 

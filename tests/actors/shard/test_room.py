@@ -98,7 +98,6 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
         patch.setattr("topics.storage.wal.file.WalFile.holds", lambda *_: False)
         shard = start()
     monkeypatch.setattr(room, "AGAIN_FIRST_S", 0.001)
-    monkeypatch.setattr(room, "SYNCED_S", 0.001)
     found = trio.Event()
     real = Wal.find_room
 

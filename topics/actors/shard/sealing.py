@@ -25,8 +25,9 @@ from typing import NamedTuple
 import structlog
 import trio
 
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing_check import SealingCheck
+from topics.actors.shard.service import Service
 from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator, is_extent
 from topics.engine.losses import lose_damaged
@@ -77,12 +78,12 @@ class Freed(NamedTuple):
     blobs: list[Path]
 
 
-class Sealing:
+class Sealing(Service):
     """The one task of a shard that moves records from its log into segments, and the only writer of
     checkpoints.
     """
 
-    def __init__(self, shard: Shard, commits: Commits) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self._shard = commits, shard
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
@@ -113,7 +114,7 @@ class Sealing:
         self._detached: list[WalFile] = []  # log files that nobody needs
         self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
         self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
-        commits.on_release = self._release
+        commits.store.on_release = self._release
 
     def _used_extents(self) -> dict[int, set[int]]:
         used: dict[int, set[int]] = {number: set() for number in self.segments.segments}
@@ -261,13 +262,13 @@ class Sealing:
             await self._rest(time.monotonic() - step_began)
             step_began = time.monotonic()
         for damage in check.damage:
-            self.commits.tell(damage)
+            self.commits.store.report(damage)
             if damage.path.exists():
                 await trio.to_thread.run_sync(keep_aside, damage.path)
         for topic, entry in check.writes:
             index = topic.index.find(entry.first_seq)
             if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
-                lose_damaged(topic, index, self.commits)
+                lose_damaged(topic, index, self.commits.store)
                 self.commits.on_commit(
                     FloorMoved(topic, [], sync=False)
                 )  # a page that was read ahead may show it
@@ -323,7 +324,7 @@ class Sealing:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
         flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
         for seq, length, locator in topic.index.not_whole(first_seq, end):
-            dead = b"\1" * length if locator is None else self.commits.delete_flags(locator)
+            dead = b"\1" * length if locator is None else self.commits.store.delete_flags(locator)
             start, stop = max(seq, first_seq), min(seq + length, end)
             if dead is not None:
                 flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
@@ -352,7 +353,7 @@ class Sealing:
         """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
             self._mark_what_went(topic, entry)
-        unused = set(seal(topic, extents, self.commits))
+        unused = set(seal(topic, extents, self.commits.store))
         tags = topic.drop_tags(segment.header.base)  # at once: the extents are searched from now on
         self._live[segment.number] += len(extents) - len(unused)
         self._released += unused
@@ -366,7 +367,7 @@ class Sealing:
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.locator, late, self.commits.committed_to)
+            self.segments.mark(entry.locator, late, self.commits.store.committed_to)
 
     def _release(self, locator: int) -> None:
         """The index names this extent no more."""
@@ -480,7 +481,7 @@ class _Stretch:
     not given.
     """
 
-    def __init__(self, commits: Commits, topic: Topic, base: int, end: int, seq: int) -> None:
+    def __init__(self, commits: GroupCommit, topic: Topic, base: int, end: int, seq: int) -> None:
         self.seq = seq
         self._commits, self._topic, self._base, self._end = commits, topic, base, end
 
@@ -490,7 +491,7 @@ class _Stretch:
             if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
-            view = self._commits.records(entry.locator)
+            view = self._commits.store.records(entry.locator)
             assert isinstance(view, RecordsView), "writes of the log are told by their frames"
             yield view, start, entry.record_count
 
