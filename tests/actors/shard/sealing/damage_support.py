@@ -16,7 +16,7 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
     """Seqs and damaged gaps that a reader gets on its way to the head."""
     seqs, gaps, cursor = [], [], 0
     while True:
-        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits)
+        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
         shown = [
             record["$seq"]
             for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))

@@ -19,9 +19,10 @@ import pytest
 from tests.storage.log_support import LIMITS, START, Client
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine.changes.delete_records import matching_seqs
+from topics.engine.locators import is_extent
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import Now
-from topics.engine.store import EXTENT, RESIDENT
 from topics.formats.api.requests import Diff, TagMatch, decode_append, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.storage.verify import Finding, verify_directory
@@ -86,8 +87,8 @@ class Sealer(Client):
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_tell, self._wal_flush = self.wal.writer._tell, self.wal.flush
-        self.wal.writer._tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+        self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
+        self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the
     # same in every run.
@@ -176,8 +177,10 @@ class Sealer(Client):
         )
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
-            self.commits.expect(topic, seq)  # whatever is there by now, and whatever has gone
-        return read(topic, asked, self.commits)
+            self.commits.store.prefetch(
+                topic, seq
+            )  # whatever is there by now, and whatever has gone
+        return read(topic, asked, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """All records with all members."""
@@ -257,7 +260,7 @@ def _seen(client: Sealer, name: str) -> dict[str, Any]:
 
 def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
-    return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {
+    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
         record["$seq"] for record in client.shown(name)
     }
 
@@ -276,7 +279,7 @@ def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
 
 def sealed(client: Sealer, name: str) -> bool:
     locators = client.engine.topic(name).index.locators()
-    return any(locator & EXTENT and not locator & RESIDENT for locator in locators)
+    return any(is_extent(locator) for locator in locators)
 
 
 def survives_a_kill(client: Sealer, before: Seen) -> None:
@@ -320,7 +323,7 @@ def extents(client: Sealer) -> list[int]:
     locators = [
         locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
     ]
-    return [locator for locator in locators if locator & EXTENT and not locator & RESIDENT]
+    return [locator for locator in locators if is_extent(locator)]
 
 
 def free_all(client: Sealer) -> int:

@@ -21,13 +21,8 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.storage.log_support import failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
-    FrameKind,
-    decode_file_header,
-    scan_frames,
-)
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
+from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.disk import Damaged
 
 
@@ -75,7 +70,7 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = dice.choice(frames_of(first))
-    offset = FILE_HEADER_BYTES + header.position
+    offset = FILE_HEADER_BYTES + header.lsn
     at = offset + dice.randrange(FRAME_HEADER_BYTES + header.body_len)
     flip(first, at, 1 << dice.randrange(8))
     hurt_bytes = first.read_bytes()
@@ -113,7 +108,7 @@ def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: S
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES + 3)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     small.checkpoint()
     topic = small.engine.by_id[header.topic_id]
     for _ in range(2):
@@ -139,7 +134,7 @@ def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) 
     writer, reader = HeadWriter(words), HeadReader(words)
     small.commits.on_commit = writer.committed
     mark = writer.mark(small.engine.by_id[header.topic_id])
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES + 3)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     small.checkpoint()
     assert reader.head(mark) is None
 
@@ -148,7 +143,7 @@ def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) 
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
     topic = small.engine.by_id[header.topic_id]
     _, told = walk(small, topic)
@@ -172,7 +167,7 @@ def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> Non
     first = files(small.path, "wal")[0]
     headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
     for header in headers[:2]:
-        flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES)
+        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
     topic = small.engine.topic("a")
     assert (topic.count, topic.start_seq) == (300 - 10, 11)
@@ -190,10 +185,10 @@ def test_a_damaged_frame_that_is_not_sealed_refuses_the_start(small: Sealer) -> 
     first = files(small.path, "wal")[0]
     header = frames_of(first)[3]
     small.kill()
-    flip(first, FILE_HEADER_BYTES + header.position + 10)
+    flip(first, FILE_HEADER_BYTES + header.lsn + 10)
     with pytest.raises(Damaged) as raised:
         small.again()
-    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.position)
+    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.lsn)
 
 
 def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restarts(

@@ -23,7 +23,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from tests.storage.log_support import ForgetfulDisk
 from topics.formats.api.requests import TagMatch
-from topics.storage import recovery
+from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
 
@@ -212,7 +212,7 @@ def test_a_start_writes_no_flags_before_it_has_synced_the_log(
         raise OSError("power is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "_end_at", loses_power)
+        patch.setattr(steps, "end_log", loses_power)
         with pytest.raises(OSError, match="power is lost"):
             client.again()
     again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")

@@ -24,7 +24,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from topics.actors.shard import interpreter
 from topics.actors.shard.sealing import sealing
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.locators import is_extent, is_in_memory
 from topics.formats.api.requests import TagMatch
 from topics.formats.disk.segment_build import build
 
@@ -59,8 +59,8 @@ def test_records_in_memory_stay_between_sealed_ones(client: Sealer) -> None:
     client.seal()
     assert seen(client) == before
     locators = [*client.engine.topic("a").index.locators()]
-    assert any(locator & RESIDENT for locator in locators)
-    assert any(locator & EXTENT and not locator & RESIDENT for locator in locators)
+    assert any(is_in_memory(locator) for locator in locators)
+    assert any(is_extent(locator) for locator in locators)
 
 
 def test_the_switch_interval_is_short_while_a_segment_is_built(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk.blob import BadBlob, checking
+from topics.formats.disk.frames import FrameHeader, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.wal import FrameHeader, check_frame, scan_frames
 from topics.storage.disk import Damaged, mapped
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
@@ -118,6 +118,6 @@ def _live_entry(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     """The index entry of the frame's write, if one of its records lives."""
     index = topic.index.find(header.first_seq)
     entry = topic.index.whole_entry(index) if index < len(topic.index) else None
-    if entry is None or not entry.size or entry.locator != header.position:
+    if entry is None or not entry.size or entry.locator != header.lsn:
         return None
     return entry

@@ -19,8 +19,9 @@ from itertools import islice
 
 import trio
 
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
@@ -34,9 +35,10 @@ SYNC_POLL_S = 0.002
 class Checkpointing:
     """The only writer of checkpoints."""
 
-    def __init__(self, shard: Shard, commits: Commits, reclaim: Reclaim) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim) -> None:
         self._shard, self._commits, self._reclaim = shard, commits, reclaim
-        self._engine, self._wal, self._segments = shard.engine, shard.wal, shard.segments
+        self._table = shard.engine.table
+        self._wal, self._segments = shard.wal, shard.segments
         self.written = 0  # since the start of the process
         self.written_at = time.monotonic()
 
@@ -47,7 +49,7 @@ class Checkpointing:
         freed = self._reclaim.take_freed()
         try:
             items = [self._shard_item(numbers)]
-            for count, topic in enumerate(self._engine.snapshot_topics(), 1):
+            for count, topic in enumerate(topics_to_keep(self._table), 1):
                 items.append(self._topic_item(topic))
                 if count % TOPICS_PER_STEP == 0:
                     await trio.lowlevel.checkpoint()
@@ -69,7 +71,7 @@ class Checkpointing:
     def write_last(self) -> None:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
         items = [self._shard_item(self._reclaim.named_segments)]
-        for topic in self._engine.snapshot_topics():
+        for topic in topics_to_keep(self._table):
             items.append(self._topic_item(topic))
             for keys in self._key_items(topic):
                 items += keys
@@ -79,17 +81,15 @@ class Checkpointing:
 
     def _shard_item(self, numbers: list[int]) -> bytes:
         return checkpoints.encode_item(
-            {**self._engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot}
+            {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
         )
 
     def _topic_item(self, topic: Topic) -> bytes:
-        return checkpoints.encode_item(
-            self._engine.snapshot_topic(topic, self._commits.position_of(topic))
-        )
+        return checkpoints.encode_item(snapshot_topic(topic, self._commits.position_of(topic)))
 
     def _key_items(self, topic: Topic) -> Iterator[list[bytes]]:
         """Items with the idempotency keys that outlive their records; a step looks at some keys."""
-        found = self._engine.snapshot_keys(topic, self._commits.now())
+        found = keys_to_keep(topic, self._commits.now())
         while some := list(islice(found, KEYS_PER_STEP)):
             keys = [key for key in some if key is not None]
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []

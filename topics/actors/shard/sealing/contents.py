@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.record_store import RecordStore
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk.extent_build import Piece
@@ -23,8 +23,8 @@ class Contents:
     ``topics``: by id; `Sealing` takes those out that are done.
     """
 
-    def __init__(self, commits: Commits, topics: dict[int, Topic], base: int, end: int) -> None:
-        self._commits, self.topics, self.base, self.end = commits, topics, base, end
+    def __init__(self, store: RecordStore, topics: dict[int, Topic], base: int, end: int) -> None:
+        self._store, self.topics, self.base, self.end = store, topics, base, end
 
     def writes(self, topic: Topic, seq: int = 0) -> Iterator[IndexEntry]:
         """The topic's writes that hold ``seq`` or later records."""
@@ -36,20 +36,20 @@ class Contents:
             seq = topic.sealed_seq + 1
             while (entry := next(self.writes(topic, seq), None)) is not None:
                 first = seq = max(entry.first_seq, topic.start_seq, seq)
-                stretch = _Stretch(self._commits, self.writes(topic, first), first)
+                stretch = _Stretch(self._store, self.writes(topic, first), first)
                 yield Source(topic.id, first, stretch)
                 seq = stretch.seq
 
     def delete_flags(self, topic_id: int, first_seq: int, count: int) -> bytearray:
         """Delete flags of these seqs, as they are now."""
-        return current_flags(self._commits, self.topics[topic_id], first_seq, count)
+        return current_flags(self._store, self.topics[topic_id], first_seq, count)
 
 
 class _Stretch:
     """Pieces of a stretch of contiguous seqs. ``seq``: the first one not given so far."""
 
-    def __init__(self, commits: Commits, writes: Iterator[IndexEntry], seq: int) -> None:
-        self._commits, self._writes, self.seq = commits, writes, seq
+    def __init__(self, store: RecordStore, writes: Iterator[IndexEntry], seq: int) -> None:
+        self._store, self._writes, self.seq = store, writes, seq
 
     def __iter__(self) -> Iterator[Piece]:
         for entry in self._writes:
@@ -57,7 +57,7 @@ class _Stretch:
             if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
-            view = self._commits.records(entry.locator)
+            view = self._store.records(entry.locator)
             assert isinstance(view, RecordsView), "a write in the log is read through its frame"
             yield view, start, entry.record_count
 
@@ -67,13 +67,13 @@ def unsealed_writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator
     return topic.index.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
 
-def current_flags(commits: Commits, topic: Topic, first_seq: int, count: int) -> bytearray:
+def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) -> bytearray:
     """Delete flags of these seqs as they are now. Records that a cap or their age took count as
     deleted.
     """
     flags, end = bytearray(count), first_seq + count
     for seq, length, locator in topic.index.not_whole(first_seq, end):
-        dead = b"\1" * length if locator is None else commits.delete_flags(locator)
+        dead = b"\1" * length if locator is None else store.delete_flags(locator)
         start, stop = max(seq, first_seq), min(seq + length, end)
         if dead is not None:
             flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]

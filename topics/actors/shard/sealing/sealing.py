@@ -24,16 +24,18 @@ import structlog
 import trio
 
 from topics.actors.shard import interpreter
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import pacing
 from topics.actors.shard.sealing.checking import SealingCheck
 from topics.actors.shard.sealing.checkpointing import Checkpointing
 from topics.actors.shard.sealing.contents import Contents, current_flags, unsealed_writes
 from topics.actors.shard.sealing.reclaim import Reclaim
-from topics.engine.changes import FloorMoved
+from topics.actors.shard.service import Service
+from topics.engine.changes.floor import FloorMoved
 from topics.engine.locators import Locator
+from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
-from topics.engine.retention import lose_damaged, seal
+from topics.engine.sealed import seal
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
 from topics.formats.buffers import Buffer
@@ -49,12 +51,12 @@ FILES_PER_CHECKPOINT = 2
 log = structlog.get_logger()
 
 
-class Sealing:
+class Sealing(Service):
     """The one task of a shard that moves records from its log into segments."""
 
-    def __init__(self, shard: Shard, commits: Commits) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
-        self.commits = commits
+        self.commits, self.store = commits, commits.store
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.sealed = 0  # log files since the start of the process
@@ -64,7 +66,7 @@ class Sealing:
         )
         # A segment that is written, and the topics that do not name it yet.
         self._built: tuple[Segment, dict[int, Topic]] | None = None
-        commits.on_release = self.reclaim.release_extent
+        self.store.on_release = self.reclaim.release_extent
 
     # The task
 
@@ -144,7 +146,7 @@ class Sealing:
                 # Nothing in the file lives: a full disk has no room for an empty segment.
                 self._finish(end)
                 return
-            contents = Contents(self.commits, topics, base, end)
+            contents = Contents(self.store, topics, base, end)
             await self._check(contents)
             self._built = await self._build(contents), topics
             self._next_number += 1
@@ -194,7 +196,7 @@ class Sealing:
             await self._pause(step_began)
             step_began = time.monotonic()
         for damage in check.damage:
-            self.commits.tell(damage)
+            self.store.report(damage)
             if damage.path.exists():
                 await trio.to_thread.run_sync(keep_aside, damage.path)
         for topic, entry in check.writes:
@@ -204,7 +206,7 @@ class Sealing:
         """Report a damaged write as lost to its readers, if the index still names it."""
         index = topic.index.find(entry.first_seq)
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
-            lose_damaged(topic, index, self.commits)
+            lose_damaged(topic, index, self.store)
             # A page that was read ahead may show it.
             self.commits.on_commit(FloorMoved(topic, [], sync=False))
 
@@ -256,20 +258,20 @@ class Sealing:
         """The topic's tags of this part of the log, which the caller frees."""
         for entry in extents:
             self._flag_late_deletes(topic, entry)
-        unused = set(seal(topic, extents, self.commits))
+        unused = set(seal(topic, extents, self.store))
         tags = topic.drop_tags(segment.header.base)  # from here on the extents are searched
         self.reclaim.add_extents(segment.number, len(extents) - len(unused), unused)
         return tags
 
     def _flag_late_deletes(self, topic: Topic, entry: IndexEntry) -> None:
         """Set the delete flags of what went after the segment was written."""
-        now = current_flags(self.commits, topic, entry.first_seq, entry.record_count)
+        now = current_flags(self.store, topic, entry.first_seq, entry.record_count)
         written = self.segments.dead(entry.locator)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.locator, late, self.commits.committed_to)
+            self.segments.mark(entry.locator, late, self.store.committed_to)
 
 
 async def _free_tags(tags: TagIndex | None) -> None:
