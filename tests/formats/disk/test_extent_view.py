@@ -64,12 +64,12 @@ def test_an_extent_answers_as_its_writes_do(batch: list[Write], data: st.DataObj
     st.data(),
 )
 def test_filters_select_the_same_from_an_extent_and_its_writes(
-    batch: list[Write], flags: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
+    batch: list[Write], wanted: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
 ) -> None:
-    tags, meta, with_data = flags
+    tags, meta, with_data = wanted
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
-    dead = bytes(
+    flags = bytes(
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=view.count, max_size=view.count))
     )
     start = data.draw(st.integers(0, view.count))
@@ -77,19 +77,19 @@ def test_filters_select_the_same_from_an_extent_and_its_writes(
     skipped = json_nodes(nodes)
     whole = []
     for at, (_, write, index) in enumerate(expected):
-        marks = bytes(index) + dead[at : at + 1] + bytes(write.count)
-        (*one,) = write.select(
-            index, index + 1, skipped, tags, meta, marks[: write.count], with_data
-        )
+        own = bytes(index) + flags[at : at + 1] + bytes(write.count)
+        (*one,) = write.select(index, index + 1, skipped, tags, meta, own[: write.count], with_data)
         assert one == (
             write.select(index, index + 1, skipped, tags, meta, None, with_data)
-            if dead[at] != 1
+            if flags[at] != 1
             else []
         )
         whole += [(at, record) for _, record in one if start <= at < stop]
-    assert view.select(start, stop, skipped, tags, meta, dead, with_data) == whole
+    assert view.select(start, stop, skipped, tags, meta, flags, with_data) == whole
     if view.cuts_nothing(skipped, tags, meta, with_data):
-        assert b",".join(view.slices(start, stop, dead)) == b",".join(record for _, record in whole)
+        assert b",".join(view.slices(start, stop, flags)) == b",".join(
+            record for _, record in whole
+        )
 
 
 @given(writes(), TEXTS, st.text(max_size=3))
@@ -130,8 +130,8 @@ def test_live_runs_are_the_records_between_deleted_ones(
 ) -> None:
     start = data.draw(st.integers(0, len(flags)))
     stop = data.draw(st.integers(start, len(flags)))
-    for dead in (bytes(flags), bytearray(flags), memoryview(bytes(flags))):
-        found = [*live_runs(dead, start, stop)]
+    for buffer in (bytes(flags), bytearray(flags), memoryview(bytes(flags))):
+        found = [*live_runs(buffer, start, stop)]
         assert [index for run in found for index in range(*run)] == [
             index for index in range(start, stop) if flags[index] != 1
         ]

@@ -169,12 +169,12 @@ def test_many_tags_are_sorted_across_runs() -> None:
 def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:
     asked = []
 
-    def dead(topic_id: int, first_seq: int, count: int) -> bytes | None:
+    def delete_flags(topic_id: int, first_seq: int, count: int) -> bytes | None:
         asked.append((topic_id, first_seq, count))
         return b"\0\1" if topic_id == 2 else None
 
     sources = [source(1, 5, [plain(3)])[0], source(2, 9, [plain(2)])[0]]
-    data = b"".join(build(HEADER, sources, dead))
+    data = b"".join(build(HEADER, sources, delete_flags))
     trailer, entries = opened(data)
     assert asked == [(1, 5, 3), (2, 9, 2)]
     assert data[trailer.flags_at : trailer.flags_at + 5] == b"\0\0\0\0\1"

@@ -41,4 +41,4 @@ def maps(folder: Path) -> set[str]:
 
 
 def dead_of(store: SegmentStore, locator: int) -> list[int]:
-    return [index for index, flag in enumerate(store.dead(locator) or b"") if flag]
+    return [index for index, flag in enumerate(store.delete_flags(locator) or b"") if flag]

@@ -19,20 +19,24 @@ from topics.storage.segments.store import SegmentStore
 def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
-    store.mark(locator, [3, 299, 0, 3], 0)
+    store.flag_deleted(locator, [3, 299, 0, 3], 0)
     store.sync(0)
     for held in (store, reopened(store)):
-        dead = held.dead(locator)
-        assert dead is not None
-        assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 299]
-        assert held.dead(other) is None
+        flags = held.delete_flags(locator)
+        assert flags is not None
+        assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 299]
+        assert held.delete_flags(other) is None
         view = held.records(locator)
-        assert [index for index, _ in view.select(0, 5, frozenset(), True, True, dead)] == [1, 2, 4]
-        assert [len(piece) > 0 for piece in view.slices(0, 300, dead)] == [True, True]
-    store.mark(locator, [7], 0)
-    dead = store.dead(locator)
-    assert dead is not None
-    assert [index for index, flag in enumerate(dead) if flag] == [0, 3, 7, 299]
+        assert [index for index, _ in view.select(0, 5, frozenset(), True, True, flags)] == [
+            1,
+            2,
+            4,
+        ]
+        assert [len(piece) > 0 for piece in view.slices(0, 300, flags)] == [True, True]
+    store.flag_deleted(locator, [7], 0)
+    flags = store.delete_flags(locator)
+    assert flags is not None
+    assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 7, 299]
 
 
 def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
@@ -41,13 +45,13 @@ def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
     add(store, 1)
     locator, other = in_extent(1, 0), in_extent(1, 1)
     for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
-        store.mark(locator, indexes, position)
-    store.mark(other, [0], 300)
+        store.flag_deleted(locator, indexes, position)
+    store.flag_deleted(other, [0], 300)
     for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
-        store.write_marks(position)
+        store.write_due_flags(position)
         assert dead_of(store, locator) == [1, 2, 3]
         assert dead_of(reopened(store), locator) == written
-        assert not store.marks_due(position)
+        assert not store.has_due_flags(position)
     assert not store._flags._flags
     assert dead_of(reopened(store), other) == [0]
 
@@ -58,17 +62,17 @@ def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> No
         store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
     )
     before = segment.path.read_bytes()
-    marked = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
-    store.mark(in_extent(1, 0), marked, 0)
-    store.write_marks(0)
+    indexes = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
+    store.flag_deleted(in_extent(1, 0), indexes, 0)
+    store.write_due_flags(0)
     after = bytearray(segment.path.read_bytes())
     at = segment.trailer.flags_at
     assert [index for index in range(len(after)) if after[index] != before[index]] == [
-        at + index for index in marked
+        at + index for index in indexes
     ]
-    store.mark(in_extent(1, 0), [], 0)
-    store.mark(in_extent(1, 1), [], 0)
-    assert store.dead(in_extent(1, 1)) is None
+    store.flag_deleted(in_extent(1, 0), [], 0)
+    store.flag_deleted(in_extent(1, 1), [], 0)
+    assert store.delete_flags(in_extent(1, 1)) is None
 
 
 def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +80,14 @@ def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.M
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     add(store, 2)
-    store.mark(in_extent(1, 0), [1], 0)
-    store.mark(in_extent(2, 0), [2], 0)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
+    store.flag_deleted(in_extent(2, 0), [2], 0)
     store.sync(0)
-    store.mark(in_extent(1, 0), [5], 0)
+    store.flag_deleted(in_extent(1, 0), [5], 0)
     forgetful.power_loss(store.folder, tmp_path / "after")
     held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
-    dead = [held.dead(in_extent(number, 0)) for number in (1, 2)]
-    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in dead] == [
+    found = [held.delete_flags(in_extent(number, 0)) for number in (1, 2)]
+    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in found] == [
         [1],
         [2],
     ]
@@ -95,13 +99,13 @@ def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
     forgetful = ForgetfulDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
-    store.mark(in_extent(1, 0), [1], 0)
-    store.write_marks(0)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
+    store.write_due_flags(0)
     after_kill = SegmentStore.open(store.folder, 3, [1])
-    after_kill.mark(in_extent(1, 0), [], 0)  # a replay finds it marked already
+    after_kill.flag_deleted(in_extent(1, 0), [], 0)  # a replay finds the flag set
     after_kill.sync(0)
     forgetful.power_loss(store.folder, tmp_path / "after")
-    flags = SegmentStore.open(tmp_path / "after", 3, [1]).dead(in_extent(1, 0))
+    flags = SegmentStore.open(tmp_path / "after", 3, [1]).delete_flags(in_extent(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 
 
@@ -110,7 +114,7 @@ def test_only_segments_with_unsynced_flags_are_synced_and_again_after_a_failure(
 ) -> None:
     add(store, 1)
     add(store, 2)
-    store.mark(in_extent(2, 0), [1], 0)
+    store.flag_deleted(in_extent(2, 0), [1], 0)
     synced: list[str] = []
 
     def failing(_fd: int) -> None:

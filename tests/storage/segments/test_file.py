@@ -85,7 +85,7 @@ def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) 
         file.write(b"\x07\x01")
     held = reopened(store)
     assert held.findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
-    found = held.records(locator).select(2, 6, frozenset(), True, True, held.dead(locator))
+    found = held.records(locator).select(2, 6, frozenset(), True, True, held.delete_flags(locator))
     assert [index for index, _ in found] == [2, 3, 5]
 
 
@@ -101,7 +101,7 @@ def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: Segme
     assert after.st_blocks < before.st_blocks - 100_000 // 512
     for held in (store, reopened(store)):
         assert [held.records(locator).blob.tobytes() for locator in locators[1:]] == kept
-        assert [held.dead(locator) is None for locator in locators] == [False, True, True]
+        assert [held.delete_flags(locator) is None for locator in locators] == [False, True, True]
         with pytest.raises(Damaged):
             held.records(locators[0])
 
@@ -121,5 +121,5 @@ def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
             store.punch([in_extent(1, 0)])
     else:
         store.punch([in_extent(1, 0)])
-    assert bytes(store.dead(in_extent(1, 0)) or b"") == b"\1" * 300
+    assert bytes(store.delete_flags(in_extent(1, 0)) or b"") == b"\1" * 300
     assert store.records(in_extent(1, 0)).count == 300

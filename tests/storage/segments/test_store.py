@@ -29,7 +29,7 @@ def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
                 bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1]
             )
             assert held.records(locator).slice(0, entry.record_count) == expected
-            assert held.dead(locator) is None
+            assert held.delete_flags(locator) is None
         assert held.segments[1].header.base == 100
         assert held.segments[1].header.end == 200
         assert held.findings == []
@@ -58,7 +58,7 @@ def test_nothing_is_removed_when_a_segment_is_refused(store: SegmentStore, folde
 
 def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
     add(store, 1)
-    store.mark(in_extent(1, 0), [1], 0)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
     store.unlink(1)
     store.sync(0)
     assert [*folder.iterdir()] == []

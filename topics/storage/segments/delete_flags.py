@@ -84,7 +84,7 @@ class PendingFlags:
                 flags.data[index] = 1
             flags.queued += 1
             self._queue.append(_Delete(lsn, locator, added))
-            self._segments[number].has_dead[extent] = 1
+            self._segments[number].has_deleted[extent] = 1
 
     def write(self, synced: int) -> None:
         """Write the flags that are due when the log is synced to ``synced``. For a thread.
@@ -180,7 +180,7 @@ def sync_segment(segment: Segment) -> None:
 
 
 def _extents_with_flags(segment: Segment) -> list[int]:
-    return [extent for extent, flagged in enumerate(segment.has_dead) if flagged]
+    return [extent for extent, flagged in enumerate(segment.has_deleted) if flagged]
 
 
 def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:

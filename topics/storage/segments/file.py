@@ -60,7 +60,7 @@ class Segment:
             owner = f"shard {self.header.shard}, number {self.header.number}"
             raise Damaged(path, 0, f"belongs to {owner}")
         self.size = self.trailer.file_length
-        self.has_dead = bytearray(self.trailer.entry_count)
+        self.has_deleted = bytearray(self.trailer.entry_count)
         # Extents whose tables were found whole: a delete looks into all extents of a topic.
         self.checked = bytearray(self.trailer.entry_count)
         if flags.count(0) != len(flags):
@@ -70,7 +70,7 @@ class Segment:
         for extent, entry in enumerate(decode_directory(directory)):
             start = entry.flags_at - self.trailer.flags_at
             part = flags[start : start + entry.record_count]
-            self.has_dead[extent] = 1 in part
+            self.has_deleted[extent] = 1 in part
             if part.translate(None, b"\0\1"):
                 self.findings += [
                     f"{self.path}, offset {entry.flags_at + index}: delete flag {flag}"
@@ -136,7 +136,7 @@ class Segment:
         """Set all delete flags of these extents, durably. Raises OSError."""
         for extent, entry in zip(extents, entries, strict=True):
             write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
-            self.has_dead[extent] = 1
+            self.has_deleted[extent] = 1
             self.checked[extent] = 0
         os.fdatasync(fd)
 

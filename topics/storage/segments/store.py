@@ -24,8 +24,8 @@ from topics.storage.segments.writer import SegmentWriter
 
 
 class SegmentStore:
-    """All segments of a shard that count. One thread at a time may change files; `mark` may be
-    called meanwhile.
+    """All segments of a shard that count. One thread at a time may change files; `flag_deleted` may
+    be called meanwhile.
     """
 
     def __init__(self, folder: Path, shard: int, *, mapped_max: int = MAPPED_MAX) -> None:
@@ -57,7 +57,7 @@ class SegmentStore:
         for number in sorted(numbers):
             segment = Segment(segment_path(folder, number), shard, number)
             store.add(segment)
-            if 1 in segment.has_dead:
+            if 1 in segment.has_deleted:
                 store._flags.add_unsynced(number)
             beat()
         wanted = {segment_path(folder, number) for number in {*store.segments, *kept}}
@@ -130,47 +130,47 @@ class SegmentStore:
 
     # Delete flags
 
-    def dead(self, locator: int) -> memoryview | None:
+    def delete_flags(self, locator: int) -> memoryview | None:
         """The extent's delete flags as they are now; None while none is set."""
         number, extent = split_locator(locator)
-        if not self.segments[number].has_dead[extent]:
+        if not self.segments[number].has_deleted[extent]:
             return None
         flags = self._flags.get(locator)
         return self._flags_in_file(number, extent) if flags is None else flags
 
-    def all_dead(self, locator: int) -> bool:
+    def is_all_deleted(self, locator: int) -> bool:
         """Whether each record of the extent is deleted."""
-        dead = self.dead(locator)
-        return dead is not None and bytes(dead).count(1) == len(dead)
+        flags = self.delete_flags(locator)
+        return flags is not None and bytes(flags).count(1) == len(flags)
 
     def _flags_in_file(self, number: int, extent: int) -> memoryview:
         return self._maps.of(number).flags(extent)
 
-    def mark(self, locator: int, indexes: Iterable[int], position: int) -> None:
+    def flag_deleted(self, locator: int, indexes: Iterable[int], lsn: int) -> None:
         """Flag these records as deleted. Readers see it at once; the file has it after the log is
-        synced to ``position``, which never falls.
+        synced to ``lsn``, which never falls.
         """
-        self._flags.add(Locator(locator), indexes, position)
+        self._flags.add(Locator(locator), indexes, lsn)
 
-    def marks_due(self, position: int) -> bool:
-        """Whether `write_marks` has something to do."""
-        return self._flags.is_due(position)
+    def has_due_flags(self, synced: int) -> bool:
+        """Whether `write_due_flags` has something to do."""
+        return self._flags.is_due(synced)
 
-    def write_marks(self, position: int) -> None:
+    def write_due_flags(self, synced: int) -> None:
         """As `PendingFlags.write`."""
-        self._flags.write(position)
+        self._flags.write(synced)
 
-    def write_flags_again(self) -> None:
+    def rewrite_flags(self) -> None:
         """As `PendingFlags.write_again`."""
         self._flags.write_again()
 
-    def sync(self, position: int) -> None:
+    def sync(self, synced: int) -> None:
         """As `PendingFlags.sync`."""
-        self._flags.sync(position)
+        self._flags.sync(synced)
 
     # Room
 
-    def spent(self, number: int, used: Set[int]) -> list[Locator]:
+    def unpunched(self, number: int, used: Set[int]) -> list[Locator]:
         """Extents that are not ``used`` and still take up room."""
         return [in_extent(number, extent) for extent in self.segments[number].unpunched(used)]
 

@@ -149,7 +149,7 @@ def test_after_a_failed_sync_all_flags_are_written_again(
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
         start = segment.trailer.flags_at
-        if any(split_locator(mark.locator)[0] == number for mark in store._flags._queue):
+        if any(split_locator(queued.locator)[0] == number for queued in store._flags._queue):
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
     assert store._flags._queue

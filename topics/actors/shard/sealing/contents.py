@@ -73,10 +73,10 @@ def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) 
     """
     flags, end = bytearray(count), first_seq + count
     for seq, length, locator in topic.index.not_whole(first_seq, end):
-        dead = b"\1" * length if locator is None else store.delete_flags(locator)
+        own = b"\1" * length if locator is None else store.delete_flags(locator)
         start, stop = max(seq, first_seq), min(seq + length, end)
-        if dead is not None:
-            flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
+        if own is not None:
+            flags[start - first_seq : stop - first_seq] = own[start - seq : stop - seq]
     below = min(max(topic.start_seq - first_seq, 0), count)
     flags[:below] = b"\1" * below
     return flags

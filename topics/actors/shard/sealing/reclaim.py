@@ -56,7 +56,7 @@ class Reclaim:
             locator
             for number, extents in used.items()
             if extents
-            for locator in self._segments.spent(number, extents)
+            for locator in self._segments.unpunched(number, extents)
         ]
         self._blobs = list(shard.absorbed)
         self._freed: deque[Freed] = deque()  # by checkpoint, the newest last

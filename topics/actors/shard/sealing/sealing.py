@@ -85,9 +85,9 @@ class Sealing(Service):
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps."""
         self._burst.observe(self.wal.position)
         waits = self._burst.is_burst(self._backlog_files)
-        if self.segments.marks_due(self.wal.synced):
+        if self.segments.has_due_flags(self.wal.synced):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
-                await trio.to_thread.run_sync(self.segments.write_marks, self.wal.synced)
+                await trio.to_thread.run_sync(self.segments.write_due_flags, self.wal.synced)
         sealed, failure = 0, None
         try:
             for base, end in () if waits else self._ready_files():
@@ -266,12 +266,12 @@ class Sealing(Service):
     def _flag_late_deletes(self, topic: Topic, entry: IndexEntry) -> None:
         """Set the delete flags of what went after the segment was written."""
         now = current_flags(self.store, topic, entry.first_seq, entry.record_count)
-        written = self.segments.dead(entry.locator)
+        written = self.segments.delete_flags(entry.locator)
         if now.count(1) != (0 if written is None else bytes(written).count(1)):
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.locator, late, self.store.committed_to)
+            self.segments.flag_deleted(entry.locator, late, self.store.committed_to)
 
 
 async def _free_tags(tags: TagIndex | None) -> None:
