@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.sealing_support import FILE_BYTES
+from tests.actors.shard.sealing.sealing_support import FILE_BYTES
 from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
