@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.sealing_support import FILE_BYTES
+from tests.actors.shard.sealing.sealing_support import FILE_BYTES
 from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
@@ -1069,7 +1069,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
 
     async def write() -> None:
         body = json_bytes({"records": [{"data": "x" * size}]})
-        params = AppendParams("a", [len(body)], None, True, None, 0)
+        params = AppendParams("a", None, True, None, 0)
         call = typed_calls.call_soon(sessions[0], APPEND, params, body)
         link.flush()
         await call.wait()

@@ -7,8 +7,8 @@ order of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error, total_ms
 from topics.actors.rpc.typed_calls import InboundCall
@@ -18,14 +18,15 @@ from topics.engine.dedupe import DedupeEntry
 from topics.errors import Internal
 from topics.formats.api import answers
 from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
 from topics.storage.wal.writer import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
-FAILED = int(AppendOutcome.FAILED)
-APPENDED_ALONE = AppendResult((int(AppendOutcome.APPENDED),))
-CREATED_ALONE = AppendResult((int(AppendOutcome.CREATED),))
+APPENDED, CREATED, FAILED = map(int, AppendOutcome)
+APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
+CREATED_ALONE = AppendResult(bytes((CREATED,)))
+UNANSWERED = 255
 
 
 class AppendBatch:
@@ -35,16 +36,17 @@ class AppendBatch:
 
     def __init__(self, request: AppendCall) -> None:
         self._request, self.params = request, request.params
-        count = self._unanswered = len(request.params.lengths)
+        lengths = request.params.lengths
+        count = self._unanswered = 1 if lengths is None else len(lengths)
         assert count, "an append message holds at least one request"
-        self._outcomes = [-1] * count
-        self._answers: list[bytes] = [b""] * count
-        self._failures: dict[int, tuple[str, str, Mapping[str, Any]]] = {}
+        self._outcomes = bytearray((UNANSWERED,)) * count
+        self._answers = [b""] * count
+        self._failures: dict[int, Failure] = {}
 
     def bodies(self) -> Iterator[Buffer]:
         """The body of each request."""
         content, lengths = self._request.attachment, self.params.lengths
-        if len(lengths) == 1:
+        if lengths is None:
             yield content
             return
         end = 0
@@ -112,22 +114,21 @@ class AppendBatch:
             deduped=deduped,
         )
         body += answers.performance(total_ms(params.at), wal_ms=took_ms[0], fsync_ms=took_ms[1])
-        if len(self._outcomes) == 1:
+        if params.lengths is None:
             self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
             return
         self._answers[index] = body
-        self._note(index, int(AppendOutcome.CREATED if created else AppendOutcome.APPENDED))
+        self._note(index, CREATED if created else APPENDED)
 
     def _note(self, index: int, outcome: int) -> None:
-        assert self._outcomes[index] < 0, "a request is answered once"
+        assert self._outcomes[index] == UNANSWERED, "a request is answered once"
         self._outcomes[index] = outcome
         self._unanswered -= 1
         if not self._unanswered:
-            failures = [self._failures[index] for index in sorted(self._failures)]
-            self._request.reply(
-                AppendResult(self._outcomes, list(map(len, self._answers)), failures),
-                b"".join(self._answers),
-            )
+            lengths = list(map(len, self._answers))
+            failures = [failure for _, failure in sorted(self._failures.items())] or None
+            result = AppendResult(bytes(self._outcomes), lengths, failures)
+            self._request.reply(result, b"".join(self._answers))
 
 
 def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:

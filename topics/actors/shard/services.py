@@ -14,7 +14,7 @@ from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
 from topics.storage.recovery import Shard

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.actors.sealing_support import Sealer, by_hand, findings, no_syncs
+from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, findings, no_syncs
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.topic import Topic

@@ -1,6 +1,4 @@
-"""Texts packed into few objects, and what the interpreter's collector has to follow of those that
-stay.
-"""
+"""Packed texts: found by prefix, and few references for the interpreter's collector to follow."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.segment_support import HEADER, plain
+from tests.formats.disk.segment_support import HEADER, plain
 from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
 from topics.formats.api.requests import json_string
 from topics.formats.disk.packed import PackedTexts
@@ -21,7 +19,7 @@ CLOSE = st.text('ab\\"\n\x1f/é', max_size=3)
 
 
 @given(st.lists(CLOSE, max_size=80), CLOSE)
-def test_they_are_found_by_their_beginning(texts: list[str], beginning: str) -> None:
+def test_packed_texts_are_found_by_prefix(texts: list[str], beginning: str) -> None:
     ordered = sorted(map(json_string, texts))
     packed, prefix = PackedTexts(ordered), json_prefix(beginning)
     assert [*packed] == ordered
@@ -29,18 +27,18 @@ def test_they_are_found_by_their_beginning(texts: list[str], beginning: str) -> 
 
 
 def _followed() -> int:
-    """References that a collection of everything follows."""
+    """References that a full collection follows."""
     return sum(len(gc.get_referents(each)) for each in gc.get_objects())
 
 
 def _most_followed(steps: Iterator[object], look: Callable[[int], bool]) -> int:
-    """More than before, at most, after the steps that are looked at."""
+    """The largest growth of `_followed` after the steps that ``look`` picks."""
     gc.collect()
     before = _followed()
     return max(_followed() - before for count, _ in enumerate(steps) if look(count))
 
 
-def test_tags_that_are_waiting_for_their_segment_are_not_followed() -> None:
+def test_the_collector_does_not_follow_tags_of_unsealed_records() -> None:
     index = TagIndex()
     portions = TEXTS // PORTION_TAGS
 
@@ -52,7 +50,7 @@ def test_tags_that_are_waiting_for_their_segment_are_not_followed() -> None:
     assert _most_followed(add(), lambda count: count == portions * PORTION_TAGS - 1) < 1000
 
 
-def test_nor_are_those_of_a_segment_on_its_way() -> None:
+def test_the_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
     view = plain(TEXTS, tag="t%d").view(1)
     view.ext()
     steps = build(HEADER, [Source(1, 1, [(view, 0, TEXTS)])])

@@ -1,5 +1,5 @@
-"""A mark in a segment comes when the log has its delete for good: no power loss leaves the one
-without the other.
+"""Delete flags reach their segments after the log has the deletes: no power loss leaves one without
+the other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, spoil
+from tests.actors.shard.sealing.sealing_support import (
+    FILE_BYTES,
+    Sealer,
+    by_hand,
+    copy,
+    ended,
+    files,
+    spoil,
+)
 from tests.storage.log_support import ForgetfulDisk
 from topics.formats.api.requests import TagMatch
 from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
+
+
 Seen = dict[str, Any]
 
 
@@ -38,14 +48,11 @@ def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
     """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any
     more unless a test wants it.
     """
-    client = Sealer(tmp_path / "data")
-    client.put("a", durability="disk", cap_records=12)
-    append(client, 20)
-    client.checkpoint()
-    yield client
-    client.give_up()
-    if client.wal.writer._thread.is_alive():
-        client.kill()
+    with ended(Sealer(tmp_path / "data")) as client:
+        client.put("a", durability="disk", cap_records=12)
+        append(client, 20)
+        client.checkpoint()
+        yield client
 
 
 def append(client: Sealer, count: int) -> None:
@@ -70,7 +77,7 @@ def sync(client: Sealer) -> None:
     client.advance()
 
 
-def marked(client: Sealer) -> int:
+def flagged(client: Sealer) -> int:
     """Flags that are set in the files."""
     return sum(path.read_bytes()[at : at + count].count(1) for path, at, count in flags(client))
 
@@ -108,12 +115,12 @@ def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
 
 
 def without_lost_seqs(found: Seen, head: int) -> Seen:
-    """The head jumps to what was reserved: those seqs are told as lost."""
+    """The head jumps to the reserved seqs, which are reported as lost."""
     assert found["head"] > head
     return found | {"head": head}
 
 
-def test_a_delete_that_the_log_has_lost_has_deleted_nothing(
+def test_a_delete_that_the_log_lost_has_deleted_nothing(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     before = seen(client)
@@ -124,7 +131,7 @@ def test_a_delete_that_the_log_has_lost_has_deleted_nothing(
     again.kill()
 
 
-def test_evictions_before_a_lost_delete_are_told_as_they_were(
+def test_evictions_before_a_lost_delete_stay_as_they_were(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     delete(client, ODD, before_seq=16)
@@ -143,22 +150,22 @@ def test_evictions_before_a_lost_delete_are_told_as_they_were(
     again.kill()
 
 
-def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(
+def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synced(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     delete(client)
-    after, synced = seen(client), marked(client)
+    after, synced = seen(client), flagged(client)
     client.seal()
-    assert marked(client) == synced  # the log is not synced yet
+    assert flagged(client) == synced  # the log is not synced yet
     again = Sealer(copy(client.path, tmp_path / "killed"), boot="first")
     assert seen(again) == after
     again.kill()
     sync(client)
     assert seen(client) == after
     client.seal()
-    assert marked(client) > synced
+    assert flagged(client) > synced
     assert seen(client) == after
-    assert not client.shard.segments._marks
+    assert not client.shard.segments._flags._queue
     again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
     assert without_lost_seqs(seen(again), after["head"]) == after
     again.kill()
@@ -168,9 +175,7 @@ def test_a_delete_that_the_log_has_is_marked_soon_and_counts_before(
 def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
     kept: str, client: Sealer, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
-    """A checkpoint syncs the log, then marks: a delete that comes between the two is not in the log
-    for good.
-    """
+    """A checkpoint syncs the log, then delete flags: a delete between the two is not durable."""
     going_on, steps = True, 0
     while going_on:
         append(client, 3)
@@ -194,7 +199,7 @@ def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
     assert steps > 4
 
 
-def test_a_start_marks_nothing_before_it_has_synced_the_log(
+def test_a_start_writes_no_flags_before_it_has_synced_the_log(
     client: Sealer, disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was killed: the log that is replayed may be nowhere but in the page cache, and

@@ -1,6 +1,4 @@
-"""Blobs of long writes fill log files as frames do, so they are sealed and given back however short
-their frames are.
-"""
+"""Blobs of streamed appends fill log files as frames do, and are sealed and reclaimed with them."""
 
 from __future__ import annotations
 
@@ -10,38 +8,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
-from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
-from tests.actors.test_sealing import append_streamed, comes_back, seen
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    append_streamed,
+    comes_back,
+    ended,
+    files,
+    findings,
+    seen,
+)
 from topics.engine.reading import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
 
 FILE_BYTES = 64 << 10
+
+
 LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file
-
-
-@pytest.fixture(autouse=True)
-def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    by_hand(monkeypatch)
-    no_syncs(monkeypatch)
-    with structlog.testing.capture_logs():
-        yield
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Sealer]:
-    client = Sealer(tmp_path / "data", file_bytes=FILE_BYTES)
-    client.put("a")
-    client.put("b")
-    yield client
-    client.give_up()
-    if client.wal.writer._thread.is_alive():
-        client.kill()
+    with ended(Sealer(tmp_path / "data", file_bytes=FILE_BYTES)) as client:
+        client.put("a")
+        client.put("b")
+        yield client
 
 
-def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
+def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
     client.append("a", "first")
     for _ in range(3):
         append_streamed(client, "a", LONG)
@@ -50,7 +45,7 @@ def test_a_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> 
     assert len(client.wal.whole_files()) == 1
 
 
-def test_blobs_go_when_a_segment_has_their_records(client: Sealer) -> None:
+def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
     for _ in range(20):
         append_streamed(client, "a", LONG)
         assert len(client.shown("a")) % len(LONG) == 0
@@ -65,7 +60,7 @@ def test_blobs_go_when_a_segment_has_their_records(client: Sealer) -> None:
     comes_back(client, before)
 
 
-def test_blobs_of_which_nothing_lives_go_without_a_segment(client: Sealer) -> None:
+def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Sealer) -> None:
     client.put("a", cap_records=len(LONG))
     for _ in range(12):
         append_streamed(client, "a", LONG)
@@ -76,7 +71,7 @@ def test_blobs_of_which_nothing_lives_go_without_a_segment(client: Sealer) -> No
     assert files(client.path, "segment") == []
 
 
-def test_a_body_longer_than_a_log_file_has_one_to_itself(client: Sealer) -> None:
+def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
     for _ in range(4):
         append_streamed(client, "a", LONG * 3)
     assert len(client.wal.whole_files()) == 3
@@ -89,7 +84,9 @@ def test_a_body_longer_than_a_log_file_has_one_to_itself(client: Sealer) -> None
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_restart_knows_how_far_blobs_have_filled_the_file(client: Sealer, orderly: bool) -> None:
+def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
+    client: Sealer, orderly: bool
+) -> None:
     append_streamed(client, "a", LONG)
     append_streamed(client, "a", LONG)
     (client.stop if orderly else client.kill)()
@@ -104,10 +101,10 @@ def test_a_restart_knows_how_far_blobs_have_filled_the_file(client: Sealer, orde
     third.kill()
 
 
-def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_have_filled(
+def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deletes are what makes room."""
+    """Deletes must be written, as they make room."""
     for _ in range(3):
         append_streamed(client, "a", LONG)
     with monkeypatch.context() as patch:
@@ -129,9 +126,6 @@ def test_without_room_for_another_file_small_writes_go_on_in_the_one_that_blobs_
     comes_back(client, before)
 
 
-# Damage
-
-
 def hurt(path: Path, at: int = -100) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -140,7 +134,7 @@ def hurt(path: Path, at: int = -100) -> None:
 
 @pytest.fixture
 def damaged(client: Sealer) -> Iterator[Sealer]:
-    """After an orderly stop a blob was hurt; nobody has looked at it yet."""
+    """A blob was damaged after an orderly stop, and nobody has read it since."""
     client.put("a", ttl_ms=1000)
     client.append("a", "before")
     path = append_streamed(client, "a", LONG)
@@ -161,7 +155,7 @@ def gap(page: Page) -> tuple[str, int, int]:
     return page.tombstone.reason, page.tombstone.gap_from, page.tombstone.gap_to
 
 
-def test_a_read_of_a_damaged_blob_names_what_is_lost_and_goes_on(damaged: Sealer) -> None:
+def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -> None:
     assert read(damaged, 0).count == 1
     for _ in range(2):
         assert gap(read(damaged, 1)) == ("damaged", 2, 31)
@@ -170,13 +164,13 @@ def test_a_read_of_a_damaged_blob_names_what_is_lost_and_goes_on(damaged: Sealer
         damaged.wal.blobs.body(damaged.engine.topic("a").id, 2)
 
 
-def test_a_delete_that_cuts_a_damaged_blob_is_done(damaged: Sealer) -> None:
+def test_a_delete_may_cut_a_damaged_blob(damaged: Sealer) -> None:
     assert damaged.delete_records("a", before_seq=10) == 9
     assert gap(read(damaged, 9)) == ("damaged", 10, 31)
     assert damaged.delete_records("a", before_seq=33) == 23, "all of it may go"
 
 
-def test_a_cap_that_would_cut_a_damaged_blob_is_told_and_ends_nothing(damaged: Sealer) -> None:
+def test_a_cap_that_cuts_a_damaged_blob_stops_nothing(damaged: Sealer) -> None:
     damaged.put("a", cap_records=10)
     damaged.append("a", "more")
     assert read(damaged, 31).count == 1
@@ -184,13 +178,13 @@ def test_a_cap_that_would_cut_a_damaged_blob_is_told_and_ends_nothing(damaged: S
     assert damaged.engine.topic("a").count == 2
 
 
-def test_age_takes_a_damaged_blob_whole(damaged: Sealer) -> None:
+def test_age_removes_a_damaged_blob_as_a_whole(damaged: Sealer) -> None:
     damaged.later(5000)
     damaged.expire("a")
     assert damaged.engine.topic("a").count == 0
 
 
-def test_sealing_tells_of_a_damaged_blob_for_good_and_keeps_it_for_people(damaged: Sealer) -> None:
+def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:
     for _ in range(3):
         append_streamed(damaged, "b", LONG)
     damaged.append("b", "next")

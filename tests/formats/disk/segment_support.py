@@ -115,3 +115,22 @@ def plain(count: int, size: int = 20, tag: str | None = None) -> Write:
     """So many records alike; ``tag`` may have a ``%d`` for the record's number."""
     tags = [tag % number if tag is not None and "%d" in tag else tag for number in range(count)]
     return Write([(None, tags[number], b'"%b"' % (b"x" * size), None) for number in range(count)])
+
+
+def model(batch: list[Write], first_seq: int) -> list[tuple[int, RecordsView, int]]:
+    """``(seq, write, index)`` of each record that the segment is to hold."""
+    _, views = source(1, first_seq, batch)
+    kept = [
+        (view, index)
+        for write, view in zip(batch, views, strict=True)
+        for index in range(write.skip, view.count)
+    ]
+    return [(seq, view, index) for seq, (view, index) in enumerate(kept, first_seq)]
+
+
+WHOLE = build_bytes(
+    [
+        source(1, 5, [plain(3, tag="t%d"), Write([("n", None, b"1", b"{}")], key="k")])[0],
+        source(2, 9, [plain(2)])[0],
+    ]
+)

@@ -1,4 +1,4 @@
-"""What the kernel is asked for while somebody reads a topic in segments from its start to its end."""
+"""Prefetch: what the kernel is asked for while a topic is read from segments, start to end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.segment_support import plain, source
+from tests.formats.disk.segment_support import plain, source
+from topics.config import Tuning
+from topics.engine.locators import in_extent, split_locator
 from topics.formats.disk.segment import ENTRY_BYTES
 from topics.formats.disk.segment_build import build
 from topics.storage import disk
 from topics.storage.segments import prefetch
 from topics.storage.segments.prefetch import Prefetch
-from topics.storage.segments.store import SegmentStore, place_of, split_locator
+from topics.storage.segments.store import SegmentStore
 
 AHEAD = 4000
 RECORDS, SIZE = 100, 100
@@ -57,16 +59,14 @@ def store(tmp_path: Path) -> SegmentStore:
     return made
 
 
-PLACES = [place_of(1, 0), place_of(2, 0), place_of(3, 1)]
+LOCATORS = [in_extent(1, 0), in_extent(2, 0), in_extent(3, 1)]
 
 
-def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
-    store: SegmentStore, asked: Disk
-) -> None:
+def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked: Disk) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
-    for number, locator in enumerate(PLACES):
-        following = PLACES[number + 1] if locator != PLACES[-1] else None
+    for number, locator in enumerate(LOCATORS):
+        following = LOCATORS[number + 1] if locator != LOCATORS[-1] else None
         of_segment, extent = split_locator(locator)
         segment, entry, ends = (
             store.segments[of_segment],
@@ -74,7 +74,7 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
             store.records(locator).ends,
         )
         for index in range(0, RECORDS, 5):
-            ahead.expect(locator, index, following)
+            ahead.read_on(locator, index, following)
             for path, offset, length in asked.taken():
                 wanted.setdefault(path, []).append(range(offset, offset + length))
             at = entry.offset + (ends[index - 1] if index else 0)
@@ -100,12 +100,12 @@ def test_a_reader_finds_everything_on_its_way_and_nothing_is_asked_for_twice(
 def test_what_follows_is_asked_for_when_the_reader_comes_near(
     store: SegmentStore, asked: Disk
 ) -> None:
-    first, second, _ = PLACES
+    first, second, _ = LOCATORS
     ends, after = store.records(first).ends, store.segments[2].path
     size = store.entry(first).blob_bytes
     seen = []
     for index in range(1, RECORDS):
-        Prefetch(store).expect(first, index, second)
+        Prefetch(store).read_on(first, index, second)
         seen.append((size - ends[index - 1], sum(path == after for path, _, _ in asked.taken())))
     assert {count for distance, count in seen if distance > 2 * AHEAD} == {0}
     assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {
@@ -114,46 +114,46 @@ def test_what_follows_is_asked_for_when_the_reader_comes_near(
     assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
 
 
-def test_a_second_reader_behind_the_first_is_served_like_it(
+def test_a_second_reader_behind_the_first_is_served_like_the_first(
     store: SegmentStore, asked: Disk
 ) -> None:
     ahead = Prefetch(store)
     for index in (0, 50, 0, 50):
-        ahead.expect(PLACES[0], index, None)
-        entry, ends = store.entry(PLACES[0]), store.records(PLACES[0]).ends
+        ahead.read_on(LOCATORS[0], index, None)
+        entry, ends = store.entry(LOCATORS[0]), store.records(LOCATORS[0]).ends
         at = ends[index - 1] if index else 0
         assert asked.taken() == [
             (store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))
         ]
 
 
-def test_it_forgets_what_it_asked_for_long_ago(
+def test_what_was_asked_for_long_ago_is_asked_for_again(
     store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "KNOWN_MAX", 2)
+    monkeypatch.setattr(prefetch, "EXTENTS_MAX", 2)
     ahead = Prefetch(store)
-    for locator in PLACES:
-        ahead.expect(locator, 0, None)
+    for locator in LOCATORS:
+        ahead.read_on(locator, 0, None)
     assert len(asked.taken()) == 3
-    ahead.expect(PLACES[2], 0, None)
+    ahead.read_on(LOCATORS[2], 0, None)
     assert asked.taken() == []
-    ahead.expect(PLACES[0], 0, None)
+    ahead.read_on(LOCATORS[0], 0, None)
     assert len(asked.taken()) == 1
 
 
 def test_what_cannot_be_read_is_left_for_the_reader_to_find(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.records(PLACES[0])
+    store.records(LOCATORS[0])
     for number in (1, 2):
         store.segments[number].path.unlink()
     ahead = Prefetch(store)
-    ahead.expect(PLACES[0], 0, PLACES[1])
-    ahead.expect(PLACES[0], RECORDS - 1, PLACES[1])
-    ahead.expect(PLACES[1], 0, None)
+    ahead.read_on(LOCATORS[0], 0, LOCATORS[1])
+    ahead.read_on(LOCATORS[0], RECORDS - 1, LOCATORS[1])
+    ahead.read_on(LOCATORS[1], 0, None)
 
 
-def test_the_kernel_is_asked_in_parts_of_which_it_cuts_none_off(
+def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[int, int]] = []
@@ -170,3 +170,11 @@ def test_the_kernel_is_asked_in_parts_of_which_it_cuts_none_off(
         (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES),
         (100 + 2 * disk.ADVICE_BYTES, 1),
     ]
+
+
+def test_without_the_switch_nothing_is_asked_for(
+    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "TUNING", Tuning(prefetch=False))
+    Prefetch(store).read_on(LOCATORS[0], 0, LOCATORS[1])
+    assert asked.taken() == []

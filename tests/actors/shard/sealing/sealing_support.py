@@ -1,12 +1,13 @@
-"""Sealing step by step: between any two steps of a run the test does what it likes."""
+"""A shard that seals step by step: a test may do anything between two steps."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import START, Client
-from topics.actors.shard import sealing
-from topics.actors.shard.sealing import Sealing
+from tests.storage.log_support import LIMITS, START, Client
+from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine.changes.delete_records import matching_seqs
+from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.formats.api.requests import Diff
+from topics.formats.api.requests import Diff, TagMatch, decode_append, json_bytes
+from topics.formats.disk.records import Rendering
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
@@ -38,7 +42,7 @@ async def _checkpoint(*_: object) -> None:
 
 
 async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
-    """What a thread would do is done at once, between two steps."""
+    """Run at once what a thread would run, as a step of its own."""
     await _step()
     result = call(*arguments)
     await _step()
@@ -52,7 +56,15 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
         lowlevel=SimpleNamespace(checkpoint=_checkpoint),
         sleep=_checkpoint,
     )
-    patch.setattr(sealing, "trio", stand_in)
+    for module in (sealing, checkpointing, reclaim, pacing):
+        patch.setattr(module, "trio", stand_in)
+
+
+def run(task: Coroutine[Any, Any, None]) -> None:
+    """All steps of a task, one after the other."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            task.send(None)
 
 
 class Sealer(Client):
@@ -125,12 +137,12 @@ class Sealer(Client):
         return True
 
     def seal(self) -> None:
-        """The rest of a round, or a whole one."""
+        """Run the rest of a round, or a whole one."""
         while self.step():
             pass
 
     def checkpoint(self) -> None:
-        """Write one, and free what two of them can spare."""
+        """Write a checkpoint, and free what two of them can spare."""
         self.seal()
         self.under_way = self.sealing.checkpoint()
         while self.step():
@@ -171,7 +183,7 @@ class Sealer(Client):
         return read(topic, asked, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
-        """All records, with whatever they have."""
+        """All records with all members."""
         found: list[dict[str, Any]] = []
         seq = 0
         while True:
@@ -182,8 +194,17 @@ class Sealer(Client):
                 return found
 
 
+@contextlib.contextmanager
+def ended(client: Sealer) -> Iterator[Sealer]:
+    """The client, killed at the end unless the test has ended it."""
+    yield client
+    client.give_up()
+    if client.wal.writer._thread.is_alive():
+        client.kill()
+
+
 def files(path: Path, kind: str) -> list[Path]:
-    """All but what only holds room."""
+    """All files but those that only reserve room."""
     return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
@@ -209,3 +230,108 @@ def no_syncs(patch: pytest.MonkeyPatch) -> None:
     """For tests that lose no power."""
     patch.setattr("os.fsync", lambda _: None)
     patch.setattr("os.fdatasync", lambda _: None)
+
+
+Seen = dict[str, Any]
+
+
+def seen(client: Sealer) -> Seen:
+    """Everything about the topics that readers and writers can notice."""
+    return {name: _seen(client, name) for name in sorted(client.engine.topics)}
+
+
+def _seen(client: Sealer, name: str) -> dict[str, Any]:
+    topic = client.engine.topics[name]
+    matches = (TagMatch("Eq", "even"), TagMatch("Glob", "o"))
+    return {
+        "id": topic.id,
+        "config": topic.config,
+        "head": topic.head_seq,
+        "next": topic.next_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "earliest": topic.earliest_seq,
+        "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
+        "keys": [(key, write[:2]) for key, write in topic.dedupe.items()],
+        "records": client.shown(name),
+        "tagged": [sorted(living(client, name, match)) for match in matches],
+    }
+
+
+def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
+    topic = client.engine.topics[name]
+    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
+        record["$seq"] for record in client.shown(name)
+    }
+
+
+def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
+    for number in range(rounds):
+        for name in names:
+            tag = "odd" if number % 2 else "even"
+            records = [
+                {"data": [name, number], "tag": tag, "meta": {"m": "x" * size}},
+                {"data": number, "node": "n", "tag": f"o{number}"},
+            ]
+            client.append(name, key=f"{name}{client.filled[name]}", records=records)
+            client.filled[name] += 1
+
+
+def sealed(client: Sealer, name: str) -> bool:
+    locators = client.engine.topic(name).index.locators()
+    return any(is_extent(locator) for locator in locators)
+
+
+def survives_a_kill(client: Sealer, before: Seen) -> None:
+    """After a kill, everything is as it was before."""
+    client.kill()
+    comes_back(client, before)
+
+
+def comes_back(client: Sealer, before: Seen) -> None:
+    """Everything is as before when an ended shard starts again."""
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
+def delete(
+    client: Sealer, name: str, before_seq: int | None = None, match: TagMatch | None = None
+) -> None:
+    client.submit(client.engine.delete_records(name, before_seq, match, client.now))
+    client.wait()
+
+
+def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
+    body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
+    topic = client.engine.topic(name)
+    rendering = Rendering(body, keep_key=False)
+    ends = rendering.ends(topic.next_seq, client.now.ts)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
+    head = [rendering.ext, ends.tobytes(), *rendering.tables]
+    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
+    writer.write(head)
+    writer.write(rendering.render(0, len(datas), change.first_seq, change.ts))
+    writer.finish()
+    client.submit(change)
+    client.wait()
+    return client.wal.blobs.path(topic.id, change.first_seq)
+
+
+def extents(client: Sealer) -> list[int]:
+    """Locators of all extents that the index names."""
+    locators = [
+        locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
+    ]
+    return [locator for locator in locators if is_extent(locator)]
+
+
+def free_all(client: Sealer) -> int:
+    """Run rounds until nothing is left to free; how many it took."""
+    rounds = 0
+    while rounds == 0 or client.sealing.reclaim.has_garbage:
+        client.sealing.checkpoints.written_at = float("-inf")
+        client.seal()
+        rounds += 1
+        assert rounds < 8, "it comes to an end"
+    return rounds
