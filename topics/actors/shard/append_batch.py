@@ -7,7 +7,8 @@ order of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error, total_ms
@@ -26,6 +27,7 @@ AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
 APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
 CREATED_ALONE = AppendResult(bytes((CREATED,)))
+FAILED_ALONE = bytes((FAILED,))
 UNANSWERED = 255
 
 
@@ -37,22 +39,20 @@ class AppendBatch:
     def __init__(self, request: AppendCall) -> None:
         self._request, self.params = request, request.params
         lengths = request.params.lengths
-        count = self._unanswered = 1 if lengths is None else len(lengths)
-        assert count, "an append message holds at least one request"
-        self._outcomes = bytearray((UNANSWERED,)) * count
-        self._answers = [b""] * count
-        self._failures: dict[int, Failure] = {}
+        if lengths is not None:  # one request alone is answered without collecting
+            count = self._unanswered = len(lengths)
+            assert count, "an append message holds at least one request"
+            self._outcomes = bytearray((UNANSWERED,)) * count
+            self._answers = [b""] * count
+            self._failures: dict[int, Failure] = {}
 
-    def bodies(self) -> Iterator[Buffer]:
+    def bodies(self) -> Sequence[Buffer]:
         """The body of each request."""
         content, lengths = self._request.attachment, self.params.lengths
         if lengths is None:
-            yield content
-            return
-        end = 0
-        for length in lengths:
-            start, end = end, end + length
-            yield content[start:end]
+            return (content,)
+        ends = [*accumulate(lengths, initial=0)]
+        return [content[start:end] for start, end in pairwise(ends)]
 
     # Outcomes
 
@@ -89,9 +89,13 @@ class AppendBatch:
         """The request fails. The log has what is unexpected; the caller is told no more of it."""
         _, message, data = map_error(error, self._request)
         if data is None or data["code"] == Internal.code:
-            self._failures[index] = Internal.code, "internal error", {}
+            failure: Failure = Internal.code, "internal error", {}
         else:
-            self._failures[index] = data["code"], message, data["detail"]
+            failure = data["code"], message, data["detail"]
+        if self.params.lengths is None:
+            self._request.reply(AppendResult(FAILED_ALONE, [0], [failure]))
+            return
+        self._failures[index] = failure
         self._note(index, FAILED)
 
     def _succeed(
