@@ -22,7 +22,7 @@ import trio
 from topics.actors.link.board import Board
 from topics.actors.link.link import LinkMemory
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import children as process

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import (
-    Append,
-    Change,
-    DeleteRecords,
-    InFlightDuplicate,
-    Now,
-    ShardEngine,
-    keeps_key,
-)
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (
     AppendBody,
@@ -28,8 +24,8 @@ from topics.formats.api.requests import (
     json_bytes,
 )
 from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
-from topics.formats.disk.wal import FrameKind
 from topics.formats.ranges import IndexRun
 
 LIMITS = Limits(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk
+from topics.engine.losses import lose
 from topics.engine.reading import SCAN_RECORDS_MAX, Page, read
-from topics.engine.retention import lose
 from topics.formats.api.requests import Diff
 from topics.formats.ranges import SeqRange
 

@@ -17,8 +17,8 @@ from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import Frame
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome
 from topics.formats.wire.contract import Call, Event, P, R
@@ -151,9 +151,10 @@ class Desk:
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
+        nursery.start_soon(self.loop.follow_time)
         self.commits = self.loop.commits
         self.wire = Wire()
-        self.session = self.loop.router.open_session("front-0", self.wire)
+        self.session = self.loop.open_session("front-0", self.wire)
         self._cid = 0
         self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
 
@@ -204,6 +205,7 @@ class Desk:
         payload = encode_request(self._cid, call.method, params)
         frame = MessageFrame(self._cid, 0, call.subject, payload, body)
         assert self.loop.router.dispatch(self.session, frame) is None
+        self.loop.deadlines.wake()
         return self._cid
 
     def tell(self, event: Event[P], params: P) -> None:
@@ -220,12 +222,18 @@ class Desk:
     def written(self) -> OSError | None:
         self.flush()
         self.log.write()
-        return self.commits.advance()
+        return self.advance()
 
     def synced(self) -> OSError | None:
         self.flush()
         self.log.sync()
-        return self.commits.advance()
+        return self.advance()
+
+    def advance(self) -> OSError | None:
+        """Commit what the log has reached; the turn ends when the tasks that are ready have run."""
+        error = self.commits.advance()
+        self.loop.deadlines.wake()
+        return error
 
     def failed(self, error: OSError) -> OSError | None:
         """The writer says so, and the actor's loop does what it does then."""
@@ -233,7 +241,7 @@ class Desk:
         self.log.fail(error)
         found = self.commits.advance()
         self.loop.context.room.show(found)
-        self.loop.deletes.repeat()
+        self.loop.services.deletes.on_turn()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

@@ -13,6 +13,7 @@ import trio
 
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.shard import interpreter
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -21,13 +22,12 @@ from topics.process.children import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
 
-SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are its links, one to each front."""
-    sys.setswitchinterval(SWITCH_S)
+    interpreter.favour_log_threads()
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
@@ -80,7 +80,7 @@ async def _serve(
     shard.wal.stop()
     if loop.context.room.broken is None:
         try:
-            loop.sealing.write_last()
+            loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
 

@@ -16,10 +16,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import Desk
 from topics.engine import reading
-from topics.engine.shard import Append, Change, Put
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import RESERVE_MIN
 from topics.formats.api.requests import decode_append, decode_config, json_bytes
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
@@ -353,7 +355,7 @@ async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None
     change = desk.engine.append("a", body, desk.loop.context.now)
     assert isinstance(change, Append)
     with trio.fail_after(1):
-        assert await desk.commits.settled(change) is BROKEN
+        assert await desk.commits.submit_and_wait(change) is BROKEN
     assert (desk.engine.topics["a"].next_seq, desk.engine.topics["a"].pending) == (1, 0)
 
 
@@ -489,7 +491,7 @@ async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
         raise Damaged(Path("1.seg"), 4096, "records are damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topics.actors.shard.reads.read", damaged)
+        patch.setattr("topics.actors.shard.long_polls.read", damaged)
         append = desk.append("a", 1)
         desk.synced()
         await wait_all_tasks_blocked()
@@ -584,7 +586,7 @@ async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
@@ -593,7 +595,7 @@ async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -
     desk.cancel(poll)
     await wait_all_tasks_blocked()
     assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
@@ -617,10 +619,9 @@ async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_an
 async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
     desk.make("a")
     desk.diff("a", wait_ms=30_000)
-    desk.loop.reads.abandon(desk.session)
     desk.session.close()
     await wait_all_tasks_blocked()
-    assert desk.loop.reads._polls == {}
+    assert desk.loop.services.long_polls._polls == {}
 
 
 # A disk that hangs
@@ -676,15 +677,15 @@ async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_th
     desk.make("a", durability="ephemeral")
     desk.append("a", 1)
     desk.append("a", 2)
-    assert len(desk.commits._resident) == 2
+    assert len(desk.commits.store._in_memory) == 2
     desk.append("a", *range(RESERVE_MIN))  # waits for a reservation
-    assert len(desk.commits._resident) == 3
+    assert len(desk.commits.store._in_memory) == 3
     desk.failed(FULL)
-    assert len(desk.commits._resident) == 2
+    assert len(desk.commits.store._in_memory) == 2
     desk.delete("a")
-    assert len(desk.commits._resident) == 2, "the deletion may fail yet"
+    assert len(desk.commits.store._in_memory) == 2, "the deletion may fail yet"
     desk.synced()
-    assert desk.commits._resident == {}
+    assert desk.commits.store._in_memory == {}
 
 
 async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(desk: Desk) -> None:
@@ -703,7 +704,7 @@ async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(des
 # Waiting inside the shard
 
 
-def put(desk: Desk, name: str, **config: Any) -> Put:
+def put(desk: Desk, name: str, **config: Any) -> PutTopic:
     return desk.engine.put(name, decode_config(json_bytes(config)), desk.loop.context.now)
 
 
@@ -711,7 +712,7 @@ async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> Non
     results: list[Progress | OSError] = []
 
     async def wait(change: Change) -> None:
-        results.append(await desk.commits.settled(change))
+        results.append(await desk.commits.submit_and_wait(change))
 
     nursery.start_soon(wait, put(desk, "a"))
     await wait_all_tasks_blocked()
@@ -732,11 +733,11 @@ async def test_a_topic_is_idle_when_its_last_change_has_ended(
 ) -> None:
     desk.make("a", durability="disk")
     topic = desk.engine.topics["a"]
-    await desk.commits.idle(topic)
+    await desk.commits.wait_idle(topic)
     done = trio.Event()
 
     async def wait() -> None:
-        await desk.commits.idle(topic)
+        await desk.commits.wait_idle(topic)
         done.set()
 
     desk.append("a", 1)

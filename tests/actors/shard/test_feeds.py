@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.sealing_support import FILE_BYTES
+from tests.actors.shard.sealing.sealing_support import FILE_BYTES
 from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link, LinkMemory, Side
@@ -32,7 +32,7 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.engine import reading
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.store import EXTENT
 from topics.formats.api.requests import json_bytes
 from topics.formats.wire.calls import (
@@ -403,6 +403,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
             for seq, node in nodes.items():
                 assert seq in shown or seq in lost or node in view["nodes"] or seq < deleted
                 assert seq not in shown or node not in view["nodes"]
+            nursery.cancel_scope.cancel()
 
     trio.run(run)
 
@@ -557,7 +558,7 @@ async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it
     for ask in (front.open, front.feed_read):
         ask("a")
         assert front.answer()["code"] == "topic_not_found"
-    assert len(front.loop.feeds) == 0
+    assert len(front.loop.services.feeds) == 0
     for ask in (front.open, front.feed_read):
         front.make("a")
         ask("a")
@@ -667,7 +668,7 @@ async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
     front.synced()
     ended = front.events()
     assert ended == [{"event": "feed.ended", "feed": number, "head_seq": 1} for number in (1, 2)]
-    assert len(front.loop.feeds) == 0
+    assert len(front.loop.services.feeds) == 0
     front.taken(1)
     front.append("a", 2)
     front.written()
@@ -687,7 +688,7 @@ async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, erro
         front.failed(error)  # the delete was done once more, by itself
     front.turn()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
-    assert len(front.loop.feeds) == 1
+    assert len(front.loop.services.feeds) == 1
 
 
 async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Front) -> None:
@@ -708,8 +709,8 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.append("b", 4)
     front.written()
     assert [seqs(event) for event in front.events()] == [[1]]
-    assert len(front.loop.feeds) == 1
-    assert set(front.loop.feeds._by_topic) == {front.engine.topic("b").id}
+    assert len(front.loop.services.feeds) == 1
+    assert set(front.loop.services.feeds._by_topic) == {front.engine.topic("b").id}
 
 
 @pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
@@ -720,7 +721,7 @@ async def test_events_about_an_unknown_feed_are_ignored(front: Front, event: Eve
         front.open("a", 1)
         front.tell(event, event.params(5))
     front.turn()
-    assert (front.events(), logs, len(front.loop.feeds)) == ([], [], 1)
+    assert (front.events(), logs, len(front.loop.services.feeds)) == ([], [], 1)
 
 
 async def test_feeds_go_with_their_session(front: Front) -> None:
@@ -731,7 +732,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     front.written()
     front.wire.take()
     front.session.close()
-    store = front.loop.feeds
+    store = front.loop.services.feeds
     assert (
         len(store),
         store._by_topic,
@@ -740,7 +741,7 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
         store._behind,
         store._changed,
     ) == (0, {}, {}, {}, {}, {})
-    front.session = front.loop.router.open_session("front-0", front.wire)
+    front.session = front.loop.open_session("front-0", front.wire)
     front.open("a", 1)
     front.append("a", 2)
     front.written()
@@ -752,12 +753,12 @@ async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front
     front.open("a", 1)
     first, front.wire.broken = front.wire, True
     front.wire = type(first)()
-    front.session = front.loop.router.open_session("front-1", front.wire)
+    front.session = front.loop.open_session("front-1", front.wire)
     front.open("a", 1)
     front.append("a", 1)
     front.written()
     assert front.pages() == [[1]]
-    assert len(front.loop.feeds) == 1
+    assert len(front.loop.services.feeds) == 1
 
 
 async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
@@ -772,14 +773,14 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
         front.append("a", 1)
     front.flush()
     front.log.write()
-    real = front.commits.records
+    real = front.commits.store.records
 
     def records(at: int) -> Any:
         if at == locators[1]:
             raise Damaged(Path("segment"), 5, "test")
         return real(at)
 
-    monkeypatch.setattr(front.commits, "records", records)
+    monkeypatch.setattr(front.commits.store, "records", records)
     front.written()
     front.taken()
     front.written()
@@ -793,7 +794,7 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
         (1, 3, 1),
     ]
     assert gaps == [None, ("damaged", 2, 2)]
-    assert len(front.loop.feeds) == 1
+    assert len(front.loop.services.feeds) == 1
 
 
 async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
@@ -810,21 +811,21 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     front.append("b", 1)
     front.flush()
     front.log.write()
-    real = front.commits.records
+    real = front.commits.store.records
 
     def records(at: int) -> Any:
         if at < locator:
             raise error
         return real(at)
 
-    monkeypatch.setattr(front.commits, "records", records)
+    monkeypatch.setattr(front.commits.store, "records", records)
     with structlog.testing.capture_logs() as logs:
         front.written()
     assert [(event["event"], event["feed"], event.get("error")) for event in front.events()] == [
         ("feed.ended", 1, "internal"), ("feed.page", 2, None),
     ]  # fmt: skip
     assert [entry["log_level"] for entry in logs] == ["error"]
-    assert len(front.loop.feeds) == 1
+    assert len(front.loop.services.feeds) == 1
 
 
 # Giving way
@@ -875,7 +876,7 @@ async def test_many_feeds_are_served_in_turns_between_which_others_come(
     await wait_all_tasks_blocked()
     rest = front.events()
     assert len({event["feed"] for event in (*first, *rest)}) == len(first) + len(rest) == 300
-    assert not front.loop.feeds.pump()
+    assert not front.loop.services.feeds.on_turn()
 
 
 async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> None:
@@ -886,7 +887,7 @@ async def test_a_commit_on_a_topic_without_feeds_marks_nothing(front: Front) -> 
     front.flush()
     front.log.write()
     front.commits.advance()
-    assert not front.loop.feeds._changed
+    assert not front.loop.services.feeds._changed
 
 
 def forbidden(*_: object) -> NoReturn:
@@ -969,7 +970,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     bare = disk.answer()
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
-            await disk.loop.sealing._round()
+            await disk.loop.services.sealing._round()
     assert any(locator & EXTENT for locator in topic.index.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}

@@ -19,10 +19,10 @@ from tests.support.shard import Desk
 from topics.actors.shard import appends, streamed_appends
 from topics.actors.shard.loop import RPC_TIMEOUT_MS
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.formats.api import sliced
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.wal import Frame, FrameKind
 from topics.formats.wire.envelope import ErrorCode, decode
 from topics.storage.verify import verify_blob
 from topics.storage.wal import blobs
@@ -234,7 +234,7 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
     began = turns
-    await desk.loop.appends.streamed._decode(raw)
+    await desk.loop.services.appends.streamed._decode(raw)
     assert turns - began > len(raw) // 1000 + len(raw) // 800, (
         "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
     )
@@ -438,7 +438,7 @@ async def test_what_waited_for_a_front_that_has_gone_is_not_done(
     await held_up(desk, held)
     desk.append("a", "small")
     desk.session.close()
-    desk.session = desk.loop.router.open_session("front-0", desk.wire)
+    desk.session = desk.loop.open_session("front-0", desk.wire)
     last = desk.append("a", "of the next one")
     held.open()
     assert (await until(desk, last))[last]["first_seq"] == 61
@@ -530,7 +530,7 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
     desk.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
-            mine.start_soon(desk.loop.appends.streamed.run, "a", body(PADDING), None, None)
+            mine.start_soon(desk.loop.services.appends.streamed.run, "a", body(PADDING), None, None)
             await held_up(desk, held)
             assert len(files(desk)) == 1
             held.open()
@@ -685,7 +685,7 @@ async def test_what_waited_behind_a_long_write_goes_with_its_front(
     for _ in range(3):
         desk.append_raw("a", body(PADDING))
     desk.session.close()
-    desk.session = desk.loop.router.open_session("front-0", desk.wire)
+    desk.session = desk.loop.open_session("front-0", desk.wire)
     number = desk.append("a", "next")
     held.open()
     answers = await until(desk, number)

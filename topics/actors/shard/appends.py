@@ -14,8 +14,9 @@ from topics.actors.rpc.typed_calls import serve
 from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.context import ShardContext, clock
 from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
-from topics.engine.shard import Append, InFlightDuplicate
+from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_append
 from topics.formats.buffers import Buffer
@@ -23,7 +24,7 @@ from topics.formats.wire.calls import APPEND
 from topics.storage.wal.writer import Progress
 
 
-class Appends:
+class Appends(Service):
     """Handles the appends of all fronts."""
 
     def __init__(self, context: ShardContext) -> None:

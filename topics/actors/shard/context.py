@@ -15,11 +15,13 @@ import trio
 
 from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.disk_watch import DiskWatch
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
+from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api.requests import Limits
@@ -39,7 +41,9 @@ class ShardContext:
 
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
-        self.commits = Commits(shard.engine, shard.wal, shard.segments, clock)
+        self.words, self.deadlines = words, Deadlines()
+        self.store = RecordStore(shard.engine, shard.wal, shard.segments)
+        self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
         self.room = Room(shard, self.commits, words)
         self.disk = DiskWatch(self.commits, self.room, words)
         self.held = HeldTopics()
@@ -78,13 +82,13 @@ class ShardContext:
 
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
-        if topic is None or not topic.perishable:
+        if topic is None or not topic.is_perishable:
             return
         try:
             change = self.engine.expire(topic, self.now)
         except Damaged as damage:
             # What is damaged does not keep the rest of the topic from its users.
-            self.commits.tell(damage)
+            self.store.report(damage)
             return
         if change is None:
             return

@@ -15,6 +15,7 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Handler, Request, handle_late
 from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_delete
@@ -30,7 +31,7 @@ from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
 
 
-class Deletes:
+class Deletes(Service):
     """Handles `topic.delete` and `topic.delete_records`."""
 
     def __init__(self, context: ShardContext) -> None:
@@ -43,11 +44,13 @@ class Deletes:
         serve(router, TOPIC_DELETE, self._delete)
         serve(router, DELETE_RECORDS, self._delete_records)
 
-    def repeat(self) -> None:
-        """Handle the deletes that had no room once more, when the log goes on."""
-        repeated, self._repeated = self._repeated, []
-        for handler, request in repeated:
-            handle_late(handler, request)
+    def on_turn(self) -> bool:
+        """Handle the deletes that had no room once more; the log goes on by now."""
+        if self._repeated:
+            repeated, self._repeated = self._repeated, []
+            for handler, request in repeated:
+                handle_late(handler, request)
+        return False
 
     def _delete(
         self, request: InboundCall[TopicDeleteParams, NoResult], *, again: bool = False
@@ -106,7 +109,7 @@ class Deletes:
         self._commits.submit(change, settle)
 
     async def _delete_when_idle(self, topic: Topic, request: Request) -> None:
-        await self._commits.idle(topic)
+        await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, request))
 
     def _refuse(

@@ -10,7 +10,7 @@ import structlog
 
 from topics.actors.link.board import ShardWords
 from topics.actors.link.pulse import DISK_STALLED_S, Pulse
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.room import Room
 
 log = structlog.get_logger()
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 class DiskWatch:
     """Watches the disk of one shard."""
 
-    def __init__(self, commits: Commits, room: Room, words: ShardWords) -> None:
+    def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
         self._commits, self._room, self._words = commits, room, words
         self._log, self._blobs = Pulse(), Pulse()
         self.is_stalled = False

@@ -25,8 +25,11 @@ from topics.actors.rpc.inbound import InboundMessage, PeerSession
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
@@ -89,7 +92,7 @@ class Feed:
         self.under_way = 0
 
 
-class Feeds:
+class Feeds(Service):
     """All feeds of a shard."""
 
     def __init__(self, context: ShardContext) -> None:
@@ -117,17 +120,17 @@ class Feeds:
 
     # What happens in the shard
 
-    def committed(self, change: Append | Delete) -> None:
-        """Its topic has new records, or is gone."""
+    def on_commit(self, change: Change) -> None:
+        """Note that a topic has new records; end the feeds of one that is gone."""
         feeds = self._by_topic.get(change.topic.id)
-        if feeds is None:
+        if feeds is None or not isinstance(change, Append | DeleteTopic):
             return
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds
 
-    def pump(self) -> bool:
+    def on_turn(self) -> bool:
         """Send what there is to send; whether some of it must wait for another call, because others
         come first.
         """
@@ -178,7 +181,7 @@ class Feeds:
                     self._behind[feed] = None
                 if head_seq <= feed.seq:
                     break
-                page = read(feed.topic, feed.view, self._commits, feed.seq, head_seq)
+                page = read(feed.topic, feed.view, self._context.store, feed.seq, head_seq)
                 attachment = _joined(page.pieces)
             except (
                 Damaged,
@@ -218,7 +221,7 @@ class Feeds:
 
     def _fail(self, feed: Feed, error: Damaged | OSError) -> None:
         if isinstance(error, Damaged):
-            self._commits.tell(error)
+            self._context.store.report(error)
         else:
             log.error("feed_failed", topic=feed.topic.name, exc_info=error)
         self._end(feed, Internal.code)
@@ -252,7 +255,6 @@ class Feeds:
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         if session not in self._by_session:
             self._by_session[session] = {}
-            session.on_closed(self._forget_session)
         self._by_session[session][feed.number] = feed
         self._by_topic.setdefault(topic.id, {})[feed] = None
         if head_seq < topic.head_seq:
@@ -266,9 +268,9 @@ class Feeds:
         view, strong = self._view(
             params.view, from_seq=params.from_seq, until_seq=params.until_seq, epoch=params.epoch
         )
-        page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
+        page = read(topic, view, self._context.store, head_seq=self._head(topic, strong))
         request.reply(FeedReadResult(*_fields(page), topic.epoch), _joined(page.pieces))
-        self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
+        self._context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
 
     def _heads(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._commits.engine.topics
@@ -298,10 +300,11 @@ class Feeds:
         if feed is not None:
             self._forget(feed)
 
-    def _forget_session(self, session: PeerSession) -> None:
-        for feed in tuple(self._by_session[session].values()):
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Forget its feeds."""
+        for feed in tuple(self._by_session.get(session, {}).values()):
             self._forget(feed)
-        del self._by_session[session]
+        self._by_session.pop(session, None)
 
     def _topic_to_read(self, name: str) -> Topic:
         topic = self._context.fresh_topic(name)

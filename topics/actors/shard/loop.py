@@ -1,33 +1,32 @@
-"""Shard loop: take messages, decide, make durable, answer.
+"""Shard loop: take messages, decide, hand the frames to the log, answer.
 
-Messages come in batches from the links; every handler decides at once and puts its frames into the
-group under way; after the batch the group goes to the log's writer. When the log reports how far it
-is, what waited is committed and answered. No `await` stands between a decision and its frames, so
-the log holds decisions in the order in which they were taken.
+    links --messages--> inbox --batch--> router --> services decide: frames, answers to come
+    log --progress--> group commit --> services: on_commit, answers
+    deadline queue --time--> calls
+                                         each ends the turn: frames to the log, messages to the links
+
+All of it runs in one thread, a turn at a time. A turn begins in the task that has something to do,
+so no message waits for another task. No `await` stands between a decision and its frames: the log
+holds decisions in the order in which they were taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
 from topics.actors.link.board import Board
-from topics.actors.link.heads import HeadWriter
 from topics.actors.link.link import Link
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession
-from topics.actors.shard.appends import Appends
+from topics.actors.rpc.transport import Transport
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.deletes import Deletes
-from topics.actors.shard.feeds import Feeds
-from topics.actors.shard.heartbeat import Heartbeat
-from topics.actors.shard.reads import Reads
-from topics.actors.shard.sealing import Sealing
-from topics.actors.shard.topics import TopicCalls
-from topics.engine.shard import Append, Change, Delete
+from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.service import Service
+from topics.actors.shard.services import build_services
+from topics.engine.changes.change import Change
 from topics.formats.api.requests import Limits
 from topics.formats.wire.message import MessageFrame
 from topics.storage.recovery import Shard
@@ -42,30 +41,21 @@ class ShardLoop:
     """Serves the topics of one shard to all fronts."""
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
-        words = board.shard(index)
-        self.context = context = ShardContext(shard, limits, words)
-        context.end_turn = self.end_turn
-        self.commits = context.commits
-        self.commits.on_commit = self._committed
+        self.context = context = ShardContext(shard, limits, board.shard(index))
+        context.end_turn, context.commits.on_commit = self.end_turn, self._committed
+        self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, Inbox()
         self.router = MessageRouter(
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
-        self.sealing = Sealing(shard, self.commits)
-        self.heartbeat = Heartbeat(context.engine, context.disk, words)
-        self.appends = Appends(context)
-        self.deletes = Deletes(context)
-        self.reads = Reads(context, HeadWriter(board.heads(index)))
-        self.feeds = Feeds(context)
-        for service in (
-            self.appends,
-            TopicCalls(context),
-            self.deletes,
-            self.reads,
-            self.feeds,
-        ):
+        self.services = services = build_services(context, shard, board.heads(index))
+        for service in services:
             service.register(self.router)
+        self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
+        self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._on_closed = [
+            s.on_session_closed for s in services if _defines(s, "on_session_closed")
+        ]
         self._links: Sequence[Link] = ()
-        self._pumping = False
 
     async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
         """Serve until ``stop``; then finish what waits for the log and return."""
@@ -75,76 +65,90 @@ class ShardLoop:
             for link in links:
                 nursery.start_soon(self._serve, link)
             nursery.start_soon(self.follow_log)
+            nursery.start_soon(self.follow_time)
             nursery.start_soon(self.router.expire_overdue)
-            nursery.start_soon(self.heartbeat.run)
-            nursery.start_soon(self.sealing.run)
-            nursery.start_soon(self.context.room.run)
+            for service in self.services:
+                nursery.start_soon(service.run)
             self.context.room.show()
             await stop.wait()
-            await self._settle_all()
+            await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
+
+    # What begins a turn
 
     async def _serve(self, link: Link) -> None:
         session: LinkSession | None = None
 
         def opened() -> None:
             nonlocal session
-            session = self.router.open_session(f"front-{link.pair[0]}", link)
+            session = self.open_session(f"front-{link.pair[0]}", link)
 
-        def arrived(frames: list[MessageFrame]) -> None:
+        def arrived(messages: list[MessageFrame]) -> None:
             assert session is not None, "messages come between open and close"
-            self.context.begin_turn()
-            for frame in frames:
-                rest = self.router.dispatch(session, frame)
-                if rest is not None:
-                    self.context.start(_finish, rest)
-            self.end_turn()
+            is_first = not self.inbox
+            self.inbox.put(session, messages)
+            if is_first:
+                self.turn()
+            while self.inbox.is_full:
+                self.turn()
 
         def closed() -> None:
             if session is not None:
-                self.reads.abandon(session)
                 session.close()
 
         await link.run(opened, arrived, closed)
+
+    def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
+        """A session with a front; the services hear of its end."""
+        session = self.router.open_session(peer_id, transport)
+        for on_closed in self._on_closed:
+            session.on_closed(on_closed)
+        return session
 
     async def follow_log(self) -> None:
         """Commit and answer what the log has reached, whenever it reports progress."""
         while True:
             await trio.lowlevel.wait_readable(self.context.wal.progress_fd)
             self.context.room.show(self.commits.advance())
-            self.context.begin_turn()
-            self.deletes.repeat()
-            self.end_turn()
+            self.turn()
+
+    async def follow_time(self) -> None:
+        """Make the calls of the deadline queue."""
+        await self.deadlines.run(self._on_time)
+
+    def _on_time(self) -> None:
+        self.context.begin_turn()
+        self.deadlines.run_due(trio.current_time())
+        self.turn()
+
+    # The turn
+
+    def turn(self) -> None:
+        """Handle the next batch of messages."""
+        self.context.begin_turn()
+        for session, message in self.inbox.take():
+            unfinished = self.router.dispatch(session, message)
+            assert unfinished is None, "handlers of a shard are plain functions"
+        self.end_turn()
 
     def end_turn(self) -> None:
-        """What was decided goes to the log; what there is for feeds becomes messages, and all
-        messages go to the fronts.
+        """Hand the frames to the log and the messages to the links. Another turn follows when the
+        inbox or a service has more to do.
         """
         self.commits.flush()
-        if self.feeds.pump() and not self._pumping:
-            self._pumping = True
-            self.context.start(self._pump_on)
+        has_more = bool(self.inbox)
+        for on_turn in self._on_turn:
+            has_more |= on_turn()
         self.commits.flush()
         for link in self._links:
             link.flush()
-
-    async def _pump_on(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self._pumping = False
-        self.context.begin_turn()
-        self.end_turn()
-
-    async def _settle_all(self) -> None:
-        self.commits.flush()
-        while len(self.commits) and self.context.room.broken is None:
-            await trio.lowlevel.checkpoint()
-            await trio.sleep(0.001)
+        if has_more:
+            self.deadlines.wake()
 
     def _committed(self, change: Change) -> None:
-        self.reads.committed(change)
-        if isinstance(change, Append | Delete):
-            self.feeds.committed(change)
+        for on_commit in self._on_commit:
+            on_commit(change)
 
 
-async def _finish(rest: Any) -> None:
-    await rest
+def _defines(service: Service, hook: str) -> bool:
+    return getattr(type(service), hook) is not getattr(Service, hook)

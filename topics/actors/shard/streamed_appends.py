@@ -15,10 +15,13 @@ from typing import Protocol
 
 import trio
 
-from topics.actors.shard.commits import Commits
 from topics.actors.shard.disk_watch import DiskWatch
+from topics.actors.shard.group_commit import GroupCommit
+from topics.engine.changes.append import Append, keeps_key
+from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices
@@ -78,7 +81,7 @@ class StreamedAppends:
     def __init__(
         self,
         engine: ShardEngine,
-        commits: Commits,
+        commits: GroupCommit,
         limits: Limits,
         disk: DiskWatch,
         clock: Callable[[], Now],
@@ -122,7 +125,7 @@ class StreamedAppends:
     ) -> tuple[Topic, bool] | OSError:
         """The topic with nothing under way on it, and whether it was made for this write."""
         while (topic := self.engine.topics.get(name)) is not None:
-            await self.commits.idle(topic)
+            await self.commits.wait_idle(topic)
             if not topic.deleted:  # as one is whose making failed while we waited for it
                 return topic, False
         now, size = self._clock(), 0
@@ -131,7 +134,7 @@ class StreamedAppends:
         ):  # what does not fit makes no topic either
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = self.engine.create(name, request, now, prefixes, size)
-        result = await self.commits.settled(change)
+        result = await self.commits.submit_and_wait(change)
         return result if isinstance(result, OSError) else (change.topic, True)
 
     async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
@@ -161,7 +164,7 @@ class StreamedAppends:
         except BaseException:  # a bug, or the shard stops: nothing may wait for this write any more
             self.engine.undo(change)
             raise
-        result = await self.commits.settled(change, resident)
+        result = await self.commits.submit_and_wait(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
             self.commits.wal.blobs.remove(
                 topic.id, change.first_seq
@@ -172,7 +175,7 @@ class StreamedAppends:
         try:
             expired = self.engine.expire(topic, now)
         except Damaged as damage:
-            return self.commits.tell(
+            return self.commits.store.report(
                 damage
             )  # what is damaged does not keep the rest of the topic from its users
         if expired is not None:

@@ -9,7 +9,8 @@ from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
-from topics.engine.shard import Now
+from topics.actors.shard.service import Service
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import decode_config, json_bytes
@@ -28,7 +29,7 @@ from topics.formats.wire.calls import (
 from topics.storage.wal.writer import Progress
 
 
-class TopicCalls:
+class TopicCalls(Service):
     """Handles `topic.put`, `topic.get` and `topic.list`."""
 
     def __init__(self, context: ShardContext) -> None:
