@@ -55,7 +55,7 @@ ANSWER = (
 
 
 class StubReply:
-    result = AppendResult((AppendOutcome.APPENDED,))
+    result = AppendResult(bytes((AppendOutcome.APPENDED,)))
     body = ANSWER
 
     def release(self) -> None:

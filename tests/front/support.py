@@ -179,7 +179,7 @@ class FakeBackend:
         result: tuple[Any, ...] = calls.NO_RESULT
         if call is calls.APPEND:
             outcome = calls.AppendOutcome.CREATED if rows is None else calls.AppendOutcome.APPENDED
-            result = calls.AppendResult((outcome,))
+            result = calls.AppendResult(bytes((outcome,)))
             self.topics.setdefault(topic, []).extend(document["records"])
             head = len(self.topics[topic])
             answer |= {"head_seq": head, "created": rows is None}

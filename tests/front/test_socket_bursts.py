@@ -37,11 +37,11 @@ class Asked(NamedTuple):
         bodies = [b"" if isinstance(answer, TopicsError) else answer for answer in answers]
         failures = [answer for answer in answers if isinstance(answer, TopicsError)]
         result = AppendResult(
-            [
+            bytes(
                 AppendOutcome.FAILED if isinstance(answer, TopicsError) else AppendOutcome.APPENDED
                 for answer in answers
-            ],
-            [len(body) for body in bodies] if len(answers) > 1 else (),
+            ),
+            [len(body) for body in bodies] if len(answers) > 1 else None,
             [(failure.code, failure.message, failure.detail) for failure in failures],
         )
         self.then(SimpleNamespace(result=result, body=b"".join(bodies), release=lambda: None))
@@ -104,7 +104,7 @@ class Desk:
         found = []
         for params, body, _ in self.shards.asked:
             pieces = []
-            for length in params.lengths:
+            for length in params.lengths or [len(body)]:
                 pieces.append(body[:length])
                 body = body[length:]
             assert not body

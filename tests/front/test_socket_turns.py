@@ -17,7 +17,7 @@ from topics.front.live.message_budget import PROGRESS_BYTES, STALLED_S, MessageB
 from topics.front.live.streams import Stream
 from topics.front.live.web_socket import FRAMES_PER_TURN, SocketStream
 
-APPENDED = AppendResult((AppendOutcome.APPENDED,))
+APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
 KEY = bytes(4)
 ROOM = 1 << 20
 

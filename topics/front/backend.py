@@ -70,11 +70,6 @@ class BodyBlock(Protocol):
 Body = Buffer | BodyBlock
 
 
-def length_of(body: Body) -> int:
-    """Bytes of a body, wherever it lies."""
-    return len(body if isinstance(body, Buffer) else body.view)
-
-
 def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
     """A key's prefixes as the calls table has them."""
     return None if prefixes is None else list(prefixes)

@@ -1069,7 +1069,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
 
     async def write() -> None:
         body = json_bytes({"records": [{"data": "x" * size}]})
-        params = AppendParams("a", [len(body)], None, True, None, 0)
+        params = AppendParams("a", None, True, None, 0)
         call = typed_calls.call_soon(sessions[0], APPEND, params, body)
         link.flush()
         await call.wait()

@@ -30,11 +30,15 @@ class InboundCall(Generic[P, R]):
     ``attachment`` may lie in the caller's memory: it is valid until the answer or `release`.
     """
 
-    __slots__ = ("_message", "_rpc", "attachment", "params")
+    __slots__ = ("_message", "_rpc", "params")
 
     def __init__(self, message: InboundMessage, rpc: RpcContext, params: P) -> None:
         self._message, self._rpc, self.params = message, rpc, params
-        self.attachment = message.attachment
+
+    @property
+    def attachment(self) -> bytes | memoryview:
+        """As `InboundMessage.attachment`."""
+        return self._message.attachment
 
     @property
     def subject(self) -> str:

@@ -7,20 +7,21 @@ order of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.errors import Internal
 from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
-FAILED = int(AppendOutcome.FAILED)
-APPENDED_ALONE = AppendResult((int(AppendOutcome.APPENDED),))
-CREATED_ALONE = AppendResult((int(AppendOutcome.CREATED),))
+APPENDED, CREATED, FAILED = map(int, AppendOutcome)
+APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
+CREATED_ALONE = AppendResult(bytes((CREATED,)))
+UNANSWERED = 255
 
 
 class AppendBatch:
@@ -30,16 +31,17 @@ class AppendBatch:
 
     def __init__(self, request: AppendCall) -> None:
         self._request, self.params = request, request.params
-        count = self._unanswered = len(request.params.lengths)
+        lengths = request.params.lengths
+        count = self._unanswered = 1 if lengths is None else len(lengths)
         assert count, "an append message holds at least one request"
-        self._outcomes = [-1] * count
-        self._answers: list[bytes] = [b""] * count
-        self._failures: dict[int, tuple[str, str, Mapping[str, Any]]] = {}
+        self._outcomes = bytearray((UNANSWERED,)) * count
+        self._answers = [b""] * count
+        self._failures: dict[int, Failure] = {}
 
     def bodies(self) -> Iterator[Buffer]:
         """The body of each request."""
         content, lengths = self._request.attachment, self.params.lengths
-        if len(lengths) == 1:
+        if lengths is None:
             yield content
             return
         end = 0
@@ -49,11 +51,11 @@ class AppendBatch:
 
     def succeed(self, index: int, body: bytes, *, created: bool = False) -> None:
         """The request has been appended; ``created``: it made the topic."""
-        if len(self._outcomes) == 1:
+        if self.params.lengths is None:
             self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
             return
         self._answers[index] = body
-        self._settle(index, int(AppendOutcome.CREATED if created else AppendOutcome.APPENDED))
+        self._settle(index, CREATED if created else APPENDED)
 
     def fail(self, index: int, error: Exception) -> None:
         """The request fails. The log has what is unexpected; the caller is told no more of it."""
@@ -65,12 +67,11 @@ class AppendBatch:
         self._settle(index, FAILED)
 
     def _settle(self, index: int, outcome: int) -> None:
-        assert self._outcomes[index] < 0, "a request is answered once"
+        assert self._outcomes[index] == UNANSWERED, "a request is answered once"
         self._outcomes[index] = outcome
         self._unanswered -= 1
         if not self._unanswered:
-            failures = [self._failures[index] for index in sorted(self._failures)]
-            self._request.reply(
-                AppendResult(self._outcomes, list(map(len, self._answers)), failures),
-                b"".join(self._answers),
-            )
+            lengths = list(map(len, self._answers))
+            failures = [failure for _, failure in sorted(self._failures.items())] or None
+            result = AppendResult(bytes(self._outcomes), lengths, failures)
+            self._request.reply(result, b"".join(self._answers))

@@ -43,7 +43,7 @@ class Appends(Service):
         self._context.check_writable(grows=True)
         if self._context.held.defer_if_held(params.topic, self._append, request):
             return
-        if len(params.lengths) == 1 and len(request.attachment) > STREAMED_MIN_BYTES:
+        if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._context.held.take(params.topic)
             request.outlast()  # it ends when all of its body is written
             self._context.start(self._append_streamed, request)

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from topics.formats.wire.contract import Call, Direction, Event
 
@@ -62,23 +62,26 @@ class AppendOutcome(IntEnum):
     FAILED = 2
 
 
+Failure: TypeAlias = tuple[str, str, Mapping[str, Any]]  # code, message, detail
+
+
 class AppendParams(NamedTuple):
-    """A batch of n >= 1 requests to one topic, each with a body of its own in the attachment."""
+    """A batch of n >= 1 requests to one topic. The attachment holds their bodies, joined."""
 
     topic: str
-    lengths: Sequence[int]  # bytes of each body; n = 1: the attachment is the body
     key: str | None  # the Idempotency-Key header; only with n = 1
     with_seqs: bool
     prefixes: list[str] | None
     at: int
+    lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
 
 
 class AppendResult(NamedTuple):
-    """The outcomes of the batch, in the order of its requests."""
+    """The outcomes of the batch. All fields are in the order of its requests."""
 
-    outcomes: Sequence[int]  # `AppendOutcome`
-    lengths: Sequence[int] = ()  # bytes of each answer, 0 for a failed request; () with n = 1
-    failures: Sequence[tuple[str, str, Mapping[str, Any]]] = ()  # code, message, detail of each
+    outcomes: bytes  # an `AppendOutcome` each
+    lengths: Sequence[int] | None = None  # bytes of each answer, 0 for a failure; None: n = 1
+    failures: Sequence[Failure] | None = None  # of those that failed
 
 
 # Reads

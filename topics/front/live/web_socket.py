@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from topics.actors.shard_client.errors import restored
+from topics.actors.shard_client.errors import failures_of
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import (
@@ -380,11 +380,11 @@ class SocketStream(Stream):
         shard = backend.shard_of(burst.topic)
         params = AppendParams(
             burst.topic,
-            [len(body) for body in bodies],
             None,
             burst.seqs,
             listed(self.principal.prefixes),
             burst.at,
+            [len(body) for body in bodies] if len(bodies) > 1 else None,
         )
         self._touched.add(shard)
 
@@ -420,14 +420,14 @@ class SocketStream(Stream):
         if isinstance(answer, TopicsError):
             self._answers += [_refusal(request_id, answer) for request_id in burst.request_ids]
             return
-        bodies, (outcomes, lengths, failures) = bytes(answer.body), answer.result
+        bodies, result = bytes(answer.body), answer.result
         answer.release()
-        refusals, end = iter(failures), 0
+        failures, end = iter(failures_of(result)), 0
         for request_id, outcome, length in zip(
-            burst.request_ids, outcomes, lengths or (len(bodies),), strict=True
+            burst.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
         ):
             if outcome == AppendOutcome.FAILED:
-                self._answers.append(_refusal(request_id, restored(*next(refusals))))
+                self._answers.append(_refusal(request_id, next(failures)))
                 continue
             start, end = end + 1, end + length  # without its brace
             self._answers.append(

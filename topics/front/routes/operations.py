@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from topics import __version__
-from topics.actors.shard_client.errors import restored
+from topics.actors.shard_client.errors import failures_of
 from topics.config import Settings
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.api.requests import limits_of
@@ -22,7 +22,7 @@ from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome
 from topics.formats.wire.contract import Call, P
 from topics.front.answers import Answer, StreamAnswer, compressed, elapsed_ms, json_answer
-from topics.front.backend import Backend, Body, length_of, listed, unready
+from topics.front.backend import Backend, Body, listed, unready
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.http.connections import Connection
@@ -91,7 +91,6 @@ class Operations:
         """§2."""
         params = calls.AppendParams(
             request.topic,
-            (length_of(body),),
             request.key,
             request.query.return_seqs,
             listed(request.prefixes),
@@ -101,7 +100,7 @@ class Operations:
         outcome = reply.result.outcomes[0]
         if outcome == AppendOutcome.FAILED:
             reply.release()
-            raise restored(*reply.result.failures[0])
+            raise failures_of(reply.result)[0]
         return Answer(201 if outcome == AppendOutcome.CREATED else 200, reply.body, reply)
 
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
