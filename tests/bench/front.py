@@ -33,7 +33,7 @@ from quart_trio import QuartTrio
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.front.backend import Body, Holder, Readiness
-from topics.front.http.server import Server
+from topics.front.server import Server
 
 KEY = "a-secret-of-ordinary-length"
 RECORD = b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'

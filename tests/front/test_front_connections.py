@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.front.support import FakeBackend, FakeReply, request, running
+from tests.support.front import FakeBackend, FakeReply, request, running
 from topics.config import Settings
 from topics.errors import NotReady, Throttled
-from topics.front.answers import Answer, compressed
-from topics.front.http.connections import Connection, Connections, Timings
+from topics.front.answers import Answer
+from topics.front.compression import compressed
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
 from topics.front.http.fast_lane import FastLane
 
 pytestmark = pytest.mark.slow
@@ -289,7 +291,7 @@ async def test_while_answers_fill_the_memory_the_slowest_client_is_cut(
 
         fast, slow = held(400), held(400)
         await trio.sleep(30)
-        fast.pace.count(400, trio.current_time())
+        fast.rate.count(400, trio.current_time())
         assert not slow.scope.cancel_called
         third = held(400)
         assert [connection.scope.cancel_called for connection in (fast, slow, third)] == [
@@ -371,7 +373,7 @@ async def test_who_connects_during_the_drain_is_told_so(fast: bool, method: str,
         await busy.say(request("POST", "/v0/topics/slow", RECORD))
         await run.until(lambda: backend.waiting == 1)
         run.stop.set()
-        await run.until(lambda: run.server.guard.draining)
+        await run.until(lambda: run.server.guard.drain.is_draining)
         late, silent = await run.connect(), await run.connect()
         answer = await late.ask(method, path, b"" if method == "GET" else RECORD)
         assert (answer.status, answer.code) == (503, "shutting_down")
@@ -411,7 +413,7 @@ async def test_ready_says_so_while_draining(fast: bool) -> None:
         await client.say(b"GET /v0/ready HTTP/1.1\r\n")
         await run.until(lambda: any(not c.idle for c in run.server.connections))
         run.stop.set()
-        await run.until(lambda: run.server.guard.draining)
+        await run.until(lambda: run.server.guard.drain.is_draining)
         await client.say(b"host: localhost\r\n\r\n")
         assert (await client.hear()).code == "shutting_down"
         assert await client.is_closed()
@@ -456,8 +458,8 @@ async def test_a_long_poll_whose_body_comes_when_the_others_were_told_is_told_so
         await client.say(poll[:-2])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         run.stop.set()
-        await run.until(lambda: run.server.guard.draining)
-        run.server.guard.stop_waiting()
+        await run.until(lambda: run.server.guard.drain.is_draining)
+        run.server.guard.drain.stop_waiting()
         await client.say(poll[-2:])
         with trio.fail_after(5):
             assert (await client.hear()).code == "shutting_down"
@@ -499,7 +501,7 @@ async def test_nothing_but_an_os_error_escapes_a_connection(
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr("topics.front.http.fast_lane.parse_head", explode)
+            patch.setattr("topics.front.http.head_reader.parse_head", explode)
             await broken.say(APPEND)
             assert (await broken.hear()).code == "internal"
             assert await broken.is_closed()
@@ -519,7 +521,7 @@ async def test_what_has_come_when_the_drain_begins_is_answered() -> None:
             connection = Connection(ours, connections)
             connections.add(connection)
             theirs.sendall(APPEND)
-            run.server.guard.draining = True
+            run.server.guard.drain.begin()
             connections.drain()
             assert connections.leaving == 1
             await FastLane(connection, lanes).run()
@@ -532,6 +534,6 @@ async def test_answers_of_both_lanes_count_while_their_clients_do_not_take_them(
     async with running(backend=backend) as run:
         client = await run.connect()
         await client.say(request("GET", "/v0/topics?page_size=1000") * 40)
-        await run.until(lambda: run.server.connections._held_bytes > 200_000)
+        await run.until(lambda: run.server.connections.answers.held_bytes > 200_000)
         client.stream.socket.close()
-        await run.until(lambda: run.server.connections._held_bytes == 0)
+        await run.until(lambda: run.server.connections.answers.held_bytes == 0)

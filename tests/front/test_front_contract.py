@@ -9,7 +9,7 @@ import json
 import pytest
 import trio
 
-from tests.front.support import FakeBackend, running
+from tests.support.front import FakeBackend, running
 from topics.config import Settings
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])

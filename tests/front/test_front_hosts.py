@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.front.support import FakeBackend, running
+from tests.support.front import FakeBackend, running
 from topics.config import Settings
-from topics.front.http import hosts
+from topics.front import hosts
 from topics.front.routes.table import ROUTES
 
 OURS = [
@@ -41,12 +41,12 @@ async def test_without_keys_a_loopback_server_goes_by_loopback_names_only(fast: 
                     assert (await client.ask(method, f"http://{host}{path}")).code == "forbidden"
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.pattern}")
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.path}")
 async def test_the_name_is_checked_on_every_route_before_anything_is_done(route: object) -> None:
     assert isinstance(route, type(ROUTES[0]))
     async with running() as run:
         client = await run.connect()
-        path = route.path("a").replace(":wid", "w")
+        path = route.path_of("a").replace(":wid", "w")
         answer = await client.ask(
             route.methods[0],
             path,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.front.support import Answered, Running, request, running
+from tests.support.front import Answered, Running, request, running
 from topics.config import Settings
 
 SHAKE = {

@@ -10,9 +10,9 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.front.support import Answered, RawClient, Running, request, running
+from tests.support.front import Answered, RawClient, Running, request, running
 from topics.errors import InvalidRequest
-from topics.formats.api import http1
+from topics.formats.api import body_framing, request_heads
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
@@ -255,7 +255,7 @@ def test_the_dechunker_gives_the_body_and_stops_at_its_end(
             wire += b"%x\r\n%b\r\n" % (len(rest[:cut]), rest[:cut])
             rest = rest[cut:]
     wire += b"0\r\n\r\n" + b"NEXT"
-    parts, got, pos, turn = http1.Dechunker(), b"", 0, 0
+    parts, got, pos, turn = body_framing.Dechunker(), b"", 0, 0
     while not parts.done:
         size = feeds[turn % len(feeds)]
         turn += 1
@@ -270,7 +270,7 @@ def test_the_dechunker_gives_the_body_and_stops_at_its_end(
 def test_any_bytes_give_the_head_reader_an_answer(junk: bytes) -> None:
     for raw in (junk + b"\r\n\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n" + junk + b"\r\n\r\n"):
         try:
-            http1.parse_head(raw)
+            request_heads.parse_head(raw)
         except InvalidRequest:
             continue
         assert b"\0" not in raw
@@ -286,7 +286,7 @@ async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency
                 201,
             )
         assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
-        heads = run.server.lanes.heads
+        heads = run.server.lanes.heads.remembered
         assert len(heads) == 1
         assert "sesame" not in repr(heads)
 

@@ -15,14 +15,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.front.support import FakeBackend, request, running
+from tests.support.front import FakeBackend, request, running
 from topics.errors import InvalidRequest
-from topics.formats.api import http1
+from topics.formats.api import request_heads
 from topics.formats.api.fields import LIST_MAX, list_members
-from topics.formats.api.http1 import FIELDS_MAX, PartialHead, parse_head
-from topics.front.answers import wants_gzip
-from topics.front.http.bodies import SHORT_BODY_BYTES
-from topics.front.routes.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
+from topics.formats.api.request_heads import FIELDS_MAX, PartialHead, parse_head
+from topics.front.body_limits import SHORT_BODY_BYTES
+from topics.front.media import accepts_gzip
+from topics.front.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
 from topics.front.routes.table import ROUTES
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
@@ -64,8 +64,8 @@ def test_every_byte_of_a_head_that_drips_in_is_looked_at_twice_at_most(
             looked_at += len(part) - pos
             return NEVER.search(part, pos)
 
-    NEVER = http1.NEVER_IN_HEAD  # noqa: N806 - it is the pattern's own name
-    monkeypatch.setattr(http1, "NEVER_IN_HEAD", Counted())
+    NEVER = request_heads.NEVER_IN_HEAD  # noqa: N806 - it is the pattern's own name
+    monkeypatch.setattr(request_heads, "NEVER_IN_HEAD", Counted())
     part = PartialHead()
     for _ in range(20_000):
         part.feed(b"a")
@@ -102,7 +102,7 @@ def test_a_list_is_read_so_far_and_no_further() -> None:
 
 def test_blanks_in_an_accept_encoding_are_not_tried_in_every_split() -> None:
     began = time.process_time()
-    assert not wants_gzip(b"gzip" + b" " * 60_000 + b"@")
+    assert not accepts_gzip(b"gzip" + b" " * 60_000 + b"@")
     assert time.process_time() - began < 0.2  # it takes seconds otherwise
 
 
@@ -162,7 +162,7 @@ async def test_what_is_not_ascii_is_answered_on_every_route(
     async with running(fast=fast, keys=keys, backend=FakeBackend(topics={"a": []})) as run:
         for route in ROUTES:
             for method in route.methods:
-                for target in _odd_targets(route.pattern):
+                for target in _odd_targets(route.path):
                     for fields in ({}, {"authorization": "Bearer sesame"} if keys else None):
                         if fields is not None:
                             client = await run.connect()
@@ -209,7 +209,7 @@ async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
             for field in FIELDS:
                 client = await run.connect()
                 said: dict[str, Any] = {field.replace("-", "_"): "é\xff"}
-                path = route.pattern.replace(":topic", "a").replace(":wid", "w")
+                path = route.path.replace(":topic", "a").replace(":wid", "w")
                 method = route.methods[0]
                 await client.say(request(method, path, RECORDS if method != "GET" else b"", **said))
                 answer = await client.hear(method=method)

@@ -17,7 +17,7 @@ from topics.engine.access import ANYONE
 from topics.errors import NotReady
 from topics.formats.api.requests import json_bytes, limits_of
 from topics.formats.api.websocket import Close, CloseCode, Text
-from topics.front.http.connections import Timings
+from topics.front.http.connection import Timings
 from topics.front.live import web_socket
 from topics.front.live.live import Live
 from topics.front.live.web_socket import SocketStream

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.contract.ws import BINARY, CONTINUATION, PING, TEXT, frame_bytes, handshake
-from tests.front.support import FakeReply, RawClient, Running, running
+from tests.support.front import FakeReply, RawClient, Running, running
 from topics.formats.api.websocket import FrameParser, Text
 from topics.front.live import message_budget, web_socket
 from topics.front.live.message_budget import PROGRESS_BYTES, STALLED_S, MessageBudget

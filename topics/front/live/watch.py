@@ -34,7 +34,7 @@ from topics.formats.api.watch import (
     encode_id,
 )
 from topics.front.errors import status_of
-from topics.front.http.connections import Connection
+from topics.front.http.connection import Connection
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.streams import Reader, Stream

@@ -19,7 +19,6 @@ import trio
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import (
-    Forbidden,
     Internal,
     InvalidRequest,
     ShuttingDown,
@@ -28,7 +27,7 @@ from topics.errors import (
     TopicsError,
     UpgradeRequired,
 )
-from topics.formats.api.fields import Headers, list_members
+from topics.formats.api.fields import Headers, HeadFields, list_members
 from topics.formats.api.requests import Limits, json_bytes
 from topics.formats.api.watch import (
     HEARTBEAT_MS,
@@ -54,11 +53,11 @@ from topics.formats.api.websocket import (
     pong_frame,
     text_frame,
 )
-from topics.formats.names import valid_topic_name
+from topics.front.authorization import authorize, check_topic_name
 from topics.front.backend import Body, Reply
-from topics.front.guard import HeadFields, draining
-from topics.front.http.bodies import no_room, short_body_max, too_large
-from topics.front.http.connections import NEVER, RECV_BYTES, Connection
+from topics.front.body_limits import no_room, short_body_max, too_large
+from topics.front.drain import shutting_down
+from topics.front.http.connection import NEVER, RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.streams import Reader, Stream
@@ -358,7 +357,7 @@ class SocketStream(Stream):
 
     def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
         if self._draining:
-            raise draining()
+            raise shutting_down()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
         burst = self._bursts.get(topic)
         if burst is not None and (
@@ -450,7 +449,7 @@ class SocketStream(Stream):
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
         asked = decode_subscribe(message, self._limits, self._settings.max_watch_topics)
         for topic in asked.starts:
-            self._authorize(topic, Scope.READ)
+            authorize(self.principal, Scope.READ, topic)
         if len(self.readers.keys() | asked.starts.keys()) > self._settings.max_watch_topics:
             most = self._settings.max_watch_topics
             raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
@@ -491,21 +490,9 @@ class SocketStream(Stream):
     def _topic(self, head: CommandHead, scope: Scope) -> str:
         if head.topic is None:
             raise InvalidRequest("topic is required", field="topic")
-        if not valid_topic_name(head.topic):
-            raise InvalidRequest(
-                "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
-                field="topic",
-            )
-        self._authorize(head.topic, scope)
+        check_topic_name(head.topic, field="topic")
+        authorize(self.principal, scope, head.topic)
         return head.topic
-
-    def _authorize(self, topic: str, scope: Scope) -> None:
-        if not self.principal.allows(scope):
-            raise Forbidden(
-                f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower()
-            )
-        if not self.principal.covers(topic):
-            raise Forbidden("the name is outside the key's prefixes")
 
     def _refuse(self, request_id: bytes, failure: TopicsError) -> None:
         self._replies.append(_refusal(request_id, failure))

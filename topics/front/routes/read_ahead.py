@@ -29,7 +29,7 @@ from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
 from topics.front.answers import Answer, elapsed_ms
 from topics.front.backend import Backend, Body, HeadMark, Reply
-from topics.front.guard import Request
+from topics.front.request import Request
 
 GUESSES_MAX = 1024
 RUNS_MAX = 16

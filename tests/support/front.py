@@ -27,8 +27,8 @@ from topics.errors import (
     TopicsError,
 )
 from topics.front.backend import Body, Holder, Listener, Readiness
-from topics.front.http.connections import Timings
-from topics.front.http.server import Server
+from topics.front.http.connection import Timings
+from topics.front.server import Server
 
 
 class FakeReply:

@@ -13,8 +13,9 @@ import trio.testing
 from tests.actors.test_arena_room import Front
 from topics.actors.link.arena import ArenaBlock
 from topics.errors import NotReady, PayloadTooLarge, Throttled
-from topics.front.http import bodies
-from topics.front.http.bodies import BodySink, GzipSink
+from topics.front.http import body_sink
+from topics.front.http.body_sink import BodySink
+from topics.front.http.gzip_sink import GzipSink
 
 INLINE = 1000
 FIRST_BYTES = 500
@@ -23,7 +24,7 @@ ARENA = 16 * 4096
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    monkeypatch.setattr(bodies, "FIRST_BYTES", FIRST_BYTES)
+    monkeypatch.setattr(body_sink, "FIRST_BYTES", FIRST_BYTES)
     front = Front()
     yield front
     front.pair.close()

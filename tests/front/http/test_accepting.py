@@ -6,26 +6,33 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.support import request, running
 from tests.server import Server
-from topics.formats.api.http1 import ResponseHeads
+from tests.support.front import request, running
+from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http import accepting
 from topics.front.http.accepting import (
-    ACCEPTS_BESIDE_FEW,
-    ACCEPTS_PER_TURN,
-    FILES_KEPT,
-    Door,
+    ACCEPTS_PER_TURN_MAX,
+    ACCEPTS_PER_TURN_MIN,
+    FILES_RESERVED,
+    Acceptor,
     connections_max,
 )
+from topics.front.limits import Cap, Slots
 
 GET = request("GET", "/v0/health")
+
+
+def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
+    """An acceptor with room for ``most`` clients."""
+    slots = Slots("there are too many connections", in_all=Cap("max_connections", most))
+    return Acceptor(ResponseHeads(), slots, request_count)
 
 
 @pytest.fixture
@@ -48,7 +55,7 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            Door(ResponseHeads(), 1000, lambda: turn * others + len(turns)).run, listener, take
+            acceptor_of(1000, lambda: turn * others + len(turns)).run, listener, take
         )
         with trio.fail_after(5):
             while len(turns) < count:
@@ -61,11 +68,11 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
 
 
 async def test_clients_that_wait_are_taken_together(listener: socket.socket) -> None:
-    assert await turns_of(listener, ACCEPTS_BESIDE_FEW, 0) == [ACCEPTS_BESIDE_FEW]
+    assert await turns_of(listener, ACCEPTS_PER_TURN_MIN, 0) == [ACCEPTS_PER_TURN_MIN]
 
 
 async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
-    few, many = ACCEPTS_BESIDE_FEW, ACCEPTS_PER_TURN
+    few, many = ACCEPTS_PER_TURN_MIN, ACCEPTS_PER_TURN_MAX
     calm = await turns_of(listener, 10 * few, 1)
     assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
     busy = await turns_of(listener, 5 * many, 1000)
@@ -83,7 +90,7 @@ async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> 
             sock.close()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Door(ResponseHeads(), 9, int).run, listener, take)
+            nursery.start_soon(acceptor_of(9, int).run, listener, take)
             await wait_all_tasks_blocked(0.001)
             nursery.cancel_scope.cancel()
     assert heard == [GET]
@@ -93,7 +100,8 @@ async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running() as run:
-        run.server.door.most = 2
+        slots = run.server.limits.connections
+        slots.in_all = Cap("max_connections", 2)
         first, second, third = [await run.connect() for _ in range(3)]
         for client in (first, second):
             await client.say(GET)
@@ -108,21 +116,21 @@ async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left
         assert answer.json()["error"]["detail"]["limit"] == "max_connections"
         assert await third.is_closed()
         await first.stream.aclose()
-        await run.until(lambda: run.server.door.open == 1)
+        await run.until(lambda: slots.used == 1)
         fourth = await run.connect()
         await fourth.say(GET)
         assert (await fourth.hear()).status == 200
-    assert run.server.door.open == 0
+    assert slots.used == 0
 
 
 class Poor:
-    """A listener in a process that has as many descriptors left as it is told."""
+    """A listener in a process whose last free descriptor is the acceptor's spare."""
 
-    def __init__(self, listener: socket.socket, door: Door) -> None:
-        self._listener, self._door = listener, door
+    def __init__(self, listener: socket.socket, acceptor: Acceptor) -> None:
+        self._listener, self._acceptor = listener, acceptor
 
     def accept(self) -> tuple[socket.socket, object]:
-        if self._door._spare >= 0 and not accepting_is_free(self._door):
+        if self._acceptor._spare.is_held:
             raise OSError(errno.EMFILE, "Too many open files")
         return self._listener.accept()
 
@@ -133,27 +141,20 @@ class Poor:
         self._listener.setblocking(flag)
 
 
-def accepting_is_free(door: Door) -> bool:
-    """Whether the spare descriptor has been given up."""
-    try:
-        socket.socket(fileno=door._spare).detach()
-    except OSError as failure:
-        return failure.errno == errno.EBADF
-    return False
-
-
 async def test_without_a_descriptor_clients_are_told_so_and_the_log_has_one_line(
     listener: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = Door(ResponseHeads(), 100, int)
+    acceptor = acceptor_of(100, int)
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(20)]
     taken: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(door.run, Poor(listener, door), lambda sock, said: taken.append(sock))
+        nursery.start_soon(
+            acceptor.run, Poor(listener, acceptor), lambda sock, said: taken.append(sock)
+        )
         await wait_all_tasks_blocked(0.001)
         with caplog.at_level(logging.WARNING):
-            door.tick()
-            door.tick()
+            acceptor.tick()
+            acceptor.tick()
         nursery.cancel_scope.cancel()
     for client in clients:
         with client:
@@ -165,7 +166,7 @@ async def test_without_a_descriptor_clients_are_told_so_and_the_log_has_one_line
 
 
 def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, most in ((1024, 1024 - FILES_KEPT), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
+    for soft, most in ((1024, 1024 - FILES_RESERVED), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
         monkeypatch.setattr(accepting.resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert connections_max() == most
 

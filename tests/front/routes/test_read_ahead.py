@@ -16,7 +16,7 @@ from topics.actors.link.heads import HeadMark
 from topics.errors import NotReady, TopicsError
 from topics.formats.api.answers import difference, difference_end
 from topics.front.answers import Answer
-from topics.front.guard import Request
+from topics.front.request import Request
 from topics.front.routes import read_ahead
 from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, PageKey, ReadAhead
 

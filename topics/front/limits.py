@@ -1,0 +1,177 @@
+"""Limits of one client among others (§11): requests in flight, streams and connections.
+
+    what          in all                       for each key                     counted by
+    requests      -                            TOPICS_MAX_INFLIGHT_PER_KEY      the guard
+    streams       TOPICS_MAX_SSE_CONNECTIONS   TOPICS_MAX_SSE_CONNECTIONS_…KEY  streams and sockets
+    connections   descriptors of this process  -                                the acceptor
+
+One interface for all of them: `Slots`. The numbers lie in `Count`s, so that several fronts can
+share a cap: whoever builds the `Limits` chooses where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from topics.config import Settings
+from topics.engine.access import ANYONE, Principal
+from topics.errors import Throttled
+from topics.front.errors import RETRY_AFTER_MS
+
+
+class Count(Protocol):
+    """One number. ``most`` 0 means no cap."""
+
+    def take(self, most: int, amount: int = 1) -> bool:
+        """Count ``amount`` more; False, and nothing is counted, when the sum would exceed
+        ``most``.
+        """
+
+    def give_back(self, amount: int = 1) -> None:
+        """Count ``amount`` less."""
+
+    def total(self) -> int:
+        """The sum over all processes that share the number."""
+
+
+class OwnCount:
+    """A number that no other process shares."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def take(self, most: int, amount: int = 1) -> bool:
+        """As `Count.take`."""
+        if most and self._value + amount > most:
+            return False
+        self._value += amount
+        return True
+
+    def give_back(self, amount: int = 1) -> None:
+        """As `Count.give_back`."""
+        assert self._value >= amount, "only what was taken is given back"
+        self._value -= amount
+
+    def total(self) -> int:
+        """As `Count.total`."""
+        return self._value
+
+
+class Cap(NamedTuple):
+    """A bound by the name that clients and operators know it by; ``most`` 0: no bound."""
+
+    name: str
+    most: int
+
+
+class Slots:
+    """Places for one kind of thing, in all and for each key. `ANYONE` has no bound of its own."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        in_all: Cap | None = None,
+        per_key: Cap | None = None,
+        retry_after_ms: int | None = RETRY_AFTER_MS,
+        count: Count | None = None,
+        count_of_key: Callable[[bytes], Count] = lambda _: OwnCount(),
+    ) -> None:
+        """``message`` says of what there is too much; ``retry_after_ms`` None: not told."""
+        self.in_all, self.per_key = in_all, per_key
+        self._message, self._retry_after_ms = message, retry_after_ms
+        self._count = OwnCount() if count is None else count
+        self._count_of_key = count_of_key
+        self._by_key: dict[bytes, Count] = {}
+
+    @property
+    def used(self) -> int:
+        """How many places are taken, in all."""
+        return self._count.total()
+
+    def used_by(self, principal: Principal) -> int:
+        """How many places a key has taken."""
+        return self._of_key(principal).total()
+
+    def acquire(self, principal: Principal = ANYONE) -> None:
+        """Take a place; pair it with `release`. Raises `Throttled` when there is none."""
+        in_all, per_key = self.in_all, self.per_key
+        if not self._count.take(in_all.most if in_all else 0):
+            raise self.failure()
+        if per_key is None or principal is ANYONE:
+            return
+        if not self._of_key(principal).take(per_key.most):
+            self._count.give_back()
+            raise self._throttled(per_key)
+
+    def check(self, principal: Principal = ANYONE, *, leaving: int = 0) -> None:
+        """Raises `Throttled` when there is no place even after ``leaving`` of the key's are
+        released.
+        """
+        in_all, per_key = self.in_all, self.per_key
+        if in_all is not None and 0 < in_all.most <= self.used - leaving:
+            raise self._throttled(in_all)
+        if per_key is None or principal is ANYONE:
+            return
+        if 0 < per_key.most <= self.used_by(principal) - leaving:
+            raise self._throttled(per_key)
+
+    def add(self, principal: Principal) -> None:
+        """Take a place that `check` has just found."""
+        self._count.take(0)
+        if self.per_key is not None and principal is not ANYONE:
+            self._of_key(principal).take(0)
+
+    def release(self, principal: Principal = ANYONE) -> None:
+        """Give a place back."""
+        self._count.give_back()
+        if self.per_key is not None and principal is not ANYONE:
+            self._of_key(principal).give_back()
+
+    def failure(self) -> Throttled:
+        """The failure of a thing that finds no place in all."""
+        assert self.in_all is not None, "without a cap there is always a place"
+        return self._throttled(self.in_all)
+
+    def _of_key(self, principal: Principal) -> Count:
+        count = self._by_key.get(principal.digest)
+        if count is None:
+            count = self._by_key[principal.digest] = self._count_of_key(principal.digest)
+        return count
+
+    def _throttled(self, cap: Cap) -> Throttled:
+        retry = {} if self._retry_after_ms is None else {"retry_after_ms": self._retry_after_ms}
+        return Throttled(self._message, limit=cap.name, max=cap.most, **retry)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The places of one front."""
+
+    requests: Slots
+    streams: Slots
+    connections: Slots
+
+
+def make_limits(settings: Settings, connections_max: int) -> Limits:
+    """The limits of the settings, counted by this front alone."""
+    per_key = settings.max_sse_connections_per_key
+    return Limits(
+        requests=Slots(
+            "this key has too many requests in flight",
+            per_key=Cap("max_inflight_per_key", settings.max_inflight_per_key),
+            retry_after_ms=None,
+        ),
+        streams=Slots(
+            "there are too many streams and sockets",
+            in_all=Cap("max_sse_connections", settings.max_sse_connections),
+            per_key=Cap("max_sse_connections_per_key", per_key),
+        ),
+        connections=Slots(
+            "there are too many connections", in_all=Cap("max_connections", connections_max)
+        ),
+    )

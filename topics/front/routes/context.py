@@ -1,0 +1,51 @@
+"""What the operations of all routes work with, and the one way in which they ask a shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any
+
+from topics.config import Settings
+from topics.formats.api.requests import Limits, limits_of
+from topics.front.answers import Answer
+from topics.front.backend import Backend, Body
+from topics.front.drain import Drain
+from topics.front.live.live import Live
+from topics.front.live.watch import Watches
+from topics.front.request import Request
+from topics.front.routes.read_ahead import ReadAhead
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """The parts of one front."""
+
+    backend: Backend
+    settings: Settings
+    limits: Limits
+    drain: Drain
+    live: Live
+    watches: Watches
+    read_ahead: ReadAhead
+    started_ns: int = field(default_factory=monotonic_ns)
+
+    @classmethod
+    def of(cls, backend: Backend, settings: Settings, drain: Drain, live: Live) -> RouteContext:
+        """The context of a front, with what the routes keep themselves."""
+        return cls(
+            backend=backend,
+            settings=settings,
+            limits=limits_of(settings),
+            drain=drain,
+            live=live,
+            watches=Watches(settings, live),
+            read_ahead=ReadAhead(backend),
+        )
+
+    async def ask(
+        self, request: Request, method: str, params: dict[str, Any], body: Body = b""
+    ) -> Answer:
+        """Ask the shard of the request's topic; its finished bytes are the answer."""
+        reply = await self.backend.call(request.shard, method, params, body)
+        return Answer(reply.result["status"], reply.body, reply)
