@@ -17,8 +17,9 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.api.answers import difference, difference_end
 from topics.front.answers import Answer
 from topics.front.request import Request
-from topics.front.routes import read_ahead
-from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX, PageKey, ReadAhead
+from topics.front.routes import guesses
+from topics.front.routes.guesses import GUESSES_MAX, RUNS_MAX, PageKey
+from topics.front.routes.read_ahead import RUN_PAGES_MAX, ReadAhead
 
 
 class Reply:
@@ -196,18 +197,27 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = ReadAhead(cast("Any", shard))
     for limit in range(1, GUESSES_MAX + 100):
         await Reader(ahead, limit).page()
-    assert len(ahead._guesses) == GUESSES_MAX
+    assert len(ahead._guesses._guesses) == GUESSES_MAX
     readers = [Reader(ahead, limit) for limit in range(1000, 1000 + RUNS_MAX + 4)]
     for reader in readers:
         await reader.page()
         await reader.page()
-    assert len(ahead._runs) == RUNS_MAX == len(shard.runs)
-    monkeypatch.setattr(read_ahead, "STALE_NS", 0)
+    assert len(ahead._guesses._runs) == RUNS_MAX == len(shard.runs)
+    monkeypatch.setattr(guesses, "STALE_NS", 0)
     late = Reader(ahead, 2000)
     for _ in range(3):
         await late.page()
-    assert len(ahead._runs) == RUNS_MAX
+    assert len(ahead._guesses._runs) == RUNS_MAX
     assert shard.asked[-2:] == [0, 2000], "one that nobody came for gave way"
-    assert sum(guess.run is not None for guess in ahead._guesses.values()) == sum(
-        len(run.keys) for run in ahead._runs
+    assert sum(guess.run is not None for guess in ahead._guesses._guesses.values()) == sum(
+        len(run.keys) for run in ahead._guesses._runs
     )
+
+
+async def test_switched_off_every_page_comes_from_the_shard() -> None:
+    shard = Shard(100)
+    reader = Reader(ReadAhead(cast("Any", shard), enabled=False))
+    for _ in range(10):
+        await reader.page()
+    assert len(shard.asked) == 10
+    assert shard.runs == []
