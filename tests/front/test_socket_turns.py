@@ -9,7 +9,9 @@ import pytest
 import trio
 
 from tests.contract.ws import BINARY, CONTINUATION, PING, TEXT, frame_bytes, handshake
-from tests.support.front import FakeReply, RawClient, Running, running
+from tests.support.fake_backend import FakeReply
+from tests.support.front import Running, running
+from tests.support.raw_client import RawClient
 from topics.formats.api.websocket import FrameParser, Text
 from topics.front.live import message_budget, web_socket
 from topics.front.live.message_budget import PROGRESS_BYTES, STALLED_S, MessageBudget

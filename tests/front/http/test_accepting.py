@@ -14,7 +14,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.server import Server
-from tests.support.front import request, running
+from tests.support.front import running
+from tests.support.raw_client import request
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http import accepting
 from topics.front.http.accepting import (

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import Answered, Running, request, running
+from tests.support.front import Running, running
+from tests.support.raw_client import Answered, request
 from topics.config import Settings
 
 SHAKE = {

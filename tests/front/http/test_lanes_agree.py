@@ -9,7 +9,8 @@ import gzip
 import pytest
 import trio
 
-from tests.support.front import FakeBackend, Running, running
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import Running, running
 from topics.config import Settings
 
 # They want the same of a request. PUT is always Quart's, the diff only where there is no fast lane.

@@ -1,8 +1,7 @@
-"""Requests as bytes: any chunking, any mixture of lanes, and everything that must be refused."""
+"""Requests as bytes: any chunking and any mixture of lanes; ambiguous bytes are refused."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -10,17 +9,15 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.front import Answered, RawClient, Running, request, running
-from topics.errors import InvalidRequest
-from topics.formats.api import body_framing, request_heads
+from tests.support.front import APPEND, LANES, RECORD, Running, running
+from tests.support.raw_client import Answered, RawClient, request
 
-LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
-RECORD = b'{"records":[{"data":1}]}'
-APPEND = request("POST", "/v0/topics/a", RECORD)
 CHUNKED = (
     b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     b"a\r\n" + RECORD[:10] + b"\r\nE;x=y\r\n" + RECORD[10:] + b"\r\n0\r\na: b\r\n\r\n"
 )
+
+
 # each request and the status it gets when topic `a` exists
 KINDS: dict[str, tuple[bytes, int]] = {
     "append": (APPEND, 200),
@@ -123,13 +120,19 @@ def test_any_mixture_in_any_chunking_is_answered_in_order(
 
 
 HOST = b"host: localhost\r\n"
+
+
 JSON = b"content-type: application/json\r\n"
+
+
 SMUGGLED = (
     b"POST /v0/topics/smuggled HTTP/1.1\r\nhost: localhost\r\n"
     + JSON
     + b"content-length: 24\r\n\r\n"
     + RECORD
 )
+
+
 STRICT = {
     "length and coding": HOST + JSON + b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
     "coding and length": HOST + JSON + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n",
@@ -191,7 +194,7 @@ async def test_an_ambiguous_head_is_refused_and_nothing_behind_it_runs(
         b"\rGET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_refused_at_once(wire: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused_at_once(wire: bytes) -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(wire)
@@ -239,62 +242,3 @@ async def test_an_empty_chunked_body_is_an_empty_body(fast: bool) -> None:
         await client.say(head + b"2\r\n{}\r\n0\r\n\r\n")
         assert (await client.hear()).status == 415
         assert await client.is_closed()
-
-
-@given(
-    body=st.binary(max_size=300),
-    cuts=st.lists(st.integers(1, 40), max_size=20),
-    feeds=st.lists(st.integers(1, 30), min_size=1),
-)
-def test_the_dechunker_gives_the_body_and_stops_at_its_end(
-    body: bytes, cuts: list[int], feeds: list[int]
-) -> None:
-    wire, rest = b"", body
-    for cut in [*cuts, 10_000]:
-        if rest:
-            wire += b"%x\r\n%b\r\n" % (len(rest[:cut]), rest[:cut])
-            rest = rest[cut:]
-    wire += b"0\r\n\r\n" + b"NEXT"
-    parts, got, pos, turn = body_framing.Dechunker(), b"", 0, 0
-    while not parts.done:
-        size = feeds[turn % len(feeds)]
-        turn += 1
-        pieces, used = parts.take(wire[pos : pos + size], 0)
-        got += b"".join(pieces)
-        pos += used
-    assert got == body
-    assert wire[pos:] == b"NEXT"
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_give_the_head_reader_an_answer(junk: bytes) -> None:
-    for raw in (junk + b"\r\n\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n" + junk + b"\r\n\r\n"):
-        try:
-            request_heads.parse_head(raw)
-        except InvalidRequest:
-            continue
-        assert b"\0" not in raw
-
-
-async def test_heads_are_remembered_by_digest_only_and_never_with_an_idempotency_key() -> None:
-    async with running(keys="sesame") as run:
-        client = await run.connect()
-        for n in range(3):
-            headers = {"authorization": "Bearer sesame"} | ({"idempotency_key": "k"} if n else {})
-            assert (await client.ask("POST", "/v0/topics/a", RECORD, **headers)).status in (
-                200,
-                201,
-            )
-        assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
-        heads = run.server.lanes.heads.remembered
-        assert len(heads) == 1
-        assert "sesame" not in repr(heads)
-
-
-async def test_the_answer_to_a_remembered_head_depends_on_the_body() -> None:
-    async with running() as run:
-        client = await with_topic(run)
-        for n in range(5):
-            record = json.dumps({"records": [{"data": n}]}).encode()
-            assert (await client.ask("POST", "/v0/topics/a", record)).status == 200
-        assert run.backend.topics["a"] == [{"data": n} for n in range(5)]

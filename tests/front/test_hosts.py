@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import FakeBackend, running
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import running
 from topics.config import Settings
 from topics.front import hosts
 from topics.front.routes.table import ROUTES

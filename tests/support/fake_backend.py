@@ -1,0 +1,207 @@
+"""Fake shards for tests of the front: topics are lists of JSON values in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import trio
+import trio.testing
+
+from topics.errors import (
+    Internal,
+    InvalidRequest,
+    NotReady,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.front.backend import Body, Holder, Listener, Readiness
+
+
+class FakeReply:
+    def __init__(
+        self, result: dict[str, Any], body: bytes | memoryview, owner: FakeBackend
+    ) -> None:
+        self.result = result
+        self.body = body
+        self._owner = owner
+        self._released = False
+        owner.replies_out += 1
+
+    def release(self) -> None:
+        assert not self._released, "released twice"
+        self._released = True
+        self._owner.replies_out -= 1
+
+    def on_lost(self, let_go: Callable[[], object]) -> None:
+        self._owner.let_go.append(let_go)
+
+
+class FakeBlock:
+    """Arena memory. The owner counts what is out."""
+
+    def __init__(self, length: int, owner: FakeBackend) -> None:
+        self.view = memoryview(bytearray(length))
+        self.freed = False
+        self._owner = owner
+        owner.blocks_out += 1
+
+    def grow(self, length: int, keep: int) -> Iterator[None] | None:
+        if self._owner.full:
+            return None
+        old, self.view = self.view, memoryview(bytearray(length))
+        self.view[:keep] = old[:keep]
+        return iter([None])
+
+    def shrink(self, n: int) -> None:
+        self.view = self.view[:n]
+
+    def free(self) -> None:
+        assert not self.freed, "freed twice"
+        self.freed = True
+        self._owner.blocks_out -= 1
+
+
+@dataclass
+class FakeBackend:
+    """Crude shards: topics are lists of JSON values."""
+
+    shards: int = 2
+    topics: dict[str, list[Any]] = field(default_factory=dict)
+    ready: bool = True
+    full: bool = False
+    holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
+    let_go: list[Callable[[], object]] = field(default_factory=list)  # of replies that took long
+    replies_out: int = 0
+    blocks_out: int = 0
+    calls: list[tuple[str, dict[str, Any], bytes]] = field(default_factory=list)
+    cancelled: int = 0
+    waiting: int = 0
+    gate: trio.Event | None = None  # calls of topic "slow" wait for it
+    answer_bytes: int = 0  # size of a diff's filler
+    listener: Listener | None = None
+
+    def shard_of(self, topic: str) -> int:
+        return crc32(topic.encode()) % self.shards
+
+    async def call(
+        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
+    ) -> FakeReply:
+        raw = self._take(body)
+        self.calls.append((method, params, raw))
+        if not self.ready:
+            await trio.lowlevel.checkpoint()
+            raise NotReady("the shard is recovering")
+        if params.get("topic") == "slow" and self.gate is not None:
+            self.waiting += 1
+            try:
+                await self.gate.wait()
+            except trio.Cancelled:
+                self.cancelled += 1
+                raise
+            finally:
+                self.waiting -= 1
+        await trio.lowlevel.checkpoint()
+        status, answer, extra = self._answer(method, params, raw, shard)
+        return FakeReply({"status": status, **extra}, answer, self)
+
+    def listen(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def ask(
+        self,
+        shard: int,
+        method: str,
+        params: dict[str, Any],
+        body: Body,
+        then: Callable[[FakeReply | TopicsError], None],
+    ) -> None:
+        raw = self._take(body)
+        self.calls.append((method, params, raw))
+        status, answer, extra = self._answer(method, params, raw, shard)
+        then(FakeReply({"status": status, **extra}, answer, self))
+
+    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+        self.calls.append((name, params, b""))
+
+    def flush(self, shard: int) -> None:
+        pass
+
+    def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
+        if self.full:
+            return None
+        if holder is not None:
+            self.holders.append(holder)
+        return FakeBlock(length, self)
+
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        return False
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
+
+    def _take(self, body: Body) -> bytes:
+        if isinstance(body, FakeBlock):
+            raw = bytes(body.view)
+            body.free()
+            return raw
+        return bytes(body)  # type: ignore[arg-type]
+
+    def _answer(
+        self, method: str, params: dict[str, Any], raw: bytes, shard: int
+    ) -> tuple[int, bytes, dict[str, Any]]:
+        if method == "topic.list":
+            return 200, b"", {"items": self._items(params, shard)}
+        topic = params["topic"]
+        assert self.shard_of(topic) == shard
+        if topic == "bug":
+            raise RuntimeError("a secret of the inside")
+        if topic == "shard-bug":
+            raise Internal("a secret of the shard")
+        try:
+            document = json.loads(raw) if raw else {}
+        except ValueError:
+            raise InvalidRequest("the body is not JSON") from None
+        rows = self.topics.get(topic)
+        answer: dict[str, Any] = {"topic": topic}
+        status = 200
+        if method == "append":
+            status = 201 if rows is None else 200
+            self.topics.setdefault(topic, []).extend(document["records"])
+            head = len(self.topics[topic])
+            answer |= {"head_seq": head, "created": status == 201}
+        elif method == "topic.put":
+            status = 201 if rows is None else 200
+            self.topics.setdefault(topic, [])
+            answer |= {"created": status == 201, "config": document}
+        elif method == "topic.delete":
+            if params["if_empty"] and rows:
+                raise TopicNotEmpty("the topic holds records")
+            answer |= {"deleted": self.topics.pop(topic, None) is not None}
+        elif rows is None:
+            raise TopicNotFound(topic)
+        elif method == "diff":
+            answer |= {
+                "records": rows[document.get("from_seq", 0) :],
+                "filler": "x" * self.answer_bytes,
+            }
+        else:
+            answer |= {"head_seq": len(rows), "touch": params.get("touch")}
+        answer["performance"] = {"server_total_ms": 0.01}
+        return status, json.dumps(answer).encode(), {}
+
+    def _items(self, params: dict[str, Any], shard: int) -> list[tuple[str, bytes]]:
+        prefixes = params["prefixes"]
+        names = sorted(
+            name
+            for name in self.topics
+            if self.shard_of(name) == shard
+            and name.startswith(params["prefix"])
+            and (params["after"] is None or name > params["after"])
+            and (prefixes is None or name.startswith(prefixes))
+        )
+        return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params["limit"]]]
