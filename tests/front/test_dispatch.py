@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
+from topics.front.answers import Answer
+from topics.front.routes.table import ROUTES
 
 
 @pytest.mark.slow
@@ -66,3 +68,17 @@ async def test_a_bug_is_logged_with_its_traceback(
         assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"
     assert "a secret of the inside" in caplog.text
     assert "Traceback" in caplog.text
+
+
+@LANES
+async def test_an_answer_keeps_its_media_type_also_under_gzip(fast: bool) -> None:
+    async def metrics(_request: object, _body: object, _at: int) -> Answer:
+        return Answer(200, b"up 1\n" * 1000, media_type=b"text/plain; version=0.0.4")
+
+    async with running(fast=fast) as run:
+        run.server.dispatcher._operations = dict.fromkeys(ROUTES, metrics)
+        client = await run.connect()
+        for codings in ("", "gzip"):
+            answer = await client.ask("GET", "/v0/health", accept_encoding=codings)
+            assert answer.headers["content-type"] == "text/plain; version=0.0.4"
+            assert answer.headers.get("content-encoding", "") == codings

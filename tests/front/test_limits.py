@@ -2,11 +2,71 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, running
 from topics.config import Settings
+from topics.engine.access import ANYONE, Principal
+from topics.errors import Throttled
+from topics.front.limits import Cap, Slots
+
+ONE, TWO = Principal(b"one"), Principal(b"two")
+
+
+def slots(in_all: int = 0, per_key: int = 0) -> Slots:
+    return Slots("too many", in_all=Cap("all", in_all), per_key=Cap("key", per_key))
+
+
+def test_above_the_cap_of_all_nobody_has_a_place_until_one_is_released() -> None:
+    places = slots(in_all=2)
+    places.acquire(ONE)
+    places.acquire(TWO)
+    for principal in (ONE, TWO, ANYONE):
+        with pytest.raises(Throttled) as raised:
+            places.acquire(principal)
+        assert raised.value.detail == {"limit": "all", "max": 2, "retry_after_ms": 1000}
+    assert (places.used, places.used_by(ONE), places.used_by(TWO)) == (2, 1, 1)
+    places.release(TWO)
+    places.acquire(ONE)
+
+
+def test_a_key_at_its_cap_takes_no_place_of_others() -> None:
+    places = slots(in_all=3, per_key=1)
+    places.acquire(ONE)
+    for _ in range(5):
+        with pytest.raises(Throttled, match="too many") as raised:
+            places.acquire(ONE)
+        assert raised.value.detail["limit"] == "key"
+    assert places.used == 1
+    places.acquire(TWO)
+
+
+def test_requests_without_keys_have_no_cap_of_their_own() -> None:
+    places = slots(per_key=1)
+    for _ in range(3):
+        places.acquire(ANYONE)
+    assert places.used == 3
+
+
+def test_a_place_that_is_about_to_be_left_counts_as_free() -> None:
+    places = slots(in_all=1, per_key=1)
+    places.add(ONE)
+    with pytest.raises(Throttled):
+        places.check(ONE)
+    places.check(ONE, leaving=1)
+    assert places.used == 1, "a check takes nothing"
+
+
+def test_without_caps_there_is_always_a_place() -> None:
+    places = slots()
+    for _ in range(100):
+        places.check(ONE)
+        places.acquire(ONE)
+    for _ in range(100):
+        places.release(ONE)
+    assert (places.used, places.used_by(ONE)) == (0, 0)
 
 
 @LANES

@@ -5,7 +5,36 @@ from __future__ import annotations
 import pytest
 
 from tests.support.front import LANES, running
-from topics.front.queries import PARAMETERS_MAX, QUERY_MAX_BYTES, find_token
+from topics.errors import InvalidRequest
+from topics.front.queries import (
+    PARAMETERS_MAX,
+    QUERY_MAX_BYTES,
+    Parameter,
+    boolean,
+    find_token,
+    parse_query,
+    text,
+)
+
+TOUCH = Parameter("touch", boolean, default=True)
+PREFIX = Parameter("prefix", text, default="")
+
+
+def test_declared_parameters_are_parsed_and_others_are_ignored() -> None:
+    query = parse_query((TOUCH, PREFIX), b"prefix=a&later=%31&prefix=b%2B+")
+    assert query[TOUCH] is True
+    assert query[PREFIX] == "b+ ", "the last value counts"
+    assert parse_query((TOUCH,), b"touch=false")[TOUCH] is False
+
+
+@pytest.mark.parametrize("raw", [b"touch=1", b"touch=", b"prefix=%ff", b"touch=\xff"])
+def test_a_query_that_cannot_be_parsed_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_query((TOUCH, PREFIX), raw)
+
+
+def test_a_route_without_parameters_does_not_read_its_query() -> None:
+    assert parse_query((), b"prefix=%ff")[PREFIX] == ""
 
 
 @pytest.mark.parametrize(
