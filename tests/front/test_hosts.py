@@ -5,21 +5,38 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_backend import FakeBackend
-from tests.support.front import running
+from tests.support.front import HANDSHAKE, running
 from topics.config import Settings
 from topics.front import hosts
 from topics.front.routes.table import ROUTES
 
 OURS = [
-    "localhost", "LOCALHOST:4000", "topics.localhost", "127.0.0.1", "127.0.0.1:4000", "127.8.9.10:1", "[::1]", "[::1]:4000", "[0:0::1]",
-]  # fmt: skip
+    "localhost",
+    "LOCALHOST:4000",
+    "topics.localhost",
+    "127.0.0.1",
+    "127.0.0.1:4000",
+    "127.8.9.10:1",
+    "[::1]",
+    "[::1]:4000",
+    "[0:0::1]",
+]
 THEIRS = [
-    "evil.example", "evil.example:4000", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", "10.0.0.7", "[fd00::1]",
-    "a..b", "[::2]:80", "0.0.0.0", "127.1", "2130706433", ":4000", "a" * 255 + ".localhost",
-]  # fmt: skip
-SHAKE = {
-    "upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13", "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",
-}  # fmt: skip
+    "evil.example",
+    "evil.example:4000",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "notlocalhost",
+    "10.0.0.7",
+    "[fd00::1]",
+    "a..b",
+    "[::2]:80",
+    "0.0.0.0",
+    "127.1",
+    "2130706433",
+    ":4000",
+    "a" * 255 + ".localhost",
+]
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
@@ -54,7 +71,7 @@ async def test_the_name_is_checked_on_every_route_before_anything_is_done(route:
             b'{"records":[{"data":1}]}',
             host="evil.example",
             origin="http://evil.example",
-            **SHAKE,
+            **HANDSHAKE,
         )
         assert (answer.status, answer.code) == (403, "forbidden")
         assert run.backend.calls == []

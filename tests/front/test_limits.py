@@ -7,6 +7,7 @@ import trio
 
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, running
+from tests.support.raw_client import request
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled
@@ -77,9 +78,7 @@ async def test_a_key_has_its_cap_of_requests_in_flight(fast: bool) -> None:
         assert backend.gate is not None
         clients = [await run.connect() for _ in range(3)]
         for client in clients[:2]:
-            await client.say(
-                b"POST /v0/topics/slow/diff HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one\r\n\r\n"
-            )
+            await client.say(request("POST", "/v0/topics/slow/diff", authorization="Bearer one"))
         await run.until(lambda: backend.waiting == 2)
         answer = await clients[2].ask("GET", "/v0/topics", authorization="Bearer one")
         assert (answer.status, answer.code) == (429, "throttled")

@@ -6,21 +6,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.front import Running, running
+from tests.support.front import HANDSHAKE, Running, running
 from tests.support.raw_client import Answered, request
 from topics.config import Settings
-
-SHAKE = {
-    "upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13", "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",
-}  # fmt: skip
-
 
 ANY_HOST = Settings(allowed_hosts=("*",))
 
 
 async def shaken(run: Running, **headers: str) -> Answered:
     client = await run.connect()
-    await client.say(request("GET", "/v0/ws", **SHAKE, **headers))
+    await client.say(request("GET", "/v0/ws", **HANDSHAKE, **headers))
     return await client.hear(method="HEAD")
 
 
@@ -66,7 +61,9 @@ async def test_a_page_of_this_host_or_of_this_machine_opens_a_websocket(
 async def test_a_page_of_another_site_does_not_and_is_told_so(origin: str) -> None:
     async with running() as run:
         client = await run.connect()
-        answer = await client.ask("GET", "/v0/ws", host="127.0.0.1:4000", origin=origin, **SHAKE)
+        answer = await client.ask(
+            "GET", "/v0/ws", host="127.0.0.1:4000", origin=origin, **HANDSHAKE
+        )
         assert (answer.status, answer.code) == (403, "forbidden")
 
 
@@ -84,7 +81,7 @@ async def test_where_there_are_keys_the_token_decides() -> None:
         ).status == 101
         client = await run.connect()
         assert (
-            await client.ask("GET", "/v0/ws", origin="http://localhost", **SHAKE)
+            await client.ask("GET", "/v0/ws", origin="http://localhost", **HANDSHAKE)
         ).code == "unauthorized"
 
 
@@ -104,7 +101,7 @@ async def test_a_body_that_a_browser_would_send_for_any_page_is_refused(
             ("/v0/topics/a/delete", b'{"before_seq":9}'),
             ("/v0/topics/a/diff", b'{"from_seq":0}'),
             ("/v0/watch", b'{"topics":{"a":{}}}'),
-        ):  # fmt: skip
+        ):
             answer = await client.ask(
                 "POST", path, body, content_type=kind, origin="http://elsewhere"
             )

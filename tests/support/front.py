@@ -23,6 +23,13 @@ RECORD = b'{"records":[{"data":1}]}'
 APPEND = request("POST", "/v0/topics/a", RECORD)
 KEYS = "boss,reader:read,writer:write:t.,admin:admin+delete"
 
+HANDSHAKE = {
+    "upgrade": "websocket",
+    "connection": "Upgrade",
+    "sec_websocket_version": "13",
+    "sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
 
 def bearer(key: str) -> str:
     """The Authorization value of a key."""

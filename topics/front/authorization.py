@@ -1,4 +1,4 @@
-"""Authorisation (§0.2): who a request is from, what its key may do, and which names topics may have.
+"""Authorisation (§0.2): who a request is from, what its key may do, which names are topic names.
 
 The only place of these rules. HTTP requests of both lanes pass them in the guard, WebSocket
 commands when they arrive.

@@ -1,4 +1,4 @@
-"""Limits of request bodies: how long a body may be, and the failures of bodies that are too long."""
+"""Limits of request bodies: how long a body may be, and the failures above that."""
 
 from __future__ import annotations
 

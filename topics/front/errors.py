@@ -46,7 +46,7 @@ def status_of(failure: errors.TopicsError) -> int:
 
 
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
-    """The envelope. ``at`` (monotonic ns) adds ``performance`` beside it; 0: nothing was measured."""
+    """The envelope. ``at`` (monotonic ns) adds ``performance``; 0: nothing was measured."""
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if failure.detail:
         error["detail"] = failure.detail

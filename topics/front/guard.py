@@ -45,7 +45,7 @@ Match = Callable[[str, bytes], RouteMatch]
 
 
 class Guard:
-    """The checks. ``match`` finds the row of a method and a target, ``shard_of`` a topic's shard."""
+    """The checks. ``match`` finds the row of a method and target, ``shard_of`` a topic's shard."""
 
     def __init__(
         self,

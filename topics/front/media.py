@@ -1,4 +1,4 @@
-"""Content negotiation: media type and coding of request bodies, coding of answers (RFC 9110 §8, §12)."""
+"""Content negotiation: media type and coding of bodies, coding of answers (RFC 9110 §8, §12)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The modules of `topics.front.routes` declare the rows; the guard and both lanes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any
 
@@ -32,7 +32,7 @@ class BodyRule(Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """One row. ``path`` has at most one ``:topic`` or ``:wid``."""
 
@@ -40,6 +40,7 @@ class Route:
     path: str
     name: str
     scope: Scope | None  # None: any key, and no key at all if `is_open`
+    _: KW_ONLY
     lane: Lane = Lane.COLD
     body: BodyRule = BodyRule.NONE
     parameters: tuple[Parameter[Any], ...] = ()  # of the query, checked in this order

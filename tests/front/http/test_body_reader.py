@@ -52,7 +52,8 @@ async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool)
     async with running(fast=fast, settings=settings) as run:
         client = await run.connect()
         await client.say(
-            b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
+            b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
         )
         for _ in range(20):
             await client.say(b" " * 50_000)

@@ -13,7 +13,8 @@ from tests.support.front import APPEND, LANES, RECORD, Running, running
 from tests.support.raw_client import Answered, RawClient, request
 
 CHUNKED = (
-    b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
     b"a\r\n" + RECORD[:10] + b"\r\nE;x=y\r\n" + RECORD[10:] + b"\r\n0\r\na: b\r\n\r\n"
 )
 

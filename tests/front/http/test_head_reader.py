@@ -106,9 +106,22 @@ def _odd_targets(pattern: str) -> list[str]:
 
 
 FIELDS = [
-    "accept", "accept-encoding", "authorization", "content-encoding", "content-type", "idempotency-key", "last-event-id",
-    "origin", "connection", "upgrade", "expect", "sec-websocket-key", "sec-websocket-version", "host", "x-other",
-]  # fmt: skip
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "content-encoding",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "origin",
+    "connection",
+    "upgrade",
+    "expect",
+    "sec-websocket-key",
+    "sec-websocket-version",
+    "host",
+    "x-other",
+]
 
 
 @pytest.mark.slow

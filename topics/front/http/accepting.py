@@ -110,7 +110,7 @@ class Acceptor:
         self.slots.release()
 
     def tick(self) -> None:
-        """Once a second: log refusals and close the sockets of clients that had time to read why."""
+        """Once a second: log refusals, close sockets of clients that had time to read why."""
         self.refusals.log(self.slots.used)
         self.refusals.close_all()
         if self._is_running:

@@ -16,7 +16,7 @@ WBITS_GZIP = 31
 
 
 class GzipSink:
-    """A `BodySink` behind gzip. ``max_bytes`` holds on the wire and, by the sink, after inflation."""
+    """A `BodySink` behind gzip. ``max_bytes`` holds on the wire; the sink has the same bound."""
 
     def __init__(self, sink: BodySink, max_bytes: int) -> None:
         self._sink = sink

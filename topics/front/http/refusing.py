@@ -1,6 +1,6 @@
 """Refused clients: 429 on a fresh socket, and a moment to read it.
 
-    send the answer --> shut down writing --> keep up to `LINGERING_MAX` sockets open --tick--> close
+    send the answer --> shut down writing --> linger, up to `LINGERING_MAX` --tick--> close
 
 Closing a socket with unread input sends a reset, which takes the answer back.
 """

@@ -1,4 +1,4 @@
-"""Guessed diffs: requests that are likely to come next, and the pages that were read ahead for them.
+"""Guessed diffs: requests that are likely to come next, and the pages read ahead for them.
 
     PageKey --> Guess --> Run     several guesses share the run of pages that one message asked for
 

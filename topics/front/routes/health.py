@@ -44,7 +44,7 @@ async def root(_context: RouteContext, _request: Request, _body: Body, at: int) 
 
 
 def _probe(path: str, name: str) -> Route:
-    return Route(methods=READ_ONLY, path=path, name=name, scope=None, lane=Lane.HOT, is_open=True)
+    return Route(READ_ONLY, path, name, None, lane=Lane.HOT, is_open=True)
 
 
 ROUTES = {
@@ -52,5 +52,5 @@ ROUTES = {
     _probe("/healthz", "health"): health,
     _probe("/v0/ready", "ready"): ready,
     _probe("/readyz", "ready"): ready,
-    Route(methods=READ_ONLY, path="/", name="root", scope=None, is_open=True): root,
+    Route(READ_ONLY, "/", "root", None, is_open=True): root,
 }

@@ -35,7 +35,7 @@ class Cursor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode_cursor(after: str) -> str:
-    """The cursor of the page that follows the name ``after``: URL-safe base64 of JSON, no padding."""
+    """The cursor of the page behind the name ``after``: URL-safe base64 of JSON, no padding."""
     return base64.urlsafe_b64encode(msgspec.json.encode(Cursor(after))).rstrip(b"=").decode("ascii")
 
 
@@ -119,32 +119,16 @@ async def _list_of(
 
 
 ROUTES = {
+    Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL): put,
+    Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ, parameters=(TOUCH,)): get,
     Route(
-        methods=("PUT",),
-        path="/v0/topics/:topic",
-        name="topic.put",
-        scope=Scope.ADMIN,
-        body=BodyRule.OPTIONAL,
-    ): put,
-    Route(
-        methods=("GET",),
-        path="/v0/topics/:topic",
-        name="topic.get",
-        scope=Scope.READ,
-        parameters=(TOUCH,),
-    ): get,
-    Route(
-        methods=("DELETE",),
-        path="/v0/topics/:topic",
-        name="topic.delete",
-        scope=Scope.DELETE,
-        parameters=(IF_EMPTY,),
+        ("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,)
     ): delete,
     Route(
-        methods=("GET",),
-        path="/v0/topics",
-        name="topic.list",
-        scope=Scope.READ,
+        ("GET",),
+        "/v0/topics",
+        "topic.list",
+        Scope.READ,
         parameters=(LIST_PREFIX, LIST_PAGE_SIZE, LIST_CURSOR, LIST_TOUCH),
     ): list_topics,
 }

@@ -50,19 +50,8 @@ async def stream(context: RouteContext, request: Request, _body: Body, _at: int)
 
 ROUTES = {
     Route(
-        methods=("POST",),
-        path="/v0/watch",
-        name="watch",
-        scope=Scope.READ,
-        body=BodyRule.REQUIRED,
-        parameters=(LENIENT,),
+        ("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
     ): create,
-    Route(
-        methods=("GET",),
-        path="/v0/watch/:wid",
-        name="watch.open",
-        scope=None,  # the session knows its key
-        lane=Lane.HOT,
-        streams=True,
-    ): stream,
+    # No scope: the session knows its key.
+    Route(("GET",), "/v0/watch/:wid", "watch.open", None, lane=Lane.HOT, streams=True): stream,
 }

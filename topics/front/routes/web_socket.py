@@ -31,12 +31,6 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
 
 ROUTES = {
     Route(
-        methods=("GET",),
-        path="/v0/ws",
-        name="ws",
-        scope=None,
-        lane=Lane.HOT,
-        streams=True,
-        no_preflight=True,
+        ("GET",), "/v0/ws", "ws", None, lane=Lane.HOT, streams=True, no_preflight=True
     ): open_socket,
 }
