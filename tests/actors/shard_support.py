@@ -17,8 +17,8 @@ from topics.actors.link.board import Board
 from topics.actors.shard.actor import ShardActor
 from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import Frame
 from topics.formats.wire.envelope import (
     Failure,
     Success,

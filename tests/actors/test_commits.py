@@ -16,10 +16,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.shard_support import Desk
 from topics.engine import reading
-from topics.engine.shard import Append, Change, Put
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import RESERVE_MIN
 from topics.formats.api.requests import decode_append, decode_config, json_bytes
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
@@ -703,7 +705,7 @@ async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(des
 # Waiting inside the shard
 
 
-def put(desk: Desk, name: str, **config: Any) -> Put:
+def put(desk: Desk, name: str, **config: Any) -> PutTopic:
     return desk.engine.put(name, decode_config(json_bytes(config)), desk.actor._now)
 
 

@@ -29,7 +29,7 @@ from topics.actors.shard import feeds
 from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
 from topics.engine import reading
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.store import EXTENT
 from topics.formats.api.requests import json_bytes
 from topics.formats.wire.envelope import Notification, Success, decode, encode_notification
@@ -958,7 +958,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
             await disk.actor.sealing._round()
-    assert any(locator & EXTENT for locator in topic.frames.locators())
+    assert any(locator & EXTENT for locator in topic.index.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}
     disk.feed_read("a", 3, 101, limit=1000, data=False, tags=True)

@@ -20,10 +20,10 @@ from topics.actors.shard import actor as shard_actor
 from topics.actors.shard import streamed_appends
 from topics.actors.shard.actor import RPC_TIMEOUT_MS
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.formats.api import sliced
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.wal import Frame, FrameKind
 from topics.formats.wire.envelope import ErrorCode, decode
 from topics.storage.verify import verify_blob
 from topics.storage.wal import blobs

@@ -14,8 +14,10 @@ import pytest
 
 from topics.actors.shard.commits import Commits
 from topics.actors.shard.sealing import Sealing
+from topics.engine.changes.append import Append, InFlightDuplicate
+from topics.engine.changes.change import Change
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, InFlightDuplicate, Now
 from topics.formats.api.requests import (
     Diff,
     Limits,

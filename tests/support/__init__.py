@@ -1,1 +1,1 @@
-"""Helpers that several test packages share."""
+"""Helpers that tests of several areas share."""

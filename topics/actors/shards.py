@@ -38,8 +38,9 @@ from topics.actors.rpc.message_router import (
 )
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, Throttled, TopicsError
+from topics.formats.buffers import Buffer
 from topics.formats.names import shard_of
-from topics.formats.wire.message import Buffer, MessageFrame, PeerGone
+from topics.formats.wire.message import MessageFrame, PeerGone
 
 _BY_CODE: dict[str, type[TopicsError]] = {
     error.code: error

@@ -12,13 +12,13 @@ from topics.actors.link.heads import HeadMark
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
 from topics.actors.shards import Listener, Readiness
 from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
 
 TROUBLES = {
     DAMAGED: "has damaged data",
     STALLED: "does not answer",
     DISK_STALLED: "waits for its disk",
 }
-Buffer = bytes | bytearray | memoryview
 
 
 class Reply(Protocol):

@@ -18,6 +18,7 @@ import structlog
 from topics.actors.rpc.call import Call, RemoteError, RpcReply
 from topics.actors.rpc.route_table import RouteTable, Unsubscribe
 from topics.actors.rpc.subject_policy import SubjectPolicy
+from topics.formats.buffers import Buffer
 from topics.formats.wire.envelope import (
     ErrorFrame,
     Failure,
@@ -25,7 +26,7 @@ from topics.formats.wire.envelope import (
     encode_notification,
     encode_request,
 )
-from topics.formats.wire.message import ARENA, Buffer, MessageFrame, PeerGone
+from topics.formats.wire.message import ARENA, MessageFrame, PeerGone
 
 if TYPE_CHECKING:
     from topics.actors.rpc.inbound import RpcContext

@@ -34,11 +34,15 @@ from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing import Sealing
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, Done, StreamedAppends
-from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now
+from topics.engine.changes.append import Append, InFlightDuplicate
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api import answers
-from topics.formats.api.requests import Buffer, Limits, decode_append, decode_config, decode_delete
+from topics.formats.api.requests import Limits, decode_append, decode_config, decode_delete
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import MessageFrame
 from topics.process import logs
 from topics.storage.disk import FULL, Damaged
@@ -404,7 +408,7 @@ class ShardActor:
 
     def _freshen(self, topic: Topic | None) -> None:
         """Let go what is too old, before anything is answered or decided."""
-        if topic is not None and topic.perishable:
+        if topic is not None and topic.is_perishable:
             try:
                 change = self.engine.expire(topic, self._now)
             except Damaged as damage:
@@ -437,7 +441,7 @@ class ShardActor:
 
     def _committed(self, change: Change) -> None:
         self.reads.committed(change)
-        if isinstance(change, Append | Delete):
+        if isinstance(change, Append | DeleteTopic):
             self.feeds.committed(change)
 
 

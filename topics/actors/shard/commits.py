@@ -12,13 +12,27 @@ from pathlib import Path
 import structlog
 import trio
 
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.reservation import Reservation
+from topics.engine.locators import (
+    FIRST_EXTENT,
+    FIRST_MEMORY,
+    Locator,
+    in_memory,
+    is_extent,
+    is_in_memory,
+)
+from topics.engine.now import Now
 from topics.engine.record_index import RecordIndex
-from topics.engine.shard import Append, Change, Delete, FloorMoved, Now, Reservation, ShardEngine
-from topics.engine.store import EXTENT, RESIDENT, Runs
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView, View
-from topics.formats.disk.wal import FrameKind
+from topics.formats.ranges import IndexRun
 from topics.storage.disk import Damaged
 from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.store import SegmentStore
@@ -106,7 +120,7 @@ class Commits:
         return [
             each.change.topic
             for each in chain(self._until_written, self._until_synced)
-            if isinstance(each.change, Delete)
+            if isinstance(each.change, DeleteTopic)
         ]
 
     def position_of(self, topic: Topic) -> int:
@@ -133,9 +147,9 @@ class Commits:
 
     def records(self, locator: int) -> View:
         """Records at a place that was given to `ShardEngine.commit`."""
-        if locator & RESIDENT:
+        if locator >= FIRST_MEMORY:
             return self._resident[locator]
-        if locator & EXTENT:
+        if locator >= FIRST_EXTENT:
             return self.segments.records(locator)
         try:
             return self.wal.records(locator)
@@ -143,38 +157,40 @@ class Commits:
             self.tell(damage)
             raise
 
-    def dead(self, locator: int) -> Buffer | None:
-        """As `Store.dead`."""
+    def delete_flags(self, locator: int) -> Buffer | None:
+        """As `Store.delete_flags`."""
         return (
             self.segments.dead(locator)
-            if locator & EXTENT and not locator & RESIDENT
-            else self.engine.marks.dead(locator)
+            if is_extent(locator)
+            else self.engine.delete_flags.of(locator)
         )
 
-    def mark(self, locator: int, runs: Runs) -> None:
-        """As `Store.mark`."""
-        if locator & EXTENT and not locator & RESIDENT:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`."""
+        if is_extent(locator):
             self.segments.mark(
                 locator, chain.from_iterable(starmap(range, runs)), self.committed_to
             )
         else:
-            count = self._resident[locator].count if locator & RESIDENT else self.wal.count(locator)
-            self.engine.marks.mark(locator, count, runs)
+            count = (
+                self._resident[locator].count if is_in_memory(locator) else self.wal.count(locator)
+            )
+            self.engine.delete_flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         """As `Store.release`."""
-        self.engine.marks.forget(locators)
+        self.engine.delete_flags.forget(locators)
         for locator in locators:
-            if locator & RESIDENT:
+            if is_in_memory(locator):
                 self._resident.pop(locator, None)
-            elif locator & EXTENT:
+            elif is_extent(locator):
                 self.on_release(locator)
 
     def expect(self, topic: Topic, seq: int) -> None:
         """Somebody reads on from ``seq``: what stands there in segments comes into memory
         meanwhile.
         """
-        frames = topic.frames
+        frames = topic.index
         index = frames.find(seq)
         locator = _sealed(frames, index)
         if locator is not None:
@@ -220,7 +236,7 @@ class Commits:
             view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
             change.resident = None
         assert view is not None, "an ephemeral append comes with its records"
-        locator = RESIDENT | self._serial
+        locator = in_memory(self._serial)
         self._resident[locator] = view
         return locator
 
@@ -228,8 +244,8 @@ class Commits:
         """The topic is gone: free what it kept in memory and in files of its own. Whoever still
         holds it finds it empty.
         """
-        self.release(topic.frames.locators())
-        topic.frames.drop(len(topic.frames))
+        self.release(topic.index.locators())
+        topic.index.drop(len(topic.index))
         for path in self.wal.blobs.forget(topic.id):
             path.unlink(missing_ok=True)
 
@@ -304,11 +320,11 @@ class Commits:
             self.committed_to = max(self.committed_to, waiting.end)
         generation = (
             self.wal.generation(locator)
-            if isinstance(change, Append) and change.tags and not locator & RESIDENT
+            if isinstance(change, Append) and change.tags and not is_in_memory(locator)
             else 0
         )
         try:
-            self.engine.commit(change, locator, now, generation)
+            self.engine.commit(change, Locator(locator), now, generation)
             if (
                 change.topic.floor_due and not change.topic.deleted
             ):  # at once: a replay could not come to it by itself
@@ -324,7 +340,7 @@ class Commits:
             waiting.settle(progress)
         self._tell_idle(waiting.change.topic)
         self.on_commit(waiting.change)
-        if isinstance(waiting.change, Delete):
+        if isinstance(waiting.change, DeleteTopic):
             self._drop(waiting.change.topic)
 
     def tell(self, damage: Damaged) -> None:
@@ -346,7 +362,7 @@ class Commits:
         self._until_synced.clear()
         for waiting in lost:
             self.engine.undo(waiting.change)
-            if waiting.locator & RESIDENT:
+            if is_in_memory(waiting.locator):
                 self._resident.pop(waiting.locator, None)
         for waiting in reversed(lost):
             if waiting.settle is not None:
@@ -365,4 +381,4 @@ def _sealed(frames: RecordIndex, index: int) -> int | None:
     if index >= len(frames):
         return None
     _, _, locator, size = frames.entry(index)
-    return locator if size and locator & EXTENT and not locator & RESIDENT else None
+    return locator if size and is_extent(locator) else None

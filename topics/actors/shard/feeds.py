@@ -23,18 +23,19 @@ import structlog
 
 from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
 from topics.actors.shard.commits import Commits
+from topics.engine.changes.append import Append
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
-    Buffer,
     Diff,
     Limits,
 )
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
@@ -100,12 +101,12 @@ class Feeds:
 
     # What happens in the shard
 
-    def committed(self, change: Append | Delete) -> None:
+    def committed(self, change: Append | DeleteTopic) -> None:
         """Its topic has new records, or is gone."""
         feeds = self._by_topic.get(change.topic.id)
         if feeds is None:
             return
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds
@@ -188,8 +189,8 @@ class Feeds:
         # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
-        index = topic.frames.find_locator(self._commits.wal.synced)
-        return topic.frames.entry(index)[0] - 1 if index < len(topic.frames) else topic.head_seq
+        index = topic.index.find_locator(self._commits.wal.synced)
+        return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
 
     def _send(
         self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b""

@@ -19,8 +19,11 @@ from topics.actors.rpc.message_router import (
 )
 from topics.actors.rpc.replies import map_error, reply, request_of, total_ms
 from topics.actors.shard.commits import Commits
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Change, Delete, Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff, Limits, decode_diff, json_bytes
@@ -69,7 +72,7 @@ class Reads:
     def committed(self, change: Change) -> None:
         """Something has happened to a topic."""
         self._heads.committed(change)
-        if isinstance(change, Append | Delete):
+        if isinstance(change, Append | DeleteTopic):
             event = self._changed.pop(change.topic.id, None)
             if event is not None:
                 event.set()

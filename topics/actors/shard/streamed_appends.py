@@ -17,17 +17,15 @@ import trio
 
 from topics.actors.rpc.message_router import InboundMessage
 from topics.actors.shard.commits import Commits
+from topics.engine.changes.append import Append, keeps_key
+from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    AppendBody,
-    Buffer,
-    Limits,
-    check_append,
-    refusing_bad_bodies,
-)
+from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, Rendering
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom

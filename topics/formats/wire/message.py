@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import struct
 from enum import IntFlag
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from topics.formats.buffers import Buffer
 
 HEADER: Final = struct.Struct("<IIQHHI")
 assert HEADER.size == 24

@@ -9,8 +9,8 @@ The sessions and streams themselves are `topics.front.live`.
 from __future__ import annotations
 
 from topics.engine.access import Scope
-from topics.formats.api.requests import Buffer
 from topics.formats.api.watch import decode_watch
+from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.backend import Body
 from topics.front.http.connection import Connection

@@ -1,6 +1,6 @@
 """Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
 
-Runs as a program: ``python -m tests.crash.fuzz --minutes 10 --seed 1``. The seed decides what each
+Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what each
 worker sends and in which order. Between the fuzzed connections each worker makes requests of its
 own that must be answered as ever.
 
@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
+from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
 from tests.contract.api import Api, Wire, listed, ok, request
 from tests.contract.ws import TEXT, Socket
-from tests.crash.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
-from tests.crash.hostile import Bystander, Memory, Probe, beside, watched
 from tests.server import Server
 
 WORKERS = 6  # two for each lane

@@ -1,5 +1,5 @@
 """What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python
--m tests.crash.hostile``.
+-m tests.campaigns.hostile``.
 """
 
 from __future__ import annotations

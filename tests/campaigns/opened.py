@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.storage.log_support import Client
+from topics.engine.now import Now
 from topics.engine.reading import read
-from topics.engine.shard import Now
 from topics.errors import TopicNotFound
 from topics.formats.api.requests import Diff
 from topics.storage.data_dir import DataDirectory

@@ -1,7 +1,7 @@
 """Power losses: record what a server does to its disk, then judge what a loss at many moments may
 have left of it.
 
-Runs as a program: ``CRASHSTATES=... python -m tests.crash.power_loss --seed 3 --points 60``. It
+Runs as a program: ``CRASHSTATES=... python -m tests.campaigns.power_loss --seed 3 --points 60``. It
 needs root and /dev/fuse. Each point is built in every way of ``--policies``: nothing but what was
 synced, a first part of the rest, sectors at random, a torn last write, zeros where data belongs.
 ``--keep DIR`` leaves the recording there, ``--again DIR`` judges one once more.
@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.crash.check_state import ASK
-from tests.crash.mounts import CRASHSTATES, why_not
-from tests.crash.power_load import CLASSES, Mix, add_mix, mix_of
+from tests.campaigns.check_state import ASK
+from tests.campaigns.mounts import CRASHSTATES, why_not
+from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
 from tests.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
@@ -59,7 +59,7 @@ def record(folder: Path, *, seed: int, steps: int, mix: Mix = DEFAULT_MIX) -> Co
     load = [
         sys.executable,
         "-m",
-        "tests.crash.power_load",
+        "tests.campaigns.power_load",
         str(folder / "disk"),
         str(folder / "acknowledged"),
     ]
@@ -171,7 +171,7 @@ def _judge_at(acknowledged: Path, scratch: Path) -> Iterator[list[str]]:
     serve = [
         sys.executable,
         "-m",
-        "tests.crash.check_state",
+        "tests.campaigns.check_state",
         str(acknowledged),
         "--serve",
         str(path),

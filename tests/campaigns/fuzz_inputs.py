@@ -1,4 +1,4 @@
-"""What `tests.crash.fuzz` throws at a server: bytes and what may come of them. Pure: the source of
+"""What `tests.campaigns.fuzz` throws at a server: bytes and what may come of them. Pure: the source of
 randomness decides.
 
 kind      topic      what may come of it
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.campaigns.hostile import malformed
 from tests.contract.api import request
 from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
-from tests.crash.hostile import malformed
 
 BROKEN, MUTATED = "broken", "mutated"
 LANES = ("fast", "cold", "socket")

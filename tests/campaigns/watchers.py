@@ -4,7 +4,7 @@ record once, or is told of the gap.
 A watcher follows a few topics over SSE. Its place in each is the end of the last frame that came
 whole, and every frame must begin there: so nothing is missing, nothing comes twice and nothing out
 of order, but what lies behind the cursor that a resume went back to. At the end every watcher must
-stand at the head. Runs as a program: ``python -m tests.crash.watchers --seconds 300 --seed 1``.
+stand at the head. Runs as a program: ``python -m tests.campaigns.watchers --seconds 300 --seed 1``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.writers import Ledger, Writer, finish
 from tests.contract.api import Api, Wire, ok, request
 from tests.contract.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
-from tests.crash.killer import BACK_S, Killer, verdict_of
-from tests.crash.writers import Ledger, Writer, finish
 from tests.server import Server
 
 SHARDS = 2

@@ -1,4 +1,4 @@
-"""Bytes of the log: the documented ones, and an answer for any others."""
+"""Frames of the log: the documented bytes, and an answer for any others."""
 
 from __future__ import annotations
 
@@ -11,66 +11,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.disk import wal
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from tests.support.checksums import slow_crc32c
+from tests.support.tables import byte_rows
+from topics.formats.disk import frames
+from topics.formats.disk.frames import (
     FRAME,
     FRAME_HEADER_BYTES,
-    BadHeader,
-    FileHeader,
     Frame,
     FrameHeader,
     FrameKind,
     Stop,
     check_frame,
-    decode_file_header,
-    encode_file_header,
     encode_frame,
     padded,
     scan_frames,
 )
+from topics.formats.disk.wal import FileHeader
 
 HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, size=64 << 20)
 SEED = HEADER.seed
 
 
-def encoded(frame: Frame, position: int = 0, durable: int = 0, seed: int = SEED) -> bytes:
-    return b"".join(encode_frame(frame, position, durable, seed))
+def encoded(frame: Frame, lsn: int = 0, durable_lsn: int = 0, seed: int = SEED) -> bytes:
+    return b"".join(encode_frame(frame, lsn, durable_lsn, seed))
 
 
-def check(data: bytes, position: int = 0, seed: int = SEED, offset: int = 0) -> FrameHeader | Stop:
-    return check_frame(memoryview(data), offset, position, seed)
+def check(data: bytes, lsn: int = 0, seed: int = SEED, offset: int = 0) -> FrameHeader | Stop:
+    return check_frame(memoryview(data), offset, lsn, seed)
 
 
 # The documented bytes
 
 
-def rows(first: str, after: str) -> list[tuple[int, int, str]]:
-    """``(offset, size, field)`` of a table in the module's docstring."""
-    table = (wal.__doc__ or "").split(after)[1].split("\n\n")[1]
-    found = [re.match(r"\s+(\d+)\s+(\d+)\s+(\w+)", line) for line in table.splitlines()[1:]]
-    named = [(int(row[1]), int(row[2]), row[3]) for row in found if row]
-    assert named[0][2] == first
-    return named
-
-
-def test_the_table_of_the_file_header_is_its_struct() -> None:
-    table = rows("magic", "File header")
-    assert [(offset, size) for offset, size, _ in table] == [
-        (0, 8),
-        (8, 4),
-        (12, 4),
-        (16, 8),
-        (24, 8),
-        (32, 8),
-        (40, 4),
-        (44, 4052),
-    ]
-    assert sum(size for _, size, _ in table) == FILE_HEADER_BYTES
-
-
 def test_the_table_of_the_frame_is_its_struct() -> None:
-    table = rows("magic", "Frame: header")
+    table = byte_rows(frames.__doc__ or "", "Header:")
     sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", FRAME.format)]
     assert [size for _, size, _ in table] == sizes
     assert [offset for offset, _, _ in table] == [
@@ -80,24 +54,8 @@ def test_the_table_of_the_frame_is_its_struct() -> None:
     assert sum(sizes) == FRAME_HEADER_BYTES
 
 
-def test_a_file_header_is_the_documented_bytes() -> None:
-    data = encode_file_header(HEADER)
-    assert len(data) == FILE_HEADER_BYTES
-    expected = (
-        "545057414c30303102000000030000008877665544332211080706050403020100000004000000002c8c719b"
-    )
-    assert data[:44].hex() == expected
-    assert not any(data[44:])
-    assert decode_file_header(data) == HEADER
-
-
-def test_a_file_header_of_version_1_is_read_and_tells_no_size() -> None:
-    data = bytes.fromhex("545057414c303031010000000300000088776655443322110807060504030201ed748f37")
-    assert decode_file_header(data.ljust(FILE_HEADER_BYTES, b"\0")) == HEADER._replace(size=0)
-
-
 CONFIG = cbor2.dumps({"name": "a"})
-# One frame of each kind, at position 8 of a log that is synced up to 16.
+# One frame of each kind, at lsn 8 of a log that is synced up to 16.
 GOLDEN: list[tuple[Frame, list[str]]] = [
     (
         Frame(FrameKind.APPEND, 5, 7, 1000, 1, 2, 0, (b"\x04\0\0\0", b"abc,")),
@@ -138,7 +96,7 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
         ],
     ),
     (
-        Frame(FrameKind.MARK, ts_ms=-1, ext_len=len(CONFIG), parts=(CONFIG,)),
+        Frame(FrameKind.START, ts_ms=-1, ext_len=len(CONFIG), parts=(CONFIG,)),
         [
             "574630311702ac54080000000000000010000000000000000000000000000000",
             "0000000000000000ffffffffffffffff08000000000000000800000006000000",
@@ -181,76 +139,38 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
     ("frame", "expected"), GOLDEN, ids=[frame.kind.name for frame, _ in GOLDEN]
 )
 def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> None:
-    data = encoded(frame, position=8, durable=16)
+    data = encoded(frame, lsn=8, durable_lsn=16)
     assert data.hex() == "".join(expected)
     assert len(data) == frame.length
 
 
-def slow_crc32c(data: bytes, start: int = 0) -> int:
-    """CRC-32C bit by bit, as its specification has it."""
-    crc = ~start & 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return ~crc & 0xFFFFFFFF
-
-
 def test_the_checksums_are_the_documented_ones() -> None:
     assert slow_crc32c(b"123456789") == 0xE3069283
-    header = encode_file_header(HEADER)
-    assert int.from_bytes(header[40:44], "little") == slow_crc32c(header[:40])
-    assert slow_crc32c(header[24:32]) == SEED
     for frame, _ in GOLDEN:
-        data = encoded(frame, position=8, durable=16)
+        data = encoded(frame, lsn=8, durable_lsn=16)
         end = FRAME_HEADER_BYTES + sum(map(len, frame.parts))
         assert int.from_bytes(data[4:8], "little") == slow_crc32c(data[8:end], SEED)
 
 
 def test_numbers_of_kinds_never_change() -> None:
     assert {kind.name: kind.value for kind in FrameKind} == {
-        "APPEND": 1, "DELETE": 2, "TOPIC": 3, "LEASE": 4, "ROUTER": 5, "MARK": 6, "TOPIC_DELETED": 7, "SEQS_RESERVED": 8,
-            "FLOOR": 9, "TS_RESERVED": 10,
-    }  # fmt: skip
+        "APPEND": 1,
+        "DELETE": 2,
+        "TOPIC": 3,
+        "LEASE": 4,
+        "ROUTER": 5,
+        "START": 6,
+        "TOPIC_DELETED": 7,
+        "SEQS_RESERVED": 8,
+        "FLOOR": 9,
+        "TS_RESERVED": 10,
+    }
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
-
-
-# File headers
-
-
-@pytest.mark.parametrize("length", [0, 1, 43, 44, FILE_HEADER_BYTES - 1])
-def test_a_short_file_header_is_refused(length: int) -> None:
-    with pytest.raises(BadHeader, match="shorter than its header"):
-        decode_file_header(encode_file_header(HEADER)[:length])
-
-
-def test_any_flipped_bit_of_a_file_header_is_noticed() -> None:
-    good = encode_file_header(HEADER)
-    for bit in range(8 * 44):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(BadHeader):
-            decode_file_header(bad)
-
-
-def test_another_version_is_refused_with_both_numbers() -> None:
-    data = bytearray(encode_file_header(HEADER))
-    data[8] = 9
-    with pytest.raises(
-        BadHeader, match="has format version 9; this program reads versions up to 2"
-    ):
-        decode_file_header(data)
-
-
-@given(st.binary(max_size=64))
-def test_any_bytes_are_no_file_header(start: bytes) -> None:
-    with pytest.raises(BadHeader):
-        decode_file_header(start.ljust(FILE_HEADER_BYTES, b"\0"))
 
 
 # Frames
 
-frames = st.builds(
+any_frame = st.builds(
     Frame,
     st.sampled_from(FrameKind),
     st.integers(0, 2**64 - 1),
@@ -261,22 +181,21 @@ frames = st.builds(
     st.integers(0, 2**32 - 1),
     st.lists(st.binary(max_size=20), max_size=4).map(tuple),
 )
-positions = st.integers(0, 2**60).map(lambda number: number * 8)
+lsns = st.integers(0, 2**60).map(lambda number: number * 8)
 
 
-@given(frames, positions, positions)
-def test_what_is_encoded_is_read_again(frame: Frame, position: int, durable: int) -> None:
-    data = encoded(frame, position, durable)
-    header = check(data, position)
+@given(any_frame, lsns, lsns)
+def test_what_is_encoded_is_read_again(frame: Frame, lsn: int, durable_lsn: int) -> None:
+    data = encoded(frame, lsn, durable_lsn)
+    header = check(data, lsn)
     assert isinstance(header, FrameHeader)
     body = b"".join(map(bytes, frame.parts))
-    assert header[2:12] == (
-        position, durable, frame.topic_id, frame.first_seq, frame.ts_ms, len(body), frame.record_count, frame.ext_len, frame.kind,
-        frame.flags,
-    )  # fmt: skip
+    assert (header.lsn, header.durable_lsn, header.body_len) == (lsn, durable_lsn, len(body))
+    for field in ("kind", "topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags"):
+        assert getattr(header, field) == getattr(frame, field), field
     assert data[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + len(body)] == body
     assert not any(data[FRAME_HEADER_BYTES + len(body) :])
-    assert header.end == position + len(data) == position + frame.length
+    assert header.end == lsn + len(data) == lsn + frame.length
     assert len(data) % 8 == 0
 
 
@@ -291,7 +210,7 @@ def log_bytes() -> tuple[bytes, list[int]]:
     """A row of frames, and where each begins, the end last."""
     data, starts = b"", [0]
     for frame in LOG:
-        data += encoded(frame, position=len(data))
+        data += encoded(frame, lsn=len(data))
         starts.append(len(data))
     return data, starts
 
@@ -299,10 +218,10 @@ def log_bytes() -> tuple[bytes, list[int]]:
 def scan(data: bytes) -> tuple[list[int], Stop]:
     """First seqs of the frames from the start, and why the scan ended."""
     seqs: list[int] = []
-    position = 0
-    while isinstance(header := check(data, position, offset=position), FrameHeader):
+    lsn = 0
+    while isinstance(header := check(data, lsn, offset=lsn), FrameHeader):
         seqs.append(header.first_seq)
-        position = header.end
+        lsn = header.end
     at_once = [header.first_seq for header in scan_frames(memoryview(data), 0, 0, SEED)]
     assert at_once == seqs, "a scan takes what single looks take"
     return seqs, header
@@ -335,20 +254,20 @@ def test_any_flipped_bit_is_noticed() -> None:
             assert (seqs, stop) == (list(range(1, hurt + 1)), Stop.BAD), bit
 
 
-@given(st.binary(max_size=200), st.integers(0, 64), positions)
-def test_any_bytes_have_an_answer(data: bytes, offset: int, position: int) -> None:
-    found = check(data, position, offset=offset)
-    assert list(scan_frames(memoryview(data), offset, position, SEED)) == []
+@given(st.binary(max_size=200), st.integers(0, 64), lsns)
+def test_any_bytes_have_an_answer(data: bytes, offset: int, lsn: int) -> None:
+    found = check(data, lsn, offset=offset)
+    assert list(scan_frames(memoryview(data), offset, lsn, SEED)) == []
     assert found is (Stop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.END)
 
 
-@given(frames, st.binary(max_size=80))
+@given(any_frame, st.binary(max_size=80))
 def test_what_follows_a_frame_does_not_matter_to_it(frame: Frame, noise: bytes) -> None:
     assert isinstance(check(encoded(frame) + noise), FrameHeader)
 
 
-def test_a_frame_of_another_place_or_another_file_is_none() -> None:
-    data = encoded(LOG[0], position=64)
+def test_a_frame_of_another_lsn_or_another_file_is_none() -> None:
+    data = encoded(LOG[0], lsn=64)
     assert check(data, 64) is not Stop.BAD
     assert check(data, 72) is Stop.BAD
     assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1).seed) is Stop.BAD
@@ -357,5 +276,5 @@ def test_a_frame_of_another_place_or_another_file_is_none() -> None:
 def test_a_body_length_is_never_believed() -> None:
     fields: list[Any] = list(FRAME.unpack_from(encoded(LOG[0])))
     for body_len in (2**32 - 1, 2, 0):
-        fields[7] = body_len
+        fields[FrameHeader._fields.index("body_len")] = body_len
         assert check(FRAME.pack(*fields) + b"\0" * 64) is Stop.BAD

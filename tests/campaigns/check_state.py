@@ -1,10 +1,10 @@
-"""Judges a data directory as a power loss may have left it: ``python -m tests.crash.check_state
+"""Judges a data directory as a power loss may have left it: ``python -m tests.campaigns.check_state
 ACKNOWLEDGED DATA_DIR``.
 
-``python -m tests.crash.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the
+``python -m tests.campaigns.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the
 other for those who ask there (`ASK`), each in a fork: that saves the second that a start takes.
 
-ACKNOWLEDGED is what ``tests.crash.power_load`` noted. The environment variable CRASH_BEFORE_NS is
+ACKNOWLEDGED is what ``tests.campaigns.power_load`` noted. The environment variable CRASH_BEFORE_NS is
 the moment of the loss: what was acknowledged before it is promised, what was sent before it may
 have happened, and nothing else can have. By class:
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.crash.opened import Found, Opened
+from tests.campaigns.opened import Found, Opened
 from tests.model import Kept, TopicModel
 from topics.storage.verify import Finding, verify_directory
 

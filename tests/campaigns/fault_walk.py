@@ -1,4 +1,4 @@
-"""Every write and every sync fails once: ``python -m tests.crash.fault_walk``.
+"""Every write and every sync fails once: ``python -m tests.campaigns.fault_walk``.
 
 One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append,
 rotation, sealing, checkpoints, deletes of records and of a topic, changes of class, an orderly
@@ -33,7 +33,7 @@ import structlog
 import trio
 
 from tests.actors.shard_support import Desk
-from tests.crash.fault_disk import FaultDisk
+from tests.campaigns.fault_disk import FaultDisk
 from tests.storage.log_support import Client
 from topics.actors.link.board import ShardState
 from topics.actors.shard import actor as shard_actor
@@ -391,7 +391,7 @@ def _drop(*_: Any) -> Any:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m tests.crash.fault_walk")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.fault_walk")
     parser.add_argument("--from", dest="first", type=int, default=1)
     parser.add_argument(
         "--to", dest="last", type=int, default=0, help="the last call; without it, all"

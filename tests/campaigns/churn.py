@@ -3,7 +3,7 @@ again, with small log files.
 
 Each owner has one topic to itself and repeats whatever was not acknowledged, so that after every
 step it knows what its topic must look like, and asks: after each outage, and now and then. Runs as
-a program: ``python -m tests.crash.churn --kills 50 --seed 7``.
+a program: ``python -m tests.campaigns.churn --kills 50 --seed 7``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.killer import BACK_S, Killer, verdict_of
 from tests.contract.api import Answer, Api
-from tests.crash.killer import BACK_S, Killer, verdict_of
 from tests.model import Kept, TopicModel
 from tests.server import Server
 

@@ -1,7 +1,7 @@
 """The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
 evictions and recreation.
 
-Runs as a program inside the recorded file system: ``python -m tests.crash.power_load DATA_DIR
+Runs as a program inside the recorded file system: ``python -m tests.campaigns.power_load DATA_DIR
 ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
 sent and when it was acknowledged (CLOCK_MONOTONIC, nanoseconds).
 """

@@ -1,7 +1,7 @@
 """A storm: thousands of clients lose their connections and come back all at once, beside a writer
 that must not notice much.
 
-    python -m tests.crash.storm [--clients 5000] [--storms 3] [--kinds watch,ask,killed]
+    python -m tests.campaigns.storm [--clients 5000] [--storms 3] [--kinds watch,ask,killed]
 
 ``watch``: event streams are cut and opened again; ``ask``: keep-alive clients ask for state;
 ``killed``: the same, and the front dies, so that they wait in the listen queue until the next one
@@ -87,7 +87,8 @@ def writer(
 @contextlib.contextmanager
 def writing(address: Address) -> Iterator[list[tuple[float, float]]]:
     """A writer while the body runs; the list is filled at the end."""
-    stop, taken = multiprocessing.Event(), multiprocessing.Queue()
+    stop = multiprocessing.Event()
+    taken: multiprocessing.Queue[list[tuple[float, float]]] = multiprocessing.Queue()
     process = multiprocessing.Process(target=writer, args=(address, stop, taken))
     process.start()
     found: list[tuple[float, float]] = []

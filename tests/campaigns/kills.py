@@ -1,7 +1,7 @@
 """A kill -9 campaign: writers go on while the front, a shard or everything is killed at random
 moments.
 
-Runs as a program: ``python -m tests.crash.campaign --kills 50 --seed 7``. The seed decides who is
+Runs as a program: ``python -m tests.campaigns.kills --kills 50 --seed 7``. The seed decides who is
 killed when; what the kill interrupts is up to the machine, so a seed repeats the schedule and not
 the instruction.
 """
@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.writers import Writer, finish, verify
 from tests.contract.api import Api
-from tests.crash.killer import BACK_S, Killer, verdict_of
-from tests.crash.writers import Writer, finish, verify
 from tests.server import Server
 
 SHARDS = 2
