@@ -29,11 +29,6 @@ class Drain:
         """From now on new requests are refused."""
         self.is_draining = True
 
-    def check(self) -> None:
-        """Raises `ShuttingDown` while draining."""
-        if self.is_draining:
-            raise shutting_down()
-
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a call that may wait for records. Raises `ShuttingDown` when the drain ends it."""

@@ -33,7 +33,7 @@ from topics.formats.api.request_heads import Head
 from topics.formats.api.request_targets import authority_of
 from topics.front.authorization import authenticate, authorize, check_topic_name
 from topics.front.body_limits import BodyLimits, too_large
-from topics.front.drain import Drain
+from topics.front.drain import Drain, shutting_down
 from topics.front.hosts import HostRule, has_foreign_origin
 from topics.front.limits import Slots
 from topics.front.media import accepts_gzip, check_body_media
@@ -75,8 +75,8 @@ class Guard:
         authorize(principal, route.scope, topic)
         if route.no_preflight and not self._access.enabled and has_foreign_origin(fields):
             raise Forbidden("without keys, pages of other sites may not open this")
-        if not route.is_open:
-            self.drain.check()
+        if self.drain.is_draining and not route.is_open:
+            raise shutting_down()
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
         if topic is not None:
@@ -103,7 +103,8 @@ class Guard:
         the key's cap (§11).
         """
         if not request.route.is_open:
-            self.drain.check()
+            if self.drain.is_draining:
+                raise shutting_down()
             self._requests.acquire(request.principal)
 
     def leave(self, request: Request) -> None:

@@ -90,23 +90,23 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """How many places are taken, in all."""
+        """How many places are taken; counted only where there is a cap ``in_all``."""
         return self._count.total()
 
     def used_by(self, principal: Principal) -> int:
-        """How many places a key has taken."""
+        """How many places a key has taken; counted only where there is a cap ``per_key``."""
         return self._of_key(principal).total()
 
     def acquire(self, principal: Principal = ANYONE) -> None:
         """Take a place; pair it with `release`. Raises `Throttled` when there is none."""
         in_all, per_key = self.in_all, self.per_key
-        if not self._count.take(in_all.most if in_all else 0):
-            raise self.failure()
-        if per_key is None or principal is ANYONE:
+        if in_all is not None and not self._count.take(in_all.most):
+            raise self._throttled(in_all)
+        if per_key is None or principal is ANYONE or self._of_key(principal).take(per_key.most):
             return
-        if not self._of_key(principal).take(per_key.most):
+        if in_all is not None:
             self._count.give_back()
-            raise self._throttled(per_key)
+        raise self._throttled(per_key)
 
     def check(self, principal: Principal = ANYONE, *, leaving: int = 0) -> None:
         """Raises `Throttled` when there is no place even after ``leaving`` of the key's are
@@ -122,13 +122,15 @@ class Slots:
 
     def add(self, principal: Principal) -> None:
         """Take a place that `check` has just found."""
-        self._count.take(0)
+        if self.in_all is not None:
+            self._count.take(0)
         if self.per_key is not None and principal is not ANYONE:
             self._of_key(principal).take(0)
 
     def release(self, principal: Principal = ANYONE) -> None:
         """Give a place back."""
-        self._count.give_back()
+        if self.in_all is not None:
+            self._count.give_back()
         if self.per_key is not None and principal is not ANYONE:
             self._of_key(principal).give_back()
 

@@ -28,18 +28,6 @@ class ResponseHeads:
             self._date = date
             self._starts.clear()
 
-    def start(self, status: int, media_type: bytes = JSON) -> bytes:
-        """The head up to and with ``content-length: ``."""
-        start = self._starts.get((status, media_type))
-        if start is None:
-            start = b"%bcontent-type: %b\r\ndate: %b\r\ncontent-length: " % (
-                _status_line(status),
-                media_type,
-                self._date,
-            )
-            self._starts[status, media_type] = start
-        return start
-
     def render(
         self,
         status: int,
@@ -50,11 +38,21 @@ class ResponseHeads:
         close: bool = False,
     ) -> bytes:
         """The whole head."""
-        start = self.start(status, media_type)
+        start = self._starts.get((status, media_type)) or self._start(status, media_type)
         if not headers and not close:
             return b"%b%d\r\n\r\n" % (start, length)
         last = CLOSE if close else b""
         return b"%b%d\r\n%b%b\r\n" % (start, length, _field_lines(headers), last)
+
+    def _start(self, status: int, media_type: bytes) -> bytes:
+        """The head up to and with ``content-length: ``."""
+        start = b"%bcontent-type: %b\r\ndate: %b\r\ncontent-length: " % (
+            _status_line(status),
+            media_type,
+            self._date,
+        )
+        self._starts[status, media_type] = start
+        return start
 
 
 def stream_head(status: int, headers: Headers) -> bytes:

@@ -21,7 +21,6 @@ import trio
 from topics.errors import Internal, InvalidRequest, TopicsError
 from topics.formats.api.response_heads import ResponseHeads, stream_head
 from topics.front.answers import Answer
-from topics.front.backend import Body
 from topics.front.dispatch import Dispatcher
 from topics.front.errors import error_answer
 from topics.front.guard import Guard
@@ -135,14 +134,11 @@ class FastLane:
         at = time.monotonic_ns()
         if request.route.waits:
             connection.waits_since = connection.connections.now
-        if head.is_hot:
-            return await self._answer_hot(head, body, at)
-        await self._answer_cold(ColdCall(request, body, at, head.close))
-        return None
-
-    async def _answer_hot(self, head: AdmittedHead, body: Body, at: int) -> Answer | None:
-        answer = await self.lanes.dispatcher.run(head.request, body, at)
-        self.connection.waits_since = NEVER
+        if not head.is_hot:
+            await self._answer_cold(ColdCall(request, body, at, head.close))
+            return None
+        answer = await lanes.dispatcher.run(request, body, at)
+        connection.waits_since = NEVER
         if answer.stream is not None:
             return answer
         await self._send(answer, close=head.close)
@@ -195,7 +191,9 @@ class FastLane:
             if close or self.lanes.connections.draining:
                 connection.closing = close = True
             body = answer.body
-            head = self._head_of(answer, len(body), close=close)
+            head = self.lanes.responses.render(
+                answer.status, len(body), answer.headers, media_type=answer.media_type, close=close
+            )
             if self._is_head:
                 await connection.send(head)
             elif len(body) > COPY_MAX_BYTES:
@@ -205,8 +203,3 @@ class FastLane:
                 await connection.send(head + body)
         finally:
             answer.done()
-
-    def _head_of(self, answer: Answer, length: int, *, close: bool) -> bytes:
-        return self.lanes.responses.render(
-            answer.status, length, answer.headers, media_type=answer.media_type, close=close
-        )

@@ -80,8 +80,30 @@ class HeadReader:
         """The next head, or None when the client has left or the server drains. Raises
         `InvalidRequest` when it is not HTTP, OSError.
         """
-        raw = await _next_raw(connection)
-        return self._decide(raw) if raw else None
+        # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait for it.
+        timings = connection.timings
+        patience_s = timings.late_s if connection.is_late else timings.idle_s
+        idle_until = connection.connections.now + patience_s
+        while True:
+            if connection.buffer.startswith(b"\r\n", connection.pos):
+                connection.pos = end_of_empty_lines(connection.buffer, connection.pos)
+            end = connection.buffer.find(HEAD_END, connection.pos)
+            if end >= 0:
+                connection.idle = False
+                connection.deadline = NEVER
+                raw = connection.buffer[connection.pos : end + 4]
+                connection.pos = end + 4
+                return self._decide(raw)
+            if connection.pos < len(connection.buffer):
+                raw = await _partial_head(connection)
+                if not raw.startswith(b"\r\n"):
+                    return self._decide(raw) if raw else None
+                # Its first byte ended an empty line: the bytes behind that are searched again.
+                connection.buffer = raw + connection.buffer[connection.pos :]
+                connection.pos = 0
+                continue
+            if not await _wait_idle(connection, idle_until):
+                return None
 
     def _decide(self, raw: bytes) -> AnyHead:
         digest = blake2b(raw, digest_size=16).digest()
@@ -115,34 +137,6 @@ class HeadReader:
         if len(self.remembered) >= REMEMBERED_MAX:
             del self.remembered[next(iter(self.remembered))]
         self.remembered[digest] = head
-
-
-async def _next_raw(connection: Connection) -> bytes:
-    """The bytes of the next head; empty when none will come."""
-    # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait for it.
-    timings = connection.timings
-    patience_s = timings.late_s if connection.is_late else timings.idle_s
-    idle_until = connection.connections.now + patience_s
-    while True:
-        if connection.buffer.startswith(b"\r\n", connection.pos):
-            connection.pos = end_of_empty_lines(connection.buffer, connection.pos)
-        end = connection.buffer.find(HEAD_END, connection.pos)
-        if end >= 0:
-            connection.idle = False
-            connection.deadline = NEVER
-            raw = connection.buffer[connection.pos : end + 4]
-            connection.pos = end + 4
-            return raw
-        if connection.pos < len(connection.buffer):
-            raw = await _partial_head(connection)
-            if not raw.startswith(b"\r\n"):
-                return raw
-            # Its first byte ended an empty line: the bytes behind that are searched again.
-            connection.buffer = raw + connection.buffer[connection.pos :]
-            connection.pos = 0
-            continue
-        if not await _wait_idle(connection, idle_until):
-            return b""
 
 
 async def _partial_head(connection: Connection) -> bytes:
