@@ -32,12 +32,12 @@ import pytest
 import structlog
 import trio
 
-from tests.actors.shard_support import Desk
 from tests.campaigns.fault_disk import FaultDisk
 from tests.storage.log_support import Client
+from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
-from topics.actors.shard import actor as shard_actor
-from topics.actors.shard.actor import clock
+from topics.actors.shard import appends
+from topics.actors.shard.context import clock
 from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery import recover
 from topics.storage.verify import Finding, verify_directory
@@ -82,16 +82,16 @@ class Walker:
         try:
             async with trio.open_nursery() as nursery:
                 self.desk = Desk(self.path, nursery, shard=shard)
-                nursery.start_soon(self.desk.actor._follow_log)
-                self.desk.actor.room.show()
+                nursery.start_soon(self.desk.loop.follow_log)
+                self.desk.loop.context.room.show()
                 await self._work()
                 await self._find_room()
-                self.journal.read_only = self.desk.actor.room.broken is not None
+                self.journal.read_only = self.desk.loop.context.room.broken is not None
                 nursery.cancel_scope.cancel()
             if stop:
                 shard.wal.stop()
                 if not self.journal.read_only:
-                    self.desk.actor.sealing.write_last()
+                    self.desk.loop.services.sealing.write_last()
         except OSError:
             if not stop:
                 raise
@@ -172,12 +172,12 @@ class Walker:
         number = self.desk.append_many(
             topic, *({"records": part, "create": False} for part in parts)
         )
-        self.desk.actor.send_off()
+        self.desk.loop.end_turn()
         with trio.fail_after(ANSWER_S):
             while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.0002)
         try:
-            ((_, answers),) = self.desk.bursts()
+            ((_, answers),) = self.desk.batches()
         except AssertionError:
             answers = [{"code": "refused"}] * count
         assert number
@@ -211,7 +211,7 @@ class Walker:
 
     async def _answer(self, number: int) -> dict[str, Any] | None:
         """The answer, None when it is a refusal."""
-        self.desk.actor.send_off()
+        self.desk.loop.end_turn()
         with trio.fail_after(ANSWER_S):
             while not (found := self.desk.bodies()):  # noqa: ASYNC110 - no event tells
                 await trio.sleep(0.0002)
@@ -221,10 +221,10 @@ class Walker:
         return None if "code" in body else body
 
     async def _round(self) -> None:
-        await self._sealing(self.desk.actor.sealing._round)
+        await self._sealing(self.desk.loop.services.sealing._round)
 
     async def _checkpoint(self) -> None:
-        await self._sealing(self.desk.actor.sealing.checkpoint)
+        await self._sealing(self.desk.loop.services.sealing.checkpoint)
 
     async def _sealing(self, what: Any) -> None:
         if self.desk.log.failed is None:
@@ -236,10 +236,10 @@ class Walker:
     async def _find_room(self) -> None:
         """The disk works again: a shard that was short of room goes on without a restart."""
         self.disk.heal()
-        actor = self.desk.actor
-        actor.room.show()
-        if actor.words.state == ShardState.NO_ROOM:
-            assert await actor.room._find(), "there is room"
+        room = self.desk.loop.context.room
+        room.show()
+        if self.desk.words.state == ShardState.NO_ROOM:
+            assert await room._find(), "there is room"
             if "f" in self.journal.records:
                 await self._append("f", 1, 100)
                 refused = str(self._number) in self.journal.refused
@@ -338,7 +338,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     """What is wrong, and the calls that were made."""
     path, journal, wrong = folder / "data", Journal(), []
     with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
-        patch.setattr(shard_actor, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
+        patch.setattr(appends, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
         patch.setattr(wal_writer, "SYNC_BYTES", SYNC_BYTES)
         disk.fail_at, disk.goes_on = case.index, case.goes_on
         started = False

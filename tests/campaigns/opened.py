@@ -89,7 +89,9 @@ class Opened:
         cursor = from_seq
         while True:
             page = read(
-                topic, Diff(from_seq=cursor, limit=1000, include_tags=True), self.client.commits
+                topic,
+                Diff(from_seq=cursor, limit=1000, include_tags=True),
+                self.client.commits.store,
             )
             if page.tombstone is not None:
                 told = damaged if page.tombstone.reason == "damaged" else gaps

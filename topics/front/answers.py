@@ -27,7 +27,7 @@ class Answer:
         self,
         status: int,
         body: bytes | memoryview = b"",
-        reply: Reply | None = None,
+        reply: Reply[Any] | None = None,
         headers: Headers = (),
         stream: Stream | None = None,
         media_type: bytes = JSON,
@@ -52,6 +52,11 @@ class Answer:
             reply, self.reply = self.reply, None
             self.body = b""
             reply.release()
+
+
+def shard_answer(reply: Reply[Any], *, created: bool = False) -> Answer:
+    """The finished bytes of a shard; 201 for a request that has created its topic."""
+    return Answer(201 if created else 200, reply.body, reply)
 
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:

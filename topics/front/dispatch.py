@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from topics.actors.shard_client.readiness import Readiness
 from topics.errors import Internal, NotReady, TopicsError
 from topics.front.answers import Answer
-from topics.front.backend import Body, Readiness
+from topics.front.backend import Body
 from topics.front.compression import compressed
 from topics.front.errors import error_answer
 from topics.front.request import Request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.front import KEYS, LANES, RECORD, bearer, running
+from topics.formats.wire.calls import AppendParams
 
 
 @LANES
@@ -18,5 +19,5 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         ).status == 201
         method, params, body = run.backend.calls[-1]
         assert (method, body) == ("append", RECORD)
-        assert params.pop("at") > 0
-        assert params == {"topic": "t.x", "key": "klé", "seqs": False, "prefixes": ("t.",)}
+        assert params.at > 0
+        assert params == AppendParams("t.x", "klé", False, ["t."], params.at)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any
 
 from topics.config import Settings
 from topics.formats.api.requests import Limits, limits_of
-from topics.front.answers import Answer
+from topics.formats.wire.calls import NoResult
+from topics.formats.wire.contract import Call, P
+from topics.front.answers import Answer, shard_answer
 from topics.front.backend import Backend, Body
 from topics.front.drain import Drain
 from topics.front.live.live import Live
@@ -44,8 +45,7 @@ class RouteContext:
         )
 
     async def ask(
-        self, request: Request, method: str, params: dict[str, Any], body: Body = b""
+        self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
     ) -> Answer:
         """Ask the shard of the request's topic; its finished bytes are the answer."""
-        reply = await self.backend.call(request.shard, method, params, body)
-        return Answer(reply.result["status"], reply.body, reply)
+        return shard_answer(await self.backend.call(request.shard, call, params, body))

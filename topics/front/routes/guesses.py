@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import trio
 
-from topics.front.backend import HeadMark
+from topics.actors.link.heads import HeadMark
 
 GUESSES_MAX = 1024
 RUNS_MAX = 16

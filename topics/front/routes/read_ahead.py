@@ -1,5 +1,5 @@
 """Reading ahead: a reader that goes through a topic page by page finds the next pages in the front
-(decision 0011).
+(decisions 0011, 0023).
 
 The requests of such a reader differ in ``from_seq`` only, and the answer to one tells the next. So
 the front guesses the bytes of the next request:
@@ -14,22 +14,31 @@ The shard reads a guessed body as it would read the request itself. A word in sh
 (`topics.actors.link.heads`) tells whether a page is still the answer. A page that is not is
 dropped, and its reader must show again that it reads on.
 
-Reading ahead must never show less than the shard would. `READ_AHEAD` switches it off.
+Reading ahead must never show less than the shard would. `TUNING.read_ahead` switches it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from topics.actors.link.heads import HeadMark
+from topics.config import TUNING
 from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
-from topics.front.answers import Answer, elapsed_ms
-from topics.front.backend import Backend, Body, HeadMark, Reply
+from topics.formats.wire.calls import (
+    DIFF,
+    DIFF_AHEAD,
+    NO_RESULT,
+    DiffAheadParams,
+    DiffAheadResult,
+    DiffParams,
+    DiffResult,
+)
+from topics.front.answers import Answer, elapsed_ms, shard_answer
+from topics.front.backend import Backend, Body, Reply
 from topics.front.request import Request
 from topics.front.routes.guesses import Guess, Guesses, PageKey, Run
 
-READ_AHEAD = True
 RUN_PAGES_MAX = 8
 BODY_MAX_BYTES = 1024  # of a request whose successor is guessed
 TRAILER_MAX_BYTES = 512
@@ -42,8 +51,8 @@ class RunAfterReply:
 
     body = b""
 
-    def __init__(self, ask: Callable[[], None], reply: Reply | None = None) -> None:
-        self.result: dict[str, Any] = {}
+    def __init__(self, ask: Callable[[], None], reply: Reply[DiffResult] | None) -> None:
+        self.result = NO_RESULT
         self._ask, self._reply = ask, reply
 
     def on_lost(self, release: Callable[[], object]) -> None:
@@ -61,7 +70,7 @@ class RunAfterReply:
 class ReadAhead:
     """Answers the diffs of all connections of a front."""
 
-    def __init__(self, backend: Backend, *, enabled: bool = READ_AHEAD) -> None:
+    def __init__(self, backend: Backend, *, enabled: bool = TUNING.read_ahead) -> None:
         self._backend = backend
         self._enabled = enabled
         self._guesses = Guesses()
@@ -76,12 +85,15 @@ class ReadAhead:
             if answer is not None:
                 return answer
             guess = None
-        params = {"topic": request.topic, "at": at}
-        reply = await self._backend.call(request.shard, "diff", params, body)
-        answer = Answer(reply.result["status"], reply.body, reply)
-        next_from_seq = reply.result.get("next")
+        reply = await self._backend.call(request.shard, DIFF, DiffParams(request.topic, at), body)
+        answer = shard_answer(reply)
+        next_from_seq = reply.result.next_from_seq
         if key is not None and next_from_seq is not None:
-            self._prefetch(answer, request.shard, key.following(next_from_seq), guess)
+            following = key.following(next_from_seq)
+            if following is not None and guess is not None:
+                answer.reply = self._run_after(request.shard, following, 1, reply)
+            elif following is not None and following not in self._guesses:
+                self._guesses.add(following, Guess())
         return answer
 
     def _key_of(self, topic: str, body: Body) -> PageKey | None:
@@ -89,19 +101,8 @@ class ReadAhead:
             return PageKey(topic, body)
         return None
 
-    def _prefetch(
-        self, answer: Answer, shard: int, following: PageKey | None, guess: Guess | None
-    ) -> None:
-        """Guess the next request; read its page ahead if the last guess has come true."""
-        if following is None:
-            return
-        if guess is not None:
-            answer.reply = self._run_after(shard, following, 1, answer.reply)
-        elif following not in self._guesses:
-            self._guesses.add(following, Guess())
-
     def _run_after(
-        self, shard: int, key: PageKey, page_count: int, reply: Reply | None = None
+        self, shard: int, key: PageKey, page_count: int, reply: Reply[DiffResult] | None = None
     ) -> RunAfterReply:
         return RunAfterReply(lambda: self.ask(shard, key, page_count), reply)
 
@@ -115,14 +116,14 @@ class ReadAhead:
         guess = Guess(run)
         self._guesses.add(key, guess)
 
-        def arrived(reply: Reply | TopicsError) -> None:
+        def arrived(reply: Reply[DiffAheadResult] | TopicsError) -> None:
             if not isinstance(reply, TopicsError):
                 self._keep(run, key, guess, reply)
                 reply.release()
             run.arrived.set()
 
-        params = {"topic": key.topic, "at": run.asked_ns, "ahead": page_count}
-        self._backend.ask(shard, "diff", params, key.body, arrived)
+        params = DiffAheadParams(key.topic, page_count)
+        self._backend.ask(shard, DIFF_AHEAD, params, key.body, arrived)
         self._backend.flush(shard)
 
     def _answer(self, shard: int, guess: Guess, run: Run, at: int) -> Answer | None:
@@ -149,15 +150,15 @@ class ReadAhead:
             next_run = self._run_after(shard, guess.next_key, page_count)
         return Answer(200, memoryview(guess.page)[:length], next_run)
 
-    def _keep(self, run: Run, key: PageKey, guess: Guess, reply: Reply) -> None:
+    def _keep(self, run: Run, key: PageKey, guess: Guess, reply: Reply[DiffAheadResult]) -> None:
         """Copy the pages of a run: shared memory is not for pages that nobody has asked for yet."""
         result, body, start = reply.result, memoryview(reply.body), 0
-        if not result:
+        if not result.pages:
             return
-        run.mark = HeadMark(*result["mark"])
-        run.earliest_seq, run.epoch = result["earliest"], result["epoch"]
+        run.mark = HeadMark(*result.mark)
+        run.earliest_seq, run.epoch = result.earliest_seq, result.epoch
         page = guess
-        for number, (length, next_from_seq, scanned) in enumerate(result["pages"]):
+        for number, (length, next_from_seq, scanned) in enumerate(result.pages):
             if number:
                 page = Guess(run)
                 self._guesses.add(key, page)

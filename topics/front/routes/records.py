@@ -7,9 +7,17 @@ POST   /v0/topics/:topic/delete                   §5
 
 from __future__ import annotations
 
+from topics.actors.shard_client.errors import failures_of
 from topics.engine.access import Scope
-from topics.front.answers import Answer
-from topics.front.backend import Body
+from topics.formats.wire.calls import (
+    APPEND,
+    DELETE_RECORDS,
+    AppendOutcome,
+    AppendParams,
+    DeleteRecordsParams,
+)
+from topics.front.answers import Answer, shard_answer
+from topics.front.backend import Body, listed
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -20,14 +28,14 @@ RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 
 async def append(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§2. The shard decodes the body."""
-    params = {
-        "topic": request.topic,
-        "key": request.key,
-        "seqs": request.query[RETURN_SEQS],
-        "at": at,
-        "prefixes": request.principal.prefixes,
-    }
-    return await context.ask(request, "append", params, body)
+    prefixes = listed(request.principal.prefixes)
+    params = AppendParams(request.topic, request.key, request.query[RETURN_SEQS], prefixes, at)
+    reply = await context.backend.call(request.shard, APPEND, params, body)
+    outcome = reply.result.outcomes[0]
+    if outcome == AppendOutcome.FAILED:
+        reply.release()
+        raise failures_of(reply.result)[0]
+    return shard_answer(reply, created=outcome == AppendOutcome.CREATED)
 
 
 async def diff(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
@@ -38,8 +46,8 @@ async def diff(context: RouteContext, request: Request, body: Body, at: int) -> 
 
 async def delete(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§5."""
-    params = {"topic": request.topic, "at": at}
-    return await context.ask(request, "topic.delete_records", params, body)
+    params = DeleteRecordsParams(request.topic, at)
+    return await context.ask(request, DELETE_RECORDS, params, body)
 
 
 ROUTES = {

@@ -16,8 +16,9 @@ import msgspec
 
 from topics.engine.access import Scope
 from topics.errors import InvalidRequest
-from topics.front.answers import Answer, elapsed_ms
-from topics.front.backend import Body
+from topics.formats.wire import calls
+from topics.front.answers import Answer, elapsed_ms, shard_answer
+from topics.front.backend import Body, listed
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route
@@ -67,30 +68,38 @@ LIST_TOUCH = Parameter("touch", boolean, default=False)
 
 async def put(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
     """§1.1."""
-    prefixes = request.principal.prefixes
-    params = {"topic": request.topic, "at": at, "prefixes": prefixes}
-    return await context.ask(request, "topic.put", params, body)
+    params = calls.TopicPutParams(request.topic, listed(request.principal.prefixes), at)
+    reply = await context.backend.call(request.shard, calls.TOPIC_PUT, params, body)
+    return shard_answer(reply, created=reply.result.created)
 
 
 async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """§1.2."""
-    params = {"topic": request.topic, "touch": request.query[TOUCH], "at": at}
-    return await context.ask(request, "topic.get", params)
+    params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
+    return await context.ask(request, calls.TOPIC_GET, params)
 
 
 async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """§1.4."""
-    params = {"topic": request.topic, "if_empty": request.query[IF_EMPTY], "at": at}
-    return await context.ask(request, "topic.delete", params)
+    params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], at)
+    return await context.ask(request, calls.TOPIC_DELETE, params)
 
 
 async def list_topics(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """§1.3. Every shard lists its names in order; one more than the page tells whether another page
     follows.
     """
-    size = request.query[LIST_PAGE_SIZE]
-    shards = range(context.backend.shards)
-    lists = [await _list_of(context, shard, request, size + 1) for shard in shards]
+    query = request.query
+    size = query[LIST_PAGE_SIZE]
+    prefixes = listed(request.principal.prefixes)
+    params = calls.TopicListParams(
+        prefix=query[LIST_PREFIX],
+        after=query[LIST_CURSOR],
+        limit=size + 1,
+        touch=query[LIST_TOUCH],
+        prefixes=prefixes,
+    )
+    lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
     items = list(heapq.merge(*lists))[: size + 1]
     page = items[:size]
     more = {"next_cursor": encode_cursor(page[-1][0])} if len(items) > len(page) else {}
@@ -100,20 +109,12 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
 
 
 async def _list_of(
-    context: RouteContext, shard: int, request: Request, limit: int
+    context: RouteContext, shard: int, params: calls.TopicListParams
 ) -> list[tuple[str, bytes]]:
-    """Up to ``limit`` names of one shard, each with the topic's JSON."""
-    query = request.query
-    params = {
-        "prefix": query[LIST_PREFIX],
-        "after": query[LIST_CURSOR],
-        "limit": limit,
-        "touch": query[LIST_TOUCH],
-        "prefixes": request.principal.prefixes,
-    }
-    reply = await context.backend.call(shard, "topic.list", params)
+    """Names of one shard, each with the topic's JSON."""
+    reply = await context.backend.call(shard, calls.TOPIC_LIST, params)
     try:
-        return [(name, bytes(item)) for name, item in reply.result["items"]]
+        return [(name, bytes(item)) for name, item in reply.result.items]
     finally:
         reply.release()
 
