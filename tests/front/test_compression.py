@@ -14,7 +14,7 @@ from topics.front.compression import compressed
 
 
 @pytest.mark.slow
-async def test_an_answer_whose_memory_is_needed_while_it_is_compressed_is_a_503() -> None:
+async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> None:
     class Lost(FakeReply):
         def on_lost(self, let_go: Callable[[], object]) -> None:
             let_go()
@@ -26,7 +26,7 @@ async def test_an_answer_whose_memory_is_needed_while_it_is_compressed_is_a_503(
 
 
 @LANES
-async def test_gzip_out_only_for_long_answers_and_when_asked(fast: bool) -> None:
+async def test_only_long_answers_are_compressed_and_only_on_request(fast: bool) -> None:
     async with running(
         fast=fast, backend=FakeBackend(topics={"a": []}, answer_bytes=200_000)
     ) as run:

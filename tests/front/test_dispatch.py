@@ -40,7 +40,7 @@ async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
 
 @pytest.mark.slow
 @LANES
-async def test_nothing_but_an_os_error_escapes_a_connection(
+async def test_an_unexpected_error_ends_its_connection_and_no_other(
     fast: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     async with running(fast=fast) as run:

@@ -1,4 +1,4 @@
-"""The table from failures to statuses."""
+"""The table from error classes to statuses, and the error envelope."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> Non
 @pytest.mark.parametrize(
     "failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")]
 )
-def test_what_may_be_tried_again_says_when(failure: errors.TopicsError) -> None:
+def test_a_failure_that_may_be_retried_tells_when(failure: errors.TopicsError) -> None:
     assert dict(error_answer(failure).headers)[b"retry-after"] == b"1"
 
 
-def test_what_a_shard_did_not_come_to_in_time_may_be_tried_again() -> None:
+def test_a_call_that_a_shard_did_not_begin_in_time_may_be_retried() -> None:
     failure = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
     answer = error_answer(failure)
     assert (answer.status, json.loads(bytes(answer.body))["error"]["code"]) == (503, "not_ready")

@@ -1,4 +1,4 @@
-"""DNS rebinding (decision 0010): a page whose name has come to mean 127.0.0.1 reaches nothing."""
+"""Host names (decision 0019): a page whose name was rebound to 127.0.0.1 reaches nothing."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_request_that_names_no_host_passes(path: str) -> None:
         (Settings(host="0.0.0.0", allowed_hosts=("a.b",)), "", [*OURS, "a.b"], THEIRS),
     ],
 )
-def test_when_the_rule_holds_and_which_names_it_adds(
+def test_settings_decide_when_the_rule_is_active_and_which_names_it_accepts(
     settings: Settings, keys: str, passes: list[str], refused: list[str]
 ) -> None:
     rule = hosts.HostRule(settings, has_keys=bool(keys))

@@ -1,4 +1,4 @@
-"""Content negotiation."""
+"""Content negotiation of bodies and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page of another site can do through a visitor's browser (decision 0010): nothing, where
+"""Origins (decision 0019): a page of another site reaches nothing through a visitor's browser when
 the server has no keys.
 """
 
@@ -58,7 +58,7 @@ async def test_a_page_of_this_host_or_of_this_machine_opens_a_websocket(
         "http://localhost:4000\r\norigin: http://elsewhere",
     ],
 )
-async def test_a_page_of_another_site_does_not_and_is_told_so(origin: str) -> None:
+async def test_a_page_of_another_site_is_refused(origin: str) -> None:
     async with running() as run:
         client = await run.connect()
         answer = await client.ask(
@@ -67,14 +67,14 @@ async def test_a_page_of_another_site_does_not_and_is_told_so(origin: str) -> No
         assert (answer.status, answer.code) == (403, "forbidden")
 
 
-async def test_forbidden_comes_before_what_is_wrong_with_the_handshake() -> None:
+async def test_forbidden_comes_before_a_malformed_handshake() -> None:
     async with running() as run:
         client = await run.connect()
         assert (await client.ask("GET", "/v0/ws", origin="http://elsewhere")).code == "forbidden"
         assert (await client.ask("GET", "/v0/ws", origin="http://localhost")).status == 426
 
 
-async def test_where_there_are_keys_the_token_decides() -> None:
+async def test_with_keys_the_token_decides() -> None:
     async with running(keys="k") as run:
         assert (
             await shaken(run, origin="https://app.example", authorization="Bearer k")

@@ -40,8 +40,8 @@ class FakeReply:
         self._released = True
         self._owner.replies_out -= 1
 
-    def on_lost(self, let_go: Callable[[], object]) -> None:
-        self._owner.let_go.append(let_go)
+    def on_lost(self, release: Callable[[], object]) -> None:
+        self._owner.releases.append(release)
 
 
 class FakeBlock:
@@ -78,7 +78,7 @@ class FakeBackend:
     ready: bool = True
     full: bool = False
     holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
-    let_go: list[Callable[[], object]] = field(default_factory=list)  # of replies that took long
+    releases: list[Callable[[], object]] = field(default_factory=list)  # given to `on_lost`
     replies_out: int = 0
     blocks_out: int = 0
     calls: list[tuple[str, Any, bytes]] = field(default_factory=list)

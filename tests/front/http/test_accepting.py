@@ -1,4 +1,4 @@
-"""How clients are let in: how many in a turn, and what those hear that there is no room for."""
+"""Accepting: how many clients a turn accepts, and the answer for clients without room."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
-    """In which turn of a busy loop each of so many waiting clients is taken, beside so many
+    """How many of ``count`` waiting clients each turn of a busy loop accepts, beside ``others``
     requests a turn.
     """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
@@ -68,11 +68,11 @@ async def turns_of(listener: socket.socket, count: int, others: int) -> list[int
     return [turns.count(turn) for turn in sorted(set(turns))]
 
 
-async def test_clients_that_wait_are_taken_together(listener: socket.socket) -> None:
+async def test_waiting_clients_are_accepted_together(listener: socket.socket) -> None:
     assert await turns_of(listener, ACCEPTS_PER_TURN_MIN, 0) == [ACCEPTS_PER_TURN_MIN]
 
 
-async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
+async def test_one_turn_accepts_a_bounded_number_of_clients(listener: socket.socket) -> None:
     few, many = ACCEPTS_PER_TURN_MIN, ACCEPTS_PER_TURN_MAX
     calm = await turns_of(listener, 10 * few, 1)
     assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
@@ -81,7 +81,7 @@ async def test_one_turn_takes_a_bounded_number_of_clients(listener: socket.socke
     assert len(busy) <= 7
 
 
-async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> None:
+async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:
     heard = []
     with socket.create_connection(listener.getsockname()) as client:
         client.send(GET)
@@ -97,7 +97,7 @@ async def test_what_a_client_has_said_comes_with_it(listener: socket.socket) -> 
     assert heard == [GET]
 
 
-async def test_a_client_too_many_is_told_and_the_next_is_taken_when_one_has_left(
+async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_one_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running() as run:
@@ -142,7 +142,7 @@ class Poor:
         self._listener.setblocking(flag)
 
 
-async def test_without_a_descriptor_clients_are_told_so_and_the_log_has_one_line(
+async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
     listener: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     acceptor = acceptor_of(100, int)

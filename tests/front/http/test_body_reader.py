@@ -17,7 +17,7 @@ from topics.errors import Throttled
 
 @pytest.mark.slow
 @LANES
-async def test_expect_continue(fast: bool) -> None:
+async def test_the_client_is_told_to_continue(fast: bool) -> None:
     async with running(fast=fast) as run:
         client = await run.connect()
         head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(

@@ -1,4 +1,4 @@
-"""What a body holds on its way, with a real arena behind it."""
+"""Body sinks: the memory that a body holds while it arrives, with a real arena."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ async def test_a_short_body_takes_no_shared_memory(front: Front, length: int) ->
 
 
 @pytest.mark.parametrize("declared", [INLINE + 1, ARENA])
-async def test_what_a_body_holds_follows_what_has_arrived(front: Front, declared: int) -> None:
+async def test_a_body_holds_memory_in_proportion_to_its_arrived_bytes(
+    front: Front, declared: int
+) -> None:
     body = random.Random(declared).randbytes(declared)
     with sink_of(front, declared) as sink:
         while sink.length < declared:
@@ -72,7 +74,7 @@ async def test_a_body_of_unknown_length_ends_at_its_bound(front: Front) -> None:
     assert used(front) == 0
 
 
-async def test_a_stalled_body_makes_room_and_hears_why(
+async def test_a_stalled_body_makes_room_and_is_told_why(
     front: Front,
     nursery: trio.Nursery,
     autojump_clock: trio.testing.MockClock,
@@ -101,7 +103,7 @@ async def test_a_stalled_body_makes_room_and_hears_why(
     assert used(front) == 0
 
 
-async def test_a_body_waits_a_moment_for_room_that_others_are_about_to_leave(
+async def test_a_body_waits_a_moment_for_memory_that_others_release(
     front: Front, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     other = front.pair.front.link.reserve(ARENA - 16_384)
@@ -151,7 +153,7 @@ async def fail_when_the_shard_goes(
         await bring()
 
 
-async def test_what_gzip_inflates_is_no_merit(front: Front) -> None:
+async def test_inflated_bytes_do_not_count_as_transfer_rate(front: Front) -> None:
     """A body is as fast as its bytes come over the wire, or a few of them would hold much."""
     packed = zlib.compress(bytes(60_000), wbits=31)
     with sink_of(front) as plain, sink_of(front) as sink:

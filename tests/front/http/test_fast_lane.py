@@ -76,7 +76,7 @@ async def test_a_request_may_be_cut_at_every_byte(fast: bool, kind: str) -> None
 
 
 @LANES
-async def test_all_kinds_in_one_segment_are_answered_in_order(fast: bool) -> None:
+async def test_all_kinds_of_requests_in_one_segment_are_answered_in_order(fast: bool) -> None:
     kinds = [*KINDS, *reversed(KINDS), *sorted(KINDS)]
     async with running(fast=fast) as run:
         client = await with_topic(run)
@@ -85,7 +85,7 @@ async def test_all_kinds_in_one_segment_are_answered_in_order(fast: bool) -> Non
 
 
 @LANES
-async def test_byte_by_byte(fast: bool) -> None:
+async def test_requests_may_come_byte_by_byte(fast: bool) -> None:
     kinds = sorted(set(KINDS) - {"long append"})
     async with running(fast=fast) as run:
         client = await with_topic(run)

@@ -68,7 +68,7 @@ ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, half of one, none
 @pytest.mark.slow
 @LANES
 @pytest.mark.parametrize("keys", ["", "sesame"], ids=["open", "keys"])
-async def test_what_is_not_ascii_is_answered_on_every_route(
+async def test_a_target_that_is_not_ascii_is_answered_on_every_route(
     fast: bool, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(fast=fast, keys=keys, backend=FakeBackend(topics={"a": []})) as run:

@@ -16,13 +16,13 @@ from topics.front.http.connections import Connections
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_is_cut_when_its_memory_is_needed() -> None:
+async def test_a_slow_reader_is_cut_when_its_shared_memory_is_needed() -> None:
     backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
     async with running(backend=backend) as run:
         client = await run.connect()
         await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
-        await run.until(lambda: len(backend.let_go) == 1)
-        backend.let_go[0]()
+        await run.until(lambda: len(backend.releases) == 1)
+        backend.releases[0]()
         await run.until(lambda: backend.replies_out == 0)
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await client.hear()

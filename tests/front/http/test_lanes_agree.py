@@ -217,7 +217,7 @@ async def test_both_lanes_read_a_request_line_alike() -> None:
         assert (was, ended) == (status, closed), name
 
 
-async def test_the_http_2_preface_is_refused_in_words_of_http_1_and_the_connection_closes() -> None:
+async def test_the_http_2_preface_is_refused_with_a_400_and_a_close() -> None:
     async with running() as run:
         client = await run.connect()
         await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
@@ -263,7 +263,7 @@ async def test_a_handshake_on_another_path_is_a_request_like_any_other(
     ["GET /v0/health", "GET /v0/topics/a", "DELETE /v0/topics/a", "GET /v0/watch/w", "GET /v0/ws"],
 )
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_body_that_no_route_wants_is_read_past(line: str, chunked: bool) -> None:
+async def test_a_body_on_a_route_without_one_is_read_and_dropped(line: str, chunked: bool) -> None:
     body = b"x" * 30_000
     fields, body = (
         (b"transfer-encoding: chunked", b"7530\r\n" + body + b"\r\n0\r\n\r\n")

@@ -1,6 +1,4 @@
-"""Guesses of the front about what a reader asks for next: when they are made, kept, used and
-dropped.
-"""
+"""Reading ahead: when the next request is guessed, and when a guess is kept, used and dropped."""
 
 from __future__ import annotations
 
@@ -92,9 +90,14 @@ class Shard:
 
     def _end(self, following: int) -> dict[str, Any]:
         return {
-            "next_from_seq": following, "head_seq": self.top, "earliest_seq": 1, "epoch": 7,
-            "tombstone": None, "scanned": 0, "total_ms": 0.0,
-        }  # fmt: skip
+            "next_from_seq": following,
+            "head_seq": self.top,
+            "earliest_seq": 1,
+            "epoch": 7,
+            "tombstone": None,
+            "scanned": 0,
+            "total_ms": 0.0,
+        }
 
     def _reply(self, result: DiffResult | DiffAheadResult, body: bytes) -> Reply:
         self.replies.append(Reply(result, body))
@@ -123,7 +126,7 @@ def released(shard: Shard) -> bool:
     return all(reply.released for reply in shard.replies)
 
 
-async def test_who_reads_on_is_answered_without_the_shard() -> None:
+async def test_a_reader_that_reads_on_is_answered_without_the_shard() -> None:
     shard = Shard(1000)
     reader = Reader(ReadAhead(cast("Any", shard)))
     while not (await reader.page())["caught_up"]:
@@ -144,7 +147,7 @@ async def test_one_page_is_not_reading_on() -> None:
     assert shard.runs == []
 
 
-async def test_a_page_is_told_with_the_head_of_now_and_dropped_when_it_is_another() -> None:
+async def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
     shard = Shard(1000)
     reader = Reader(ReadAhead(cast("Any", shard)))
     for _ in range(4):
@@ -156,11 +159,11 @@ async def test_a_page_is_told_with_the_head_of_now_and_dropped_when_it_is_anothe
     shard.version += 1
     await reader.page()
     await reader.page()
-    assert len(shard.asked) == asked + 2, "nothing that was made before is used"
+    assert len(shard.asked) == asked + 2, "no stale page is used"
     assert released(shard)
 
 
-async def test_a_reader_that_is_faster_waits_for_the_page_under_way() -> None:
+async def test_a_faster_reader_waits_for_the_page_that_was_asked_for() -> None:
     shard = Shard()
     reader = Reader(ReadAhead(cast("Any", shard)))
     await reader.page()
@@ -176,7 +179,7 @@ async def test_a_reader_that_is_faster_waits_for_the_page_under_way() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-async def test_a_shard_that_has_no_page_is_asked_in_the_ordinary_way(gone: bool) -> None:
+async def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
     shard = Shard(35)
     shard.gone = gone
     reader = Reader(ReadAhead(cast("Any", shard)), limit=15)
@@ -186,7 +189,7 @@ async def test_a_shard_that_has_no_page_is_asked_in_the_ordinary_way(gone: bool)
     assert released(shard)
 
 
-async def test_requests_that_do_not_say_where_they_begin_are_left_alone() -> None:
+async def test_requests_without_exactly_one_cursor_are_not_guessed() -> None:
     assert PageKey("t", b'{"limit":5}').following(9) is None
     assert PageKey("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
     assert PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == PageKey(
@@ -194,7 +197,7 @@ async def test_requests_that_do_not_say_where_they_begin_are_left_alone() -> Non
     )
 
 
-async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guesses_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard(100_000)
     ahead = ReadAhead(cast("Any", shard))
     for limit in range(1, GUESSES_MAX + 100):
@@ -210,7 +213,7 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         await late.page()
     assert len(ahead._guesses._runs) == RUNS_MAX
-    assert shard.asked[-2:] == [0, 2000], "one that nobody came for gave way"
+    assert shard.asked[-2:] == [0, 2000], "the stale run gave way"
     assert sum(guess.run is not None for guess in ahead._guesses._guesses.values()) == sum(
         len(run.keys) for run in ahead._guesses._runs
     )
