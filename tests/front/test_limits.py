@@ -20,54 +20,54 @@ def slots(in_all: int = 0, per_key: int = 0) -> Slots:
     return Slots("too many", in_all=Cap("all", in_all), per_key=Cap("key", per_key))
 
 
-def test_above_the_cap_of_all_nobody_has_a_place_until_one_is_released() -> None:
-    places = slots(in_all=2)
-    places.acquire(ONE)
-    places.acquire(TWO)
+def test_above_the_cap_of_all_nobody_has_a_slot_until_one_is_released() -> None:
+    held = slots(in_all=2)
+    held.acquire(ONE)
+    held.acquire(TWO)
     for principal in (ONE, TWO, ANYONE):
         with pytest.raises(Throttled) as raised:
-            places.acquire(principal)
+            held.acquire(principal)
         assert raised.value.detail == {"limit": "all", "max": 2, "retry_after_ms": 1000}
-    assert (places.used, places.used_by(ONE), places.used_by(TWO)) == (2, 1, 1)
-    places.release(TWO)
-    places.acquire(ONE)
+    assert (held.used, held.used_by(ONE), held.used_by(TWO)) == (2, 1, 1)
+    held.release(TWO)
+    held.acquire(ONE)
 
 
-def test_a_key_at_its_cap_takes_no_place_of_others() -> None:
-    places = slots(in_all=3, per_key=1)
-    places.acquire(ONE)
+def test_a_key_at_its_cap_takes_no_slot_of_others() -> None:
+    held = slots(in_all=3, per_key=1)
+    held.acquire(ONE)
     for _ in range(5):
         with pytest.raises(Throttled, match="too many") as raised:
-            places.acquire(ONE)
+            held.acquire(ONE)
         assert raised.value.detail["limit"] == "key"
-    assert places.used == 1
-    places.acquire(TWO)
+    assert held.used == 1
+    held.acquire(TWO)
 
 
 def test_requests_without_keys_have_no_cap_of_their_own() -> None:
-    places = slots(per_key=1)
+    held = slots(per_key=1)
     for _ in range(3):
-        places.acquire(ANYONE)
-    assert places.used == 3
+        held.acquire(ANYONE)
+    assert held.used == 3
 
 
-def test_a_place_that_is_about_to_be_left_counts_as_free() -> None:
-    places = slots(in_all=1, per_key=1)
-    places.add(ONE)
+def test_a_slot_that_is_about_to_be_left_counts_as_free() -> None:
+    held = slots(in_all=1, per_key=1)
+    held.add(ONE)
     with pytest.raises(Throttled):
-        places.check(ONE)
-    places.check(ONE, leaving=1)
-    assert places.used == 1, "a check takes nothing"
+        held.check(ONE)
+    held.check(ONE, leaving=1)
+    assert held.used == 1, "a check takes nothing"
 
 
-def test_without_caps_there_is_always_a_place() -> None:
-    places = slots()
+def test_without_caps_there_is_always_a_slot() -> None:
+    held = slots()
     for _ in range(100):
-        places.check(ONE)
-        places.acquire(ONE)
+        held.check(ONE)
+        held.acquire(ONE)
     for _ in range(100):
-        places.release(ONE)
-    assert (places.used, places.used_by(ONE)) == (0, 0)
+        held.release(ONE)
+    assert (held.used, held.used_by(ONE)) == (0, 0)
 
 
 @LANES

@@ -1,12 +1,12 @@
 """Limits of one client among others (§11): requests in flight, streams and connections.
 
-    what          in all                       for each key                     counted by
-    requests      -                            TOPICS_MAX_INFLIGHT_PER_KEY      the guard
-    streams       TOPICS_MAX_SSE_CONNECTIONS   TOPICS_MAX_SSE_CONNECTIONS_…KEY  streams and sockets
-    connections   descriptors of this process  -                                the acceptor
+    what          cap in all                    cap for each key                    taken by
+    requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
+    streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  live
+    connections   descriptors of this process   -                                   the acceptor
 
-One interface for all of them: `Slots`. The numbers lie in `Count`s, so that several fronts can
-share a cap: whoever builds the `Limits` chooses where they lie.
+All of them take and release slots through one interface, `Slots`. The numbers are `Count`s.
+`make_slots` chooses where they are stored, so several fronts can share a cap.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class OwnCount:
 
 
 class Cap(NamedTuple):
-    """A bound by the name that clients and operators know it by; ``most`` 0: no bound."""
+    """A cap and the name that clients and operators know it by; ``most`` 0: no cap."""
 
     name: str
     most: int
 
 
 class Slots:
-    """Places for one kind of thing, in all and for each key. `ANYONE` has no bound of its own."""
+    """Slots for one kind of thing, in all and for each key. `ANYONE` has no cap of its own."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """How many places are taken; counted only where there is a cap ``in_all``."""
+        """How many slots are taken; counted only where there is a cap ``in_all``."""
         return self._count.total()
 
     def used_by(self, principal: Principal) -> int:
-        """How many places a key has taken; counted only where there is a cap ``per_key``."""
+        """How many slots a key has taken; counted only where there is a cap ``per_key``."""
         return self._of_key(principal).total()
 
     def acquire(self, principal: Principal = ANYONE) -> None:
-        """Take a place; pair it with `release`. Raises `Throttled` when there is none."""
+        """Take a slot; pair it with `release`. Raises `Throttled` when there is none."""
         in_all, per_key = self.in_all, self.per_key
         if in_all is not None and not self._count.take(in_all.most):
             raise self._throttled(in_all)
@@ -109,7 +109,7 @@ class Slots:
         raise self._throttled(per_key)
 
     def check(self, principal: Principal = ANYONE, *, leaving: int = 0) -> None:
-        """Raises `Throttled` when there is no place even after ``leaving`` of the key's are
+        """Raises `Throttled` when there is no slot even after ``leaving`` of the key's are
         released.
         """
         in_all, per_key = self.in_all, self.per_key
@@ -121,22 +121,22 @@ class Slots:
             raise self._throttled(per_key)
 
     def add(self, principal: Principal) -> None:
-        """Take a place that `check` has just found."""
+        """Take a slot that `check` has just found."""
         if self.in_all is not None:
             self._count.take(0)
         if self.per_key is not None and principal is not ANYONE:
             self._of_key(principal).take(0)
 
     def release(self, principal: Principal = ANYONE) -> None:
-        """Give a place back."""
+        """Give a slot back."""
         if self.in_all is not None:
             self._count.give_back()
         if self.per_key is not None and principal is not ANYONE:
             self._of_key(principal).give_back()
 
     def failure(self) -> Throttled:
-        """The failure of a thing that finds no place in all."""
-        assert self.in_all is not None, "without a cap there is always a place"
+        """The failure of a thing that finds no slot in all."""
+        assert self.in_all is not None, "without a cap there is always a slot"
         return self._throttled(self.in_all)
 
     def _of_key(self, principal: Principal) -> Count:
@@ -151,18 +151,18 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The places of one front."""
+class FrontSlots:
+    """The slots of one front."""
 
     requests: Slots
     streams: Slots
     connections: Slots
 
 
-def make_limits(settings: Settings, connections_max: int) -> Limits:
-    """The limits of the settings, counted by this front alone."""
+def make_slots(settings: Settings, connections_max: int) -> FrontSlots:
+    """Slots with the caps of the settings, counted by this front alone."""
     per_key = settings.max_sse_connections_per_key
-    return Limits(
+    return FrontSlots(
         requests=Slots(
             "this key has too many requests in flight",
             per_key=Cap("max_inflight_per_key", settings.max_inflight_per_key),

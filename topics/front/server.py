@@ -32,7 +32,7 @@ from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.http.fast_lane import FastLane, Lanes
 from topics.front.http.head_reader import HeadReader
-from topics.front.limits import make_limits
+from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.routes.context import RouteContext
 from topics.front.routes.table import ROUTES, match, operations_for
@@ -60,19 +60,19 @@ class Server:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self.limits = make_limits(settings, connections_max())
+        self.slots = make_slots(settings, connections_max())
         self.connections = Connections(
             timings or Timings(), trio.current_time(), settings.arena_bytes
         )
         self.acceptor = Acceptor(
-            self._responses, self.limits.connections, lambda: self.connections.request_count
+            self._responses, self.slots.connections, lambda: self.connections.request_count
         )
         self.guard = Guard(
             settings,
             access,
             match,
             backend.shard_of,
-            self.limits.requests,
+            self.slots.requests,
             probe_auth=probe_auth,
         )
         self.live = Live(backend, settings)

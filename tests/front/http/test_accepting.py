@@ -101,7 +101,7 @@ async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running() as run:
-        slots = run.server.limits.connections
+        slots = run.server.slots.connections
         slots.in_all = Cap("max_connections", 2)
         first, second, third = [await run.connect() for _ in range(3)]
         for client in (first, second):
