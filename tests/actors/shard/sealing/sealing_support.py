@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
@@ -58,6 +59,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
     )
     for module in (sealing, checkpointing, reclaim, pacing):
         patch.setattr(module, "trio", stand_in)
+    patch.setattr(GroupCommit, "wait_progress", _checkpoint)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:

@@ -29,7 +29,6 @@ from topics.storage.recovery import Shard
 
 TOPICS_PER_STEP = 64
 KEYS_PER_STEP = 512
-SYNC_POLL_S = 0.002
 
 
 class Checkpointing:
@@ -101,8 +100,8 @@ class Checkpointing:
         wal, commits = self._wal, self._commits
         position = wal.position
         wal.flush(sync=True)
-        while wal.synced < position and not wal.failed and commits.losses == losses:  # noqa: ASYNC110 - no event tells
-            await trio.sleep(SYNC_POLL_S)
+        while wal.synced < position and not wal.failed and commits.losses == losses:
+            await commits.wait_progress()
         if wal.failed:
             raise wal.failed
         if commits.losses != losses:
