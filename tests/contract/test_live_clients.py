@@ -22,9 +22,9 @@ import pytest
 
 from tests.contract import chromium
 from tests.contract.api import Api, ok
-from tests.contract.relay import Relay
-from tests.contract.sse import CAUGHT_UP, RECORD, session
 from tests.server import Server
+from tests.support.relay import Relay
+from tests.support.sse import CAUGHT_UP, RECORD, session
 
 FOLDER = Path(__file__).with_name("live")
 TIMEOUT_S = 20.0

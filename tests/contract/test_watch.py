@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.contract.api import GAP, SLACK_S, Api, RawDiff, Wire, create, data, ok, refused, request
-from tests.contract.sse import (
+from tests.support.sse import (
     CAUGHT_UP,
     DELETED,
     ERROR,

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.contract.api import GAP, SLACK_S, Answer, Api, Wire, create, data, ok, refused, request
-from tests.contract.ws import (
+from tests.server import Server
+from tests.support.ws import (
     BINARY,
     CLOSE,
     CONTINUATION,
@@ -29,7 +30,6 @@ from tests.contract.ws import (
     frame_bytes,
     handshake,
 )
-from tests.server import Server
 
 KIB = 1024
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="

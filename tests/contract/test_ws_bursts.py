@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Api, ok
-from tests.contract.ws import CLOSE, TEXT, Socket, command, frame_bytes
 from tests.server import Server
+from tests.support.ws import CLOSE, TEXT, Socket, command, frame_bytes
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 INLINE_BYTES = 1024  # the least that may be set

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.contract.api import request
-from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
 from tests.crash.hostile import malformed
+from tests.support.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
 
 BROKEN, MUTATED = "broken", "mutated"
 LANES = ("fast", "cold", "socket")

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Answer, Api, ok, refused
-from tests.contract.sse import watch
 from tests.crash.mounts import Lossy, freezable_disk, needs_lossy, needs_root, remount, small_disk
 from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
+from tests.support.sse import watch
 from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta

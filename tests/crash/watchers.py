@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.api import Api, Wire, ok, request
-from tests.contract.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
 from tests.crash.killer import BACK_S, Killer, verdict_of
 from tests.crash.writers import Ledger, Writer, finish
 from tests.server import Server
+from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
 
 SHARDS = 2
 WRITERS = 4

@@ -23,8 +23,10 @@ from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.http.connections import Connection
 from topics.front.live.live import Live
-from topics.front.live.watch import HEADERS, Watches
-from topics.front.live.web_socket import SocketStream, upgrade
+from topics.front.live.sse import HEADERS
+from topics.front.live.watches import Watches
+from topics.front.live.web_socket import WebSocket
+from topics.front.live.web_socket_upgrade import upgrade
 from topics.front.routes.queries import encode_cursor
 from topics.front.routes.read_ahead import ReadAhead
 
@@ -171,7 +173,7 @@ class Operations:
         self._live.check_room(request.principal)
 
         async def run(connection: Connection) -> None:
-            await SocketStream(
+            await WebSocket(
                 self._live, connection, request.principal, self._settings, self._limits
             ).run()
 

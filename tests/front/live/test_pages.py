@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.live_support import Desk, desk, page
+from tests.support.live_desk import Desk, desk, page
 from topics.front.live import pages
 
-KEPT_BYTES = 1000
+KEPT_MAX_BYTES = 1000
 
 
 @pytest.fixture
 async def front(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(pages, "KEPT_BYTES", KEPT_BYTES)
-    monkeypatch.setattr(pages, "PAGE_BYTES", 0)
+    monkeypatch.setattr(pages, "KEPT_MAX_BYTES", KEPT_MAX_BYTES)
+    monkeypatch.setattr(pages, "PAGE_OVERHEAD_BYTES", 0)
     async with desk() as made:
         yield made
 
@@ -30,7 +30,7 @@ async def follow(front: Desk, topics: int) -> None:
 
 async def come(front: Desk, feed: int, from_seq: int, size: int) -> None:
     """A page of so many bytes."""
-    front.live.event(
+    front.live.feeds.event(
         0,
         "feed.page",
         {"feed": feed, **page(from_seq, from_seq + 1)},
@@ -41,13 +41,17 @@ async def come(front: Desk, feed: int, from_seq: int, size: int) -> None:
 
 def kept(front: Desk) -> dict[int, list[int]]:
     """Where the pages of each feed begin."""
-    feeds = front.live._feeds.values()
+    feeds = front.live.feeds.by_number.values()
     assert (
-        sum(len(page.body) for feed in feeds for page in feed.pages)
-        == front.live._kept.size
-        <= KEPT_BYTES
+        sum(len(page.body) for feed in feeds for page in feed.kept.pages)
+        == front.live.feeds.kept.size
+        <= KEPT_MAX_BYTES
     )
-    return {feed.number: [page.follows_seq for page in feed.pages] for feed in feeds if feed.pages}
+    return {
+        feed.number: [page.follows_seq for page in feed.kept.pages]
+        for feed in feeds
+        if feed.kept.pages
+    }
 
 
 async def test_many_feeds_keep_no_more_together_than_one(front: Desk) -> None:
@@ -74,7 +78,7 @@ async def test_a_busy_feed_keeps_its_newest_pages_and_takes_the_room_of_idle_one
 async def test_a_page_that_is_larger_than_all_the_room_is_not_kept(front: Desk) -> None:
     await follow(front, 2)
     await come(front, 1, 0, 300)
-    await come(front, 2, 0, KEPT_BYTES + 1)
+    await come(front, 2, 0, KEPT_MAX_BYTES + 1)
     assert kept(front) == {}
     await come(front, 1, 1, 300)
     assert kept(front) == {1: [1]}
@@ -91,6 +95,6 @@ async def test_a_feed_that_has_gone_keeps_nothing(front: Desk) -> None:
 
 async def test_a_feed_keeps_a_number_of_pages(front: Desk) -> None:
     await follow(front, 1)
-    for seq in range(2 * pages.KEPT_PAGES):
+    for seq in range(2 * pages.KEPT_MAX_PAGES):
         await come(front, 1, seq, 2)
-    assert kept(front) == {1: [*range(pages.KEPT_PAGES, 2 * pages.KEPT_PAGES)]}
+    assert kept(front) == {1: [*range(pages.KEPT_MAX_PAGES, 2 * pages.KEPT_MAX_PAGES)]}

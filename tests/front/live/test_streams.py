@@ -11,16 +11,16 @@ import trio
 import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.live_support import Client, Desk, desk, page, records
+from tests.support.live_desk import Client, Desk, desk, page, records
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import Internal
 from topics.formats.api.requests import limits_of
 from topics.front.http.connections import Connection, Connections, Timings
 from topics.front.live.live import TICK_S
-from topics.front.live.web_socket import SocketStream
+from topics.front.live.web_socket import WebSocket
 
-BUG = "a bug in a stream"
+BUG = "unexpected stream error"
 
 
 def broken(*_: Any) -> NoReturn:
@@ -53,9 +53,9 @@ async def test_a_tick_that_fails_ends_its_stream_only(
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
-        monkeypatch.setattr(first.stream, "shown_heartbeat", broken)
+        monkeypatch.setattr(first.stream, "heartbeat", broken)
         for client in (first, second):
-            client.stream.last_sent -= client.stream.heartbeat_s
+            client.stream.outbox.last_sent -= client.stream.heartbeat_s
         await trio.sleep(TICK_S * 1.5)
         assert second.hear() == b": hb\n\n"
         await goes_on(front, first, second)
@@ -67,7 +67,7 @@ async def test_a_page_that_cannot_be_shown_ends_one_stream(
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
-        monkeypatch.setattr(first.stream, "shown_page", broken)
+        monkeypatch.setattr(first.stream, "page_event", broken)
         await front.page(0, 1)
         assert b'"$seq":1' in second.hear()
         assert first.stream.ended
@@ -81,9 +81,9 @@ async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(
     done: list[int] = []
     async with desk() as front:
         first, second = await two(front)
-        front.live.soon(second.stream, lambda: done.append(1))
-        front.live.soon(first.stream, broken)
-        front.live.soon(second.stream, lambda: done.append(2))
+        front.live.defer(second.stream, lambda: done.append(1))
+        front.live.defer(first.stream, broken)
+        front.live.defer(second.stream, lambda: done.append(2))
         await wait_all_tasks_blocked()
         assert done == [1, 2]
         await goes_on(front, first, second)
@@ -95,9 +95,9 @@ async def test_an_end_that_cannot_be_told_ends_one_stream(
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
-        for name in ("shown_deleted", "shown_failure"):
+        for name in ("deleted_event", "failure_event"):
             monkeypatch.setattr(first.stream, name, broken)
-        front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
+        front.live.feeds.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
         assert b"topic-deleted" in second.hear()
         assert (first.stream.ended, first.hear()) == (True, b"")
         assert not second.stream.ended
@@ -110,7 +110,7 @@ async def test_one_that_fails_behind_its_feed_ends_alone(
     async with desk() as front:
         _, second = await two(front)
         third = await front.client(0, topic="u")
-        for name in ("shown_page", "shown_failure"):
+        for name in ("page_event", "failure_event"):
             monkeypatch.setattr(third.stream, name, broken)
         await front.answer("feed.open", head_seq=2, earliest_seq=1, epoch=1)
         await front.answer("feed.read", records(0, 2), **page(0, 2), epoch=1)
@@ -125,7 +125,7 @@ async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from
 ) -> None:
     async with desk() as front:
         first, second = await two(front)
-        monkeypatch.setattr(first.stream, "shown_failure", broken)
+        monkeypatch.setattr(first.stream, "failure_event", broken)
         front.live.drain()
         assert b'"code":503' in second.hear()
         assert first.stream.ended
@@ -139,7 +139,7 @@ async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_c
     async with desk() as front:
         with ours, theirs:
             connection = Connection(ours, Connections(Timings(), 0.0))
-            stream = SocketStream(front.live, connection, ANYONE, Settings(), limits_of(Settings()))
+            stream = WebSocket(front.live, connection, ANYONE, Settings(), limits_of(Settings()))
             stream.begin()
             stream.fail(code, "why")
             told = theirs.recv(1000)

@@ -1,4 +1,4 @@
-"""Walks through what may happen to a front's streams: ``python -m tests.front.live_walk [--walks
+"""Walks through what may happen to a front's streams: ``python -m tests.campaigns.live_walk [--walks
 1000] [--seed 0]``.
 
 A shard of a few lines (topics are a head and a floor, messages take their time), clients with small
@@ -17,15 +17,16 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.contract.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, Frame
-from tests.front.live_support import Said, Socket, socket_pair
+from tests.support.live_desk import Said, Socket, socket_pair
+from tests.support.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, Frame
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
 from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
 from topics.front.live.live import Live
-from topics.front.live.watch import Watches, WatchSession
+from topics.front.live.watch_sessions import WatchSession
+from topics.front.live.watches import Watches
 
 STEPS = 150
 LIMIT = 3
@@ -149,7 +150,7 @@ class Shard:
                 self._tell("feed.page", {"feed": number, **fields}, body)
 
     def _tell(self, name: str, params: dict[str, Any], body: bytes = b"") -> None:
-        self.to_front.append(lambda: self.live.event(0, name, params, body))
+        self.to_front.append(lambda: self.live.feeds.event(0, name, params, body))
 
     def delete(self, name: str, *, again: bool) -> None:
         head = self.topics.pop(name).head
@@ -171,11 +172,11 @@ class Shard:
         asked, self.asked = self.asked, {}
         for then in asked.values():
             then(NotReady("died"))
-        self.live.closed(0)
+        self.live.feeds.closed(0)
 
     def rise(self) -> None:
         self.is_up = True
-        self.live.opened(0)
+        self.live.feeds.opened(0)
 
 
 class Client:
@@ -303,8 +304,8 @@ class Walk:
             sock.close()
         await wait_all_tasks_blocked()
         assert not self.live.streams
-        assert not self.live._feeds
-        assert not self.live._kept.size
+        assert not self.live.feeds.by_number
+        assert not self.live.feeds.kept.size
 
     # What may happen
 

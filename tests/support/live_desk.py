@@ -17,7 +17,8 @@ from topics.engine.access import ANYONE
 from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
 from topics.front.live.live import Live
-from topics.front.live.watch import WatchSession, WatchStream
+from topics.front.live.sse import WatchStream
+from topics.front.live.watch_sessions import WatchSession
 
 
 class Said:
@@ -155,7 +156,7 @@ class Desk:
         self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None
     ) -> None:
         """A page of a feed, with all that lies between, and all that follows from it."""
-        self.live.event(
+        self.live.feeds.event(
             0,
             "feed.page",
             {"feed": feed, **page(from_seq, to_seq, tombstone)},

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.front.live_support import Client, Desk, desk, gap, page, records
-from topics.formats.api.watch import decode_id
-
-
-@pytest.fixture
-async def front() -> AsyncIterator[Desk]:
-    async with desk() as made:
-        yield made
+from tests.support.live_desk import Client, Desk, gap, page, records
+from topics.formats.api.event_ids import decode_id
 
 
 def seqs(told: bytes) -> list[int]:
@@ -138,7 +131,7 @@ async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     assert b"event: caught-up" in client.hear()
-    front.live.closed(0)
+    front.live.feeds.closed(0)
     await wait_all_tasks_blocked()
     await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=2)
     await front.answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.front.live_walk import walk
+from tests.campaigns.live_walk import walk
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady
 from topics.formats.api.requests import json_bytes, limits_of
-from topics.formats.api.websocket import Close, CloseCode, Text
+from topics.formats.api.websocket_messages import Close, CloseCode, Text
 from topics.front.http.connections import Timings
 from topics.front.live import web_socket
 from topics.front.live.live import Live
-from topics.front.live.web_socket import SocketStream
+from topics.front.live.web_socket import WebSocket
 
 LONG = 2000
 SETTINGS = Settings(inline_bytes=LONG)
@@ -86,7 +86,7 @@ class Desk:
         connection: Any = SimpleNamespace(
             sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
         )
-        self.stream = SocketStream(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
+        self.stream = WebSocket(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
         self.stream.begin()
 
     async def say(self, *messages: bytes) -> None:
@@ -107,7 +107,7 @@ class Desk:
 
     def heard(self) -> list[tuple[str, str]]:
         """What the client is told: the op and the id of each answer."""
-        due, self.live._due = self.live._due, []
+        due, self.live._deferred = self.live._deferred, []
         for _, call in due:
             call()
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from topics.engine.access import ANYONE
-from topics.formats.api.watch import MAP_TOPICS, View, decode_id
-from topics.front.live.watch import MAPS_KEPT, MOVES_KEPT, WatchSession
+from topics.formats.api.event_ids import MAP_MAX_TOPICS, decode_id
+from topics.formats.api.watch import View
+from topics.front.live.watch_sessions import MAPS_KEPT, MOVES_KEPT, WatchSession
 
-TOPICS = [f"t{number}" for number in range(MAP_TOPICS + 1)]
+TOPICS = [f"t{number}" for number in range(MAP_MAX_TOPICS + 1)]
 
 
 def many() -> WatchSession:
