@@ -24,7 +24,6 @@ from topics.formats.api.websocket_frames import (
     XOR_MAX_BYTES,
     Opcode,
     header_error,
-    turned_key,
     unmask,
 )
 from topics.formats.api.websocket_messages import (
@@ -135,7 +134,7 @@ class WebSocketDecoder:
         if have < 2:
             return pos
         first, second = data[pos], data[pos + 1]
-        if error := header_error(first, second) or self._order_error(first & 0x0F):
+        if error := header_error(first, second, self._kind):
             self._fail(events, CloseCode.PROTOCOL_ERROR, error)
             return pos
         length, start = second & 0x7F, pos + 6
@@ -163,14 +162,6 @@ class WebSocketDecoder:
             return start
         return end
 
-    def _order_error(self, opcode: int) -> str:
-        """Why a frame of this kind must not come now; empty if it may."""
-        if opcode >= Opcode.CLOSE:
-            return ""
-        if opcode and self._kind:
-            return "a new message began within a fragmented one"
-        return "" if opcode or self._kind else "a continuation without a message"
-
     def _extended(self, data: bytes, pos: int, short: int, events: list[Event]) -> tuple[int, int]:
         """An extended length, and where the payload begins: 0 if there must be more bytes first, or
         never again.
@@ -189,7 +180,8 @@ class WebSocketDecoder:
         end = min(pos + self._left, pos + PIECE_MAX_BYTES, len(data))
         piece = unmask(data[pos:end], self._key)
         self._left -= end - pos
-        self._key = turned_key(self._key, end - pos)
+        turn = (end - pos) % 4 * 8
+        self._key = (self._key << turn | self._key >> 32 - turn) & 0xFFFFFFFF
         if self._kind is Opcode.TEXT and not self._is_utf8_so_far(piece):
             self._fail(events, CloseCode.INVALID_DATA, _NOT_UTF8)
         else:

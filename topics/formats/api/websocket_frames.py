@@ -78,8 +78,10 @@ def _header(opcode: Opcode, length: int) -> bytes:
     return struct.pack(">BBQ", 0x80 | opcode, 127, length)
 
 
-def header_error(first: int, second: int) -> str:
-    """Why no frame of a client may begin with these bytes; empty if one may."""
+def header_error(first: int, second: int, in_message: int) -> str:
+    """Why no frame of a client may begin with these bytes, within a message or between messages;
+    empty if one may.
+    """
     opcode = first & 0x0F
     if first & 0x70:
         return "reserved bits are set, but no extension was agreed on"
@@ -92,7 +94,10 @@ def header_error(first: int, second: int) -> str:
             return "a control frame must not be fragmented"
         if second & 0x7F > SHORT_MAX_BYTES:
             return "a control frame may have at most 125 bytes"
-    return ""
+        return ""
+    if opcode and in_message:
+        return "a new message began within a fragmented one"
+    return "" if opcode or in_message else "a continuation without a message"
 
 
 # Masks. The key times ...0000000100000001 is the key repeated; what is longer than the payload is
@@ -116,9 +121,3 @@ def unmask(masked: bytes, key: int) -> bytes:
     for offset, byte in enumerate(key.to_bytes(4)):
         plain[offset::4] = plain[offset::4].translate(_XOR_TABLES[byte])
     return bytes(plain)
-
-
-def turned_key(key: int, count: int) -> int:
-    """The key for the rest of a payload of which ``count`` bytes have been unmasked."""
-    turn = count % 4 * 8
-    return (key << turn | key >> 32 - turn) & 0xFFFFFFFF

@@ -12,6 +12,9 @@ HTTP has, a message that finds no memory (message_budget.py), and a client that 
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 import trio
 
 from topics.config import Settings
@@ -160,7 +163,8 @@ class WebSocket(WebSocketStream):
         try:
             for number, event in enumerate(events, 1):
                 if isinstance(event, Text):
-                    await self._command(event.payload)
+                    if (waiting := self._command(event.payload)) is not None:
+                        await waiting
                     if number % FLUSH_EVERY == 0:
                         self._publishes.flush()
                 elif not self._control(event):
@@ -199,12 +203,13 @@ class WebSocket(WebSocketStream):
 
     # Commands
 
-    async def _command(self, message: bytes) -> None:
+    def _command(self, message: bytes) -> Coroutine[Any, Any, None] | None:
+        """Do what a message asks for; what must wait is returned, to be awaited."""
         try:
             head = decode_command(message)
         except TopicsError as failure:
             self._replies.append(refusal(request_id_of(message), failure))
-            return
+            return None
         request_id = bytes(head.request_id)
         try:
             if head.op == "publish":
@@ -212,7 +217,7 @@ class WebSocket(WebSocketStream):
             elif len(message) > (most := short_body_max(self._settings)):
                 raise too_large(most)
             elif head.op == "subscribe":
-                await self._subscribe(request_id, message)
+                return self._subscribe(request_id, message)
             elif head.op == "unsubscribe":
                 topic = self._topic(head, Scope.READ)
                 self._replies.append(self.unsubscribe(request_id, topic))
@@ -222,6 +227,7 @@ class WebSocket(WebSocketStream):
                 raise InvalidRequest("op is subscribe, unsubscribe, publish or ping")
         except TopicsError as failure:
             self._replies.append(refusal(request_id, failure))
+        return None
 
     def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
         if self._draining:
@@ -230,14 +236,17 @@ class WebSocket(WebSocketStream):
         self._publishes.add(topic, head.return_seqs, request_id, message)
 
     async def _subscribe(self, request_id: bytes, message: bytes) -> None:
-        """What was said before it is sent first, for this one waits."""
+        """Everything said before is sent first, because this waits for shards."""
         self._publishes.flush()
         self._send_replies()
         most = self._settings.max_watch_topics
-        asked = decode_subscribe(message, self._limits, most)
-        for topic in asked.starts:
-            self._authorize(topic, Scope.READ)
-        await self.subscribe(request_id, asked, most)
+        try:
+            asked = decode_subscribe(message, self._limits, most)
+            for topic in asked.starts:
+                self._authorize(topic, Scope.READ)
+            await self.subscribe(request_id, asked, most)
+        except TopicsError as failure:
+            self._replies.append(refusal(request_id, failure))
 
     def _topic(self, head: CommandHead, scope: Scope) -> str:
         if head.topic is None:

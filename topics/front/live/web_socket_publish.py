@@ -17,11 +17,12 @@ from typing import Any
 
 from topics.config import Settings
 from topics.errors import TopicsError
+from topics.formats.api.websocket_frames import text_frame
 from topics.front.backend import Body, Reply
 from topics.front.http.bodies import no_room
 from topics.front.http.connections import RECV_BYTES
 from topics.front.live.live import Live, LiveStream
-from topics.front.live.web_socket_replies import published, refusal
+from topics.front.live.web_socket_replies import refusal
 
 UNANSWERED_MAX = 1024  # publishes of one socket
 UNANSWERED_MAX_BYTES = 16 << 20
@@ -37,12 +38,6 @@ class PublishBatch:
         self.request_ids: list[bytes] = []
         self.bodies: list[bytes] = []
         self.length = 0  # of the bodies
-
-    def add(self, request_id: bytes, body: bytes) -> None:
-        """One more publish."""
-        self.request_ids.append(request_id)
-        self.bodies.append(body)
-        self.length += len(body)
 
 
 class Publishes:
@@ -82,18 +77,20 @@ class Publishes:
 
     def add(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
         """Publish; `flush` sends it off."""
-        batch = self._batches.get(topic)
+        batch, length = self._batches.get(topic), len(message)
         if batch is not None and (
-            batch.seqs != seqs or batch.length + len(message) > self._batch_max_bytes
+            batch.seqs != seqs or batch.length + length > self._batch_max_bytes
         ):
             self._send(batch)
             batch = None
         if batch is None:
             batch = self._batches[topic] = PublishBatch(topic, seqs)
-        batch.add(request_id, message)
+        batch.request_ids.append(request_id)
+        batch.bodies.append(message)
+        batch.length += length
         self._unanswered += 1
-        self._unanswered_bytes += len(message)
-        self._live.messages.asked += len(message)
+        self._unanswered_bytes += length
+        self._live.messages.asked += length
 
     def flush(self) -> None:
         """Send off what was published."""
@@ -160,6 +157,7 @@ class Publishes:
             self._add_answers(batch, answer)
 
     def _add_answers(self, batch: PublishBatch, answer: Reply) -> None:
+        """Cut the shard's answers, JSON objects one behind another, to an ack or an error each."""
         bodies, result = bytes(answer.body), answer.result
         answer.release()
         failed, end = result.get("failed", ()), 0
@@ -167,7 +165,9 @@ class Publishes:
         for index, (request_id, length) in enumerate(zip(batch.request_ids, lengths, strict=True)):
             start, end = end + 1, end + length  # without its first brace
             op = b"error" if index in failed else b"ack"
-            self._answers.append(published(op, request_id, bodies[start:end]))
+            self._answers.append(
+                text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end]))
+            )
 
     def _deliver(self) -> None:
         answers, self._answers = self._answers, []

@@ -3,7 +3,8 @@
     ping         {"op":"pong","request_id":...}
     subscribe    {"op":"subscribed","request_id":...,"topics":{...}}
     unsubscribe  {"op":"unsubscribed","request_id":...,"topic":...}
-    publish      {"op":"ack","request_id":...,  and the members of the append's answer
+    publish      {"op":"ack","request_id":..., and the members of the append's answer
+                 (web_socket_publish.py)
     refused      {"op":"error","request_id":...,"code":...,"message":...,"detail":...}
 
 A ``request_id`` is repeated as the bytes that came.
@@ -43,13 +44,6 @@ def unsubscribed(request_id: bytes, topic: str) -> bytes:
     return text_frame(
         b'{"op":"unsubscribed","request_id":%b,"topic":%b}' % (request_id, json_bytes(topic))
     )
-
-
-def published(op: bytes, request_id: bytes, answer: bytes) -> bytes:
-    """The answer to ``publish``, an ``ack`` or an ``error``; ``answer`` is the shard's JSON object
-    without its first brace.
-    """
-    return text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, answer))
 
 
 def refusal(request_id: bytes, failure: TopicsError) -> bytes:
