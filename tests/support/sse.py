@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.contract.api import TIMEOUT_S, Answer, Api, Wire, ok, request
+from tests.contract.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
 
 RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
     "record",
@@ -319,3 +319,17 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
         status, named = wire.head()
         assert status != 200, f"a stream where a refusal was due: {named}"
         return Answer(status, named, wire._take(int(named["content-length"])))
+
+
+STONE = GAP | {"topic"}
+
+
+def seqs(records: list[Any]) -> list[int]:
+    return [record["$seq"] for record in records]
+
+
+def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
+    """Both ends of a gap, whose frame must have the fields of §7.2."""
+    assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
+    assert told_or_body["reason"] == reason, told_or_body
+    return told_or_body["gap_from"], told_or_body["gap_to"]

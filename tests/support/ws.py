@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.contract.api import TIMEOUT_S, Answer, Wire, request
+from tests.server import Server
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 §1.3
 
 
@@ -63,7 +65,7 @@ def accept_of(key: str) -> str:
 
 
 def handshake(
-    key: str | None = "dGhlIHNhbXBsZSBub25jZQ==",
+    key: str | None = KEY,
     *headers: str,
     path: str = "/v0/ws",
     version: str | None = "13",
@@ -206,3 +208,36 @@ class Socket(Wire):
 
 def command(op: str, request_id: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"op": op, **({} if request_id is None else {"request_id": request_id}), **fields}
+
+
+def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
+    """Subscribe and read up to the first caught_up; the records that came."""
+    assert socket.ask("subscribe", f"s-{topic}", topic=topic, **fields)["op"] == "subscribed"
+    seen = socket.until("caught_up", topic=topic)
+    return [
+        record for message in seen if message["op"] == "record" for record in message["records"]
+    ]
+
+
+def alive(socket: Socket) -> None:
+    """The socket is open and answers."""
+    assert socket.ask("ping", "alive")["op"] == "pong"
+
+
+def failed(message: Any, request_id: str | None, *codes: str) -> None:
+    """An error frame (§7.3); ``codes`` are the codes that may stand in it, none means any."""
+    assert message["op"] == "error", message
+    assert {"op", "code", "message"} <= set(message), message
+    assert message.get("request_id") == request_id, message
+    assert isinstance(message["code"], str)
+    assert not codes or message["code"] in codes, message
+    assert isinstance(message["message"], str)
+    assert message["message"]
+
+
+def shake(server: Server, content: bytes) -> Answer:
+    with Wire(server.address) as wire:
+        wire.send(content)
+        status, headers = wire.head()
+        body = wire._take(int(headers["content-length"])) if "content-length" in headers else b""
+        return Answer(status, headers, body)
