@@ -10,10 +10,12 @@ import trio
 
 from tests.front.support import FakeReply, RawClient, Running, running
 from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
+from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish
 from topics.front.live.outbox import Outbox
 from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
 
+APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
 KEY = bytes(4)
 
 
@@ -115,9 +117,9 @@ async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(held) == 2, "the first one waits for its answer"
         for *_, then in held:
-            then(FakeReply({}, b'{"topic":"a"}', run.backend))
+            then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
         await run.until(lambda: len(held) == 3)
-        held[2][-1](FakeReply({}, b'{"topic":"a"}', run.backend))
+        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
 
 
 async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:

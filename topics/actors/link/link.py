@@ -33,13 +33,13 @@ from topics.actors.link.arena import ArenaBlock, ArenaMemory, ArenaReader, Arena
 from topics.actors.link.board import Board
 from topics.actors.link.ring import RingConsumer, RingDamaged, RingMemory, RingProducer, load_fences
 from topics.config import Settings
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import (
     ARENA,
     ARENA_REF,
     ERROR,
     RELEASE,
     Assembler,
-    Buffer,
     MessageFrame,
     PeerGone,
     encode_head,

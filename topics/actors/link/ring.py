@@ -39,7 +39,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from topics.formats.wire.message import Buffer
+from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
 _LINE: Final = 8  # words

@@ -7,7 +7,7 @@ that are unknown are ignored; whatever is wrong raises `InvalidRequest` with the
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,11 +16,11 @@ from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
-    Buffer,
     Limits,
     check_node,
     decode,
 )
+from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
 DEFAULT_EVENT_BYTES = 256 << 10  # default of max_batch_bytes
@@ -40,10 +40,6 @@ class View(NamedTuple):
     limit: int = DEFAULT_LIMIT
     bytes: int = DEFAULT_EVENT_BYTES
     strong: bool = False
-
-    def as_map(self) -> dict[str, Any]:
-        """As a shard is told."""
-        return {**self._asdict(), "nodes": list(self.nodes)}
 
 
 class Start(msgspec.Struct):

@@ -11,9 +11,9 @@ shown to a reader that does not stand exactly where the page begins.
 
 from __future__ import annotations
 
-from typing import Any
-
 from topics.formats.api.watch import View
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import FeedEndedParams, FeedPageParams
 from topics.front.backend import Backend
 from topics.front.live.feed_calls import FeedCalls
 from topics.front.live.pages import FeedPage, KeptPages
@@ -103,30 +103,25 @@ class Feeds:
             for reader in _detached(feed):
                 reader.stream.catch_up()
 
-    def event(
-        self, shard: int, name: str, params: dict[str, Any], body: bytes | bytearray | memoryview
-    ) -> None:
-        """As `Listener.event`."""
-        del shard
-        feed = self.by_number.get(params["feed"])
+    def feed_ended(self, _shard: int, params: FeedEndedParams) -> None:
+        """As `Listener.feed_ended`: an error, or the topic was deleted."""
+        feed = self.by_number.get(params.feed)
         if feed is None:
             return
-        if name == "feed.ended":
-            self._ended(feed, params)
-        else:
-            self.calls.taken(feed)
-            self._arrived(feed, FeedPage(feed.topic, params, bytes(body)))
-
-    def _ended(self, feed: FeedSubscription, params: dict[str, Any]) -> None:
-        """The shard closed the feed: with an error, or because the topic was deleted."""
         self._drop(feed)
         for reader in _detached(feed):
-            if params.get("error"):
+            if params.error:
                 reader.stream.catch_up()
             else:
-                reader.stream.attempt(reader.stream.tell_deleted, reader, params["head_seq"])
+                reader.stream.attempt(reader.stream.tell_deleted, reader, params.head_seq)
 
-    def _arrived(self, feed: FeedSubscription, page: FeedPage) -> None:
+    def page(self, _shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """As `Listener.page`."""
+        feed = self.by_number.get(params.feed)
+        if feed is None:
+            return
+        self.calls.taken(feed)
+        page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self.kept.keep(feed.kept, page)
         for reader in list(feed.live):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from topics.formats.wire.calls import FeedPageParams, FeedReadResult
+
 KEPT_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings come on top
 KEPT_MAX_PAGES = 64  # for each feed
 PAGE_OVERHEAD_BYTES = 512  # what a page counts besides its records
@@ -36,15 +38,15 @@ class FeedPage:
         "topic",
     )
 
-    def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
+    def __init__(self, topic: str, told: FeedPageParams | FeedReadResult, body: bytes) -> None:
         self.topic, self.body = topic, body
         self.size = PAGE_OVERHEAD_BYTES + len(body)
-        self.follows_seq: int = told["from_seq"]
-        self.from_seq: int = told["from_seq"]
-        self.to_seq: int = told["to_seq"]
-        self.head_seq: int = told["head_seq"]
-        self.count: int = told["count"]
-        self.tombstone: dict[str, Any] | None = told["tombstone"]
+        self.follows_seq: int = told.from_seq
+        self.from_seq: int = told.from_seq
+        self.to_seq: int = told.to_seq
+        self.head_seq: int = told.head_seq
+        self.count: int = told.record_count
+        self.tombstone: dict[str, Any] | None = told.tombstone
         # The records begin behind the gap; a recreated topic begins with what it has.
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
             self.from_seq = self.tombstone["gap_to"]

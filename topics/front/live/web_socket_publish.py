@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from topics.actors.shard_client.errors import failures_of
 from topics.config import Settings
 from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame
-from topics.front.backend import Body, Reply
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.front.backend import Body, Reply, listed
 from topics.front.http.bodies import no_room
 from topics.front.http.connections import RECV_BYTES
 from topics.front.live.live import Live, LiveStream
@@ -105,33 +106,33 @@ class Publishes:
         shard = self._live.backend.shard_of(batch.topic)
         self._unflushed.add(shard)
 
-        def answered(answer: Reply | TopicsError) -> None:
+        def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
         self._append(shard, batch, answered)
         batch.bodies = []  # long ones are in shared memory now
 
     def _append(
-        self, shard: int, batch: PublishBatch, then: Callable[[Reply | TopicsError], None]
+        self,
+        shard: int,
+        batch: PublishBatch,
+        then: Callable[[Reply[AppendResult] | TopicsError], None],
     ) -> None:
-        backend, bodies = self._live.backend, batch.bodies
-        params: dict[str, Any] = {
-            "topic": batch.topic,
-            "key": None,
-            "seqs": batch.seqs,
-            "at": batch.at,
-            "prefixes": self._stream.principal.prefixes,
-        }
-        if len(bodies) > 1:
-            params["lengths"] = [len(body) for body in bodies]
-            backend.ask(shard, "append.many", params, b"".join(bodies), then)
-            return
+        bodies = batch.bodies
+        params = AppendParams(
+            topic=batch.topic,
+            key=None,
+            with_seqs=batch.seqs,
+            prefixes=listed(self._stream.principal.prefixes),
+            at=batch.at,
+            lengths=[len(body) for body in bodies] if len(bodies) > 1 else None,
+        )
         try:
-            body = self._attachment(shard, bodies[0])
+            body = b"".join(bodies) if len(bodies) > 1 else self._attachment(shard, bodies[0])
         except TopicsError as failure:
             then(failure)
         else:
-            backend.ask(shard, "append", params, body, then)
+            self._live.backend.ask(shard, APPEND, params, body, then)
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.
@@ -145,7 +146,7 @@ class Publishes:
         block.view[: len(body)] = body
         return block
 
-    def _answered(self, batch: PublishBatch, answer: Reply | TopicsError) -> None:
+    def _answered(self, batch: PublishBatch, answer: Reply[AppendResult] | TopicsError) -> None:
         self._unanswered -= len(batch.request_ids)
         self._unanswered_bytes -= batch.length
         self._live.messages.asked -= batch.length
@@ -156,17 +157,22 @@ class Publishes:
         else:
             self._add_answers(batch, answer)
 
-    def _add_answers(self, batch: PublishBatch, answer: Reply) -> None:
-        """Cut the shard's answers, JSON objects one behind another, to an ack or an error each."""
+    def _add_answers(self, batch: PublishBatch, answer: Reply[AppendResult]) -> None:
+        """An ack or an error for each publish; the attachment holds the JSON objects of the acks,
+        one behind another.
+        """
         bodies, result = bytes(answer.body), answer.result
         answer.release()
-        failed, end = result.get("failed", ()), 0
-        lengths = result.get("lengths", [len(bodies)])
-        for index, (request_id, length) in enumerate(zip(batch.request_ids, lengths, strict=True)):
+        failures, end = iter(failures_of(result)), 0
+        for request_id, outcome, length in zip(
+            batch.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
+        ):
+            if outcome == AppendOutcome.FAILED:
+                self._answers.append(refusal(request_id, next(failures)))
+                continue
             start, end = end + 1, end + length  # without its first brace
-            op = b"error" if index in failed else b"ack"
             self._answers.append(
-                text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end]))
+                text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bodies[start:end]))
             )
 
     def _deliver(self) -> None:
