@@ -3,6 +3,7 @@
     what          cap in all                    cap for each key                    taken by
     requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
     streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  live
+    sessions      TOPICS_MAX_WATCH_SESSIONS     -                                   watches
     connections   descriptors of this process   -                                   the acceptor
 
 All of them take and release slots through one interface, `Slots`. The numbers are `Count`s.
@@ -156,6 +157,7 @@ class FrontSlots:
 
     requests: Slots
     streams: Slots
+    watch_sessions: Slots
     connections: Slots
 
 
@@ -172,6 +174,10 @@ def make_slots(settings: Settings, connections_max: int) -> FrontSlots:
             "there are too many streams and sockets",
             in_all=Cap("max_sse_connections", settings.max_sse_connections),
             per_key=Cap("max_sse_connections_per_key", per_key),
+        ),
+        watch_sessions=Slots(
+            "there are too many watch sessions",
+            in_all=Cap("max_watch_sessions", settings.max_watch_sessions),
         ),
         connections=Slots(
             "there are too many connections", in_all=Cap("max_connections", connections_max)

@@ -75,7 +75,7 @@ class Server:
             self.slots.requests,
             probe_auth=probe_auth,
         )
-        self.live = Live(backend, settings)
+        self.live = Live(backend, settings, self.slots)
         context = RouteContext.of(backend, settings, self.guard.drain, self.live)
         self.dispatcher = Dispatcher(operations_for(context), backend.readiness)
         self._app = ASGIWrapper(

@@ -13,7 +13,7 @@ from topics.front.answers import Answer, shard_answer
 from topics.front.backend import Backend, Body
 from topics.front.drain import Drain
 from topics.front.live.live import Live
-from topics.front.live.watch import Watches
+from topics.front.live.watches import Watches
 from topics.front.request import Request
 from topics.front.routes.read_ahead import ReadAhead
 
@@ -40,7 +40,7 @@ class RouteContext:
             limits=limits_of(settings),
             drain=drain,
             live=live,
-            watches=Watches(settings, live),
+            watches=Watches(live),
             read_ahead=ReadAhead(backend),
         )
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.http.connection import Connection
-from topics.front.live.web_socket import SocketStream, upgrade
+from topics.front.live.web_socket import WebSocket
+from topics.front.live.web_socket_upgrade import upgrade
 from topics.front.request import Request
 from topics.front.route import Lane, Route
 from topics.front.routes.context import RouteContext
@@ -24,7 +25,7 @@ async def open_socket(context: RouteContext, request: Request, _body: Body, _at:
 
     async def run(connection: Connection) -> None:
         principal, settings, limits = request.principal, context.settings, context.limits
-        await SocketStream(context.live, connection, principal, settings, limits).run()
+        await WebSocket(context.live, connection, principal, settings, limits).run()
 
     return Answer(101, headers=headers, stream=run)
 
