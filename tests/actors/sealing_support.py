@@ -75,8 +75,8 @@ class Sealer(Client):
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_tell, self._wal_flush = self.wal.writer._tell, self.wal.flush
-        self.wal.writer._tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+        self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
+        self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the
     # same in every run.

@@ -94,7 +94,7 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
     start().wal.stop()
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
-        patch.setattr("topics.storage.wal.stock.WalStock.take_reserve", lambda _: None)
+        patch.setattr("topics.storage.wal.spares.SpareFiles.take_reserve", lambda _: None)
         patch.setattr("topics.storage.wal.file.WalFile.holds", lambda *_: False)
         shard = start()
     monkeypatch.setattr(room, "AGAIN_FIRST_S", 0.001)

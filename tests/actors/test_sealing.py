@@ -37,7 +37,7 @@ from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore, SegmentWriter, split_locator
 from topics.storage.wal.log import Wal
-from topics.storage.wal.stock import SPARES
+from topics.storage.wal.spares import SPARES_MAX
 
 Seen = dict[str, Any]
 
@@ -644,7 +644,9 @@ def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_res
     assert room(client) < used * 0.6
     assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
-    assert len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES
+    assert (
+        len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES_MAX
+    )
     assert seen(client) == before
     written = client.sealing.written
     for _ in range(5):
@@ -772,11 +774,11 @@ def test_recycled_log_files_are_found_before_the_disk_knows_their_names(
     fill(client, "a", rounds=60)
     free_all(client)
     recycled = [path.name for path in files(client.path, "wal") if path.suffix == ".spare"]
-    assert len(recycled) == SPARES
+    assert len(recycled) == SPARES_MAX
     files_now = len(client.wal._bases)
-    while len(client.wal._bases) < files_now + SPARES:
+    while len(client.wal._bases) < files_now + SPARES_MAX:
         client.append("a", 1)
-    before, bases = seen(client), client.wal._bases[-SPARES:]
+    before, bases = seen(client), client.wal._bases[-SPARES_MAX:]
     client.kill()
     names = dict(zip([f"{base:016x}.wal" for base in bases], recycled, strict=True))
     for lost in ([*names], [*names][:1], [*names][1:]):

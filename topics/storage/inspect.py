@@ -120,7 +120,7 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
         yield "offset 0: is no whole checkpoint"
         return
     end = ", of an orderly stop" if checkpoint.clean else ""
-    yield f"checkpoint at {checkpoint.position:#x}, replay from {checkpoint.replay_from:#x}{end}"
+    yield f"checkpoint at {checkpoint.lsn:#x}, replay from {checkpoint.replay_from:#x}{end}"
     yield from (f"{name}: {value!r}" for name, value in checkpoint.shard.items())
     yield f"topics: {len(checkpoint.topics)}"
     yield from (f"  {topic!r}" for topic in checkpoint.topics)

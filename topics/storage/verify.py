@@ -341,11 +341,11 @@ def _standing(folder: Path) -> dict[Path, Checkpoint]:
 
 def _unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
     """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
-    if checkpoint.position > end:
+    if checkpoint.lsn > end:
         yield Finding(
             path,
             16,
-            f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}",
+            f"says that the log was synced to {checkpoint.lsn:#x}, and it ends at {end:#x}",
         )
     for number in checkpoint.segments:
         if not segment_path(segments, number).exists():

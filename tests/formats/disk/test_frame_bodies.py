@@ -35,6 +35,7 @@ from topics.formats.disk.frame_bodies import (
 )
 from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.ranges import SeqRange, SeqRun
 
 DOC = frame_bodies.__doc__ or ""
 TOPIC = TopicBody(
@@ -45,8 +46,8 @@ TOPIC = TopicBody(
     last_ts=1000,
     start_seq=4,
     floors=Floors(4, 3, 2, 1),
-    losses=((5, 6),),
-    damaged=((7, 7), (8, 9)),
+    losses=(SeqRange(5, 6),),
+    damaged=(SeqRange(7, 7), SeqRange(8, 9)),
     keys_from_seq=3,
 )
 
@@ -61,7 +62,7 @@ def append_of_a_write() -> Frame:
 # A frame of each kind whose fields are all set that its row in the table names.
 FRAMES: list[Frame] = [
     append_of_a_write(),
-    delete_runs_frame(5, [(7, 2), (12, 1)], 1000),
+    delete_runs_frame(5, [SeqRun(7, 2), SeqRun(12, 1)], 1000),
     delete_below_frame(5, 7, 1000),
     topic_frame(5, 4096, 1000, TOPIC),
     start_frame("boot", 1000),
@@ -116,7 +117,7 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
 
 def test_the_table_of_a_run_is_its_struct() -> None:
     rows = byte_rows(DOC, "DELETE: records deleted")
-    assert [(size, field) for _, size, field in rows] == [(8, "start"), (8, "length")]
+    assert [(size, field) for _, size, field in rows] == [(8, "first"), (8, "length")]
     assert frame_bodies.RUN.size == 16
 
 

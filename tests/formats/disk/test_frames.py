@@ -26,9 +26,7 @@ from topics.formats.disk.frames import (
     padded,
     scan_frames,
 )
-from topics.formats.disk.wal import (
-    FileHeader,
-)
+from topics.formats.disk.wal import FileHeader
 
 HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, size=64 << 20)
 SEED = HEADER.seed

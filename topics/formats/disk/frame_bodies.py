@@ -24,7 +24,7 @@ DELETE: records deleted by a client. With ``record_count`` 0 there is no body, a
 runs of seqs, in rising order:
 
     offset  size  field   meaning
-    0       8     start   first seq of the run
+    0       8     first   first seq of the run
     8       8     length  seqs in the run
 
 TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
@@ -138,7 +138,7 @@ def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
 
 
 def delete_runs_frame(topic_id: int, runs: Sequence[SeqRun], ts_ms: int) -> Frame:
-    """A DELETE frame: the records of these runs go, in rising order."""
+    """A DELETE frame: the records of these runs go; the runs are in rising order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
     return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), parts=(body,))
 
