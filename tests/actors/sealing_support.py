@@ -19,7 +19,8 @@ from tests.storage.log_support import START, Client
 from topics.actors.shard import sealing
 from topics.actors.shard.sealing import Sealing
 from topics.engine.now import Now
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.formats.api.requests import Diff
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom

@@ -14,7 +14,7 @@ import structlog
 
 from tests.actors.sealing_support import Sealer, by_hand, files, findings, no_syncs
 from tests.actors.test_sealing import append_streamed, comes_back, seen
-from topics.engine.reading import Page
+from topics.engine.page import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
 

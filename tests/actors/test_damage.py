@@ -19,7 +19,8 @@ from tests.actors.test_sealing import append_streamed
 from tests.storage.log_support import failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Diff
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames

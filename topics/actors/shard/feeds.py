@@ -25,7 +25,8 @@ from topics.actors.rpc.message_router import InboundMessage, LinkSession, Messag
 from topics.actors.shard.commits import Commits
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
