@@ -49,5 +49,5 @@ def unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> I
             yield Finding(
                 path,
                 checkpoints.HEADER_BYTES,
-                f"speaks of segment {number:#x}, and it is not there",
+                f"names segment {number:#x}, which is missing",
             )
