@@ -8,7 +8,7 @@ from pathlib import Path
 
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
-from topics.storage.segments.store import segment_path
+from topics.storage.segments.file import segment_path
 from topics.storage.verify.finding import Finding
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from topics.storage.checkpoints import SUFFIX as CHECKPOINT_SUFFIX
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED
-from topics.storage.segments.store import SUFFIX as SEGMENT_SUFFIX
+from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.verify.blobs import verify_blob
 from topics.storage.verify.checkpoints import (
     standing_checkpoints,

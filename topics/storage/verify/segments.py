@@ -21,7 +21,7 @@ from topics.formats.disk.segment import (
 )
 from topics.formats.disk.segment_check import check_extent
 from topics.storage.disk import mapped
-from topics.storage.segments.store import segment_path
+from topics.storage.segments.file import segment_path
 from topics.storage.verify.finding import Finding, is_zero
 
 STRANGE_FLAGS_MAX = 10  # told one by one for each extent
