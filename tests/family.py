@@ -26,12 +26,13 @@ from pathlib import Path
 import structlog
 
 from topics.actors.link.board import Board, FrontState, ShardState
-from topics.actors.link.link import LinkMemory
+from topics.actors.link.process_id import front_id, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import boot, logs, supervisor
 from topics.process.children import wait_for_signal
 from topics.process.notify import Notifier
+from topics.process.topology import Links
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02
@@ -79,7 +80,7 @@ def make_workers(
     settings: Settings,
     access: Access,
     board: Board,
-    links: Sequence[Sequence[LinkMemory]],
+    links: Links,
     listeners: Sequence[socket.socket],
 ) -> supervisor.Workers:
     """The stand-ins."""
@@ -132,7 +133,8 @@ def make_workers(
                 for i in range(board.shards)
             ],
             "sessions": [
-                [board.session(f, s) for s in range(board.shards)] for f in range(board.fronts)
+                [board.session(front_id(f), shard_id(s)) for s in range(board.shards)]
+                for f in range(board.fronts)
             ],
             "keys": len(access.principals),
             "fds": [

@@ -19,6 +19,7 @@ from typing import Any, Self
 import pytest
 
 from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.process_id import shard_id
 from topics.process import supervisor
 from topics.storage.data_dir import encode_meta
 
@@ -328,7 +329,7 @@ def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_no
 
 
 def a_child() -> supervisor.Child:
-    return supervisor.Child("shard", 0, Board.create(1, 1).shard(0), lambda _index: None)
+    return supervisor.Child(shard_id(0), Board.create(1, 1), lambda _index: None)
 
 
 def live(

@@ -140,10 +140,10 @@ class ShardLink:
 
     def _opened(self) -> None:
         self.session = self.answering = self._router.open_session(
-            f"shard-{self.link.pair[1]}", self.link
+            self.link.peer.session_name, self.link
         )
         self._pulse = Pulse()
-        self.listener.opened(self.link.pair[1])
+        self.listener.opened(self.link.peer.index)
 
     def _arrived(self, frames: list[MessageFrame]) -> None:
         session = self.session
@@ -159,7 +159,7 @@ class ShardLink:
             for block in self.link.filling:  # nobody will take them
                 if block.holder is not None:
                     block.holder.give_up(self._gone())
-            self.listener.closed(self.link.pair[1])
+            self.listener.closed(self.link.peer.index)
 
     @property
     def is_stalled(self) -> bool:
@@ -167,7 +167,7 @@ class ShardLink:
 
     def look(self, words: ShardWords, now: float) -> None:
         """See the shard's heartbeat, twice a second."""
-        session, shard = self.session, self.link.pair[1]
+        session, shard = self.session, self.link.peer.index
         if session is None:
             return
         if words.disk_silent_ms >= DISK_STALLED_S * 1000:  # the shard refuses new ones itself
@@ -189,12 +189,12 @@ class Shards:
         self._board = board
         self._router = MessageRouter(RouterConfig())
         self._links = [self._shard_link(link) for link in links]
-        self._heads = [HeadReader(board.heads(link.pair[1])) for link in links]
+        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
-        self._shard_of_session = {f"shard-{link.pair[1]}": link.pair[1] for link in links}
+        self._shard_of_session = {link.peer.session_name: link.peer.index for link in links}
 
     def _shard_link(self, link: Link) -> ShardLink:
-        return ShardLink(link, self._router, partial(self._not_ready, link.pair[1]))
+        return ShardLink(link, self._router, partial(self._not_ready, link.peer.index))
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` hears of the shards. Once, before `run`."""
@@ -227,7 +227,7 @@ class Shards:
     def look(self, now: float) -> None:
         """Whether the shards show signs of life."""
         for link in self._links:
-            link.look(self._board.shard(link.link.pair[1]), now)
+            link.look(self._board.shard(link.link.peer.index), now)
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 import trio
 
 from topics.actors.link.board import Board, FrontState
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import front_id
 from topics.actors.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
@@ -46,7 +48,7 @@ async def _serve(
     index: int,
     listener: socket.socket,
 ) -> None:
-    shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
+    shards = Shards([Link(memory, board, front_id(index)) for memory in links], board)
     stop = trio.Event()
     words = board.front(index)
     told_early = note_sigterm()

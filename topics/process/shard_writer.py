@@ -12,7 +12,9 @@ import structlog
 import trio
 
 from topics.actors.link.board import Board, ShardState
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import shard_id
 from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
 from topics.formats.api.requests import limits_of
@@ -73,7 +75,7 @@ async def _serve(
             stop.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on, signals, stop)
-            await actor.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)
+            await actor.run([Link(memory, board, shard_id(index)) for memory in links], stop)
             nursery.cancel_scope.cancel()
     # Nothing is answered any more: what the checkpoint says is the last word.
     shard.wal.stop()

@@ -30,15 +30,16 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import structlog
 from setproctitle import setproctitle
 
-from topics.actors.link import pulse
+from topics.actors.link import counters, ledger, pulse
+from topics.actors.link.board import KEY_SLOTS, Board, ShardWords
+from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import logs
@@ -53,10 +54,7 @@ from topics.process.children import (
 )
 from topics.process.listeners import listen, url_of
 from topics.process.notify import Notifier
-
-if TYPE_CHECKING:
-    from topics.actors.link.board import Board, FrontWords, ShardWords
-    from topics.actors.link.link import LinkMemory
+from topics.process.topology import Links, fronts_with_shards
 
 KILLED = 130  # exit status after a second Ctrl-C
 HEALTHY_S = 30.0  # a child that has served so long starts again with a clean record
@@ -97,13 +95,11 @@ class Child:
     clock.
     """
 
-    def __init__(
-        self, kind: str, index: int, words: FrontWords | ShardWords, main: Callable[[int], None]
-    ) -> None:
-        self.kind = kind
-        self.index = index
-        self.name = f"{kind} {index}"
-        self.words = words
+    def __init__(self, id: ProcessId, board: Board, main: Callable[[int], None]) -> None:
+        self.id = id
+        self.index = id.index
+        self.name = str(id)
+        self.words = board.process(id)
         self.main = main
         self.pid = 0
         self.due = 0.0  # when to fork it, if it is not there
@@ -147,24 +143,22 @@ class Supervisor:
         self,
         settings: Settings,
         board: Board,
-        links: Sequence[Sequence[LinkMemory]],
+        links: Links,
         listeners: Sequence[socket.socket],
         workers: Workers,
         notifier: Notifier,
     ) -> None:
-        """``links[front][shard]``; one listener for each front."""
+        """One listener for each front."""
         self._settings = settings
         self._board = board
         self._links = links
         self._listeners = listeners
         self._notifier = notifier
         self._shards = [
-            Child("shard", index, board.shard(index), workers.shard)
-            for index in range(settings.shards)
+            Child(process, board, workers.shard) for process in board.processes(ProcessKind.SHARD)
         ]
         self._fronts = [
-            Child("front", index, board.front(index), workers.front)
-            for index in range(settings.fronts)
+            Child(process, board, workers.front) for process in board.processes(ProcessKind.FRONT)
         ]
         self._signals = _signals_to_wait_for()
         self._phase = Phase.RUNNING
@@ -228,8 +222,9 @@ class Supervisor:
         for index, listener in enumerate(self._listeners):
             # A copy that nobody accepts from would keep clients waiting after the others have
             # closed theirs.
-            if (child.kind, child.index) != ("front", index):
+            if child.id != front_id(index):
                 listener.close()
+        self._links.keep(child.id)
         child.main(child.index)
 
     def _reap(self) -> None:
@@ -247,11 +242,12 @@ class Supervisor:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": child.pid, **describe_exit(wait_status)}
         child.pid, child.is_stalled = 0, False
-        _clear(child.words)
-        for front, shard in self._pairs(child):
-            self._board.bump_session(front, shard)
-            self._links[front][shard].ring_doorbells()
-        if os.waitstatus_to_exitcode(wait_status) == DAMAGED and child.kind == "shard":
+        child.words.clear()
+        counters.forget_gauges(self._board, child.id)
+        ledger.forget_counts(self._board, child.id)
+        self._links.end_sessions(child.id)
+        is_shard = child.id.kind is ProcessKind.SHARD
+        if is_shard and os.waitstatus_to_exitcode(wait_status) == DAMAGED:
             self._give_up(child, details)
         elif self._phase is not Phase.RUNNING:
             log.info("process ended", **details)
@@ -261,8 +257,6 @@ class Supervisor:
 
     def _give_up(self, shard: Child, details: dict[str, int | str]) -> None:
         """Its own last words name the file and the offset."""
-        from topics.actors.link.board import ShardWords
-
         assert isinstance(shard.words, ShardWords), "only shards have data"
         shard.is_damaged, shard.due = True, math.inf
         shard.words.state = type(shard.words.state).DAMAGED
@@ -270,12 +264,6 @@ class Supervisor:
         log.critical("damaged shard stays down", **details)
         if all(other.is_damaged for other in self._shards):
             self._stop(DAMAGED)
-
-    def _pairs(self, child: Child) -> Iterator[tuple[int, int]]:
-        """The (front, shard) pairs whose session ends with this child."""
-        if child.kind == "front":
-            return ((child.index, shard.index) for shard in self._shards)
-        return ((front.index, child.index) for front in self._fronts)
 
     # Signals and the stop
 
@@ -446,15 +434,6 @@ class Supervisor:
         return [*self._shards, *self._fronts]
 
 
-def _clear(words: FrontWords | ShardWords) -> None:
-    """Say that nobody is there; a dead process's words are ours until the next one is forked."""
-    words.pid = 0
-    words.state = type(words.state)(0)  # DOWN, of either kind
-    for name in ("progress_ppm", "disk_silent_ms"):  # of shards
-        if hasattr(words, name):
-            setattr(words, name, 0)
-
-
 def _is_up(child: Child) -> bool:
     """A shard that answers, if only reads, or a front that serves."""
     return child.words.state.name in ("READY", "READ_ONLY", "NO_ROOM", "SERVING")
@@ -470,17 +449,14 @@ def _signals_to_wait_for() -> set[signal.Signals]:
     )
 
 
-MakeWorkers = Callable[
-    [Settings, Access, "Board", "Sequence[Sequence[LinkMemory]]", Sequence[socket.socket]],
-    Workers,
-]
+MakeWorkers = Callable[[Settings, Access, Board, Links, Sequence[socket.socket]], Workers]
 
 
 def _real_workers(
     settings: Settings,
     access: Access,
     board: Board,
-    links: Sequence[Sequence[LinkMemory]],
+    links: Links,
     listeners: Sequence[socket.socket],
 ) -> Workers:
     """Each imports its program in the child, so that the parent never loads a server."""
@@ -488,12 +464,13 @@ def _real_workers(
     def front(index: int) -> None:
         from topics.process import front
 
-        front.main(settings, access, board, links[index], index, listeners[index])
+        own = links.of(front_id(index))
+        front.main(settings, access, board, own, index, listeners[index])
 
     def shard(index: int) -> None:
         from topics.process import shard_writer
 
-        shard_writer.main(settings, board, [row[index] for row in links], index)
+        shard_writer.main(settings, board, links.of(shard_id(index)), index)
 
     return Workers(front, shard)
 
@@ -568,14 +545,10 @@ def _run_family(
     make_workers: MakeWorkers,
 ) -> int:
     """Make what the processes share, then be their parent."""
-    from topics.actors.link.board import Board
-    from topics.actors.link.link import LinkMemory
-
-    board = Board.create(settings.shards, settings.fronts)
+    digests = [principal.digest for principal in access.principals]
+    board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, len(digests)))
     board.started_ms = time.time_ns() // 1_000_000
-    links = [
-        [LinkMemory.create(front, shard, settings) for shard in range(settings.shards)]
-        for front in range(settings.fronts)
-    ]
+    ledger.assign_key_slots(board, digests)
+    links = Links(board, [fronts_with_shards(settings)])
     workers = make_workers(settings, access, board, links, listeners)
     return Supervisor(settings, board, links, listeners, workers, notifier).run()

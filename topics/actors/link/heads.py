@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from topics.actors.link.ring import load_fences
+from topics.actors.link.fences import load_fences
 from topics.engine.reading import Page
 from topics.engine.shard import Append, Change, Delete, Reservation
 from topics.engine.topic import Topic

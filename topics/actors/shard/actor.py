@@ -118,7 +118,7 @@ class ShardActor:
 
         def opened() -> None:
             nonlocal session
-            session = self.router.open_session(f"front-{link.pair[0]}", link)
+            session = self.router.open_session(link.peer.session_name, link)
 
         def arrived(frames: list[MessageFrame]) -> None:
             assert session is not None, "messages come between open and close"
