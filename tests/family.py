@@ -16,23 +16,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from topics.actors.link.board import Board, FrontState, ShardState
+from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.process_id import front_id, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.process import boot, logs, supervisor
+from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
+from topics.process.family import Shared, Workers
 from topics.process.notify import Notifier
-from topics.process.topology import Links
+from topics.process.serve import serve
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02
@@ -77,13 +76,12 @@ def told_to_stop(name: str) -> bool:
 
 
 def make_workers(
-    settings: Settings,
+    _settings: Settings,
     access: Access,
-    board: Board,
-    links: Links,
-    listeners: Sequence[socket.socket],
-) -> supervisor.Workers:
+    shared: Shared,
+) -> Workers:
     """The stand-ins."""
+    board, listeners = shared.board, shared.listeners
 
     def shard(index: int) -> None:
         name, words = f"shard-{index}", board.shard(index)
@@ -144,19 +142,19 @@ def make_workers(
             ],
         }
 
-    return supervisor.Workers(front, shard)
+    return Workers(front, shard)
 
 
 if __name__ == "__main__":
-    supervisor.STALLED_S = float(os.environ.get("STALLED_S", "3"))
-    supervisor.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
+    health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
+    health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     start = boot.read(os.environ)
     settings = replace(
         start.settings, fronts=int(os.environ.get("FRONTS", "1"))
     )  # the supervisor could do with more than one
     logs.configure("supervisor", settings.log_level)
     sys.exit(
-        supervisor.serve(
+        serve(
             settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers
         )
     )

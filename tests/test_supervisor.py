@@ -20,7 +20,7 @@ import pytest
 
 from topics.actors.link.board import Board, ShardState, ShardWords
 from topics.actors.link.process_id import shard_id
-from topics.process import supervisor
+from topics.process.child import Child
 from topics.storage.data_dir import encode_meta
 
 ROOT = Path(__file__).parent.parent
@@ -160,8 +160,8 @@ def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path)
     with Family(home, through=["prlimit", "--nofile=256:4000"]) as family:
         family.started()
         assert (
-            family.events("file limit")[0] | {"was": 256, "soft_limit": 4000}
-            == family.events("file limit")[0]
+            family.events("file limit set")[0] | {"was": 256, "soft_limit": 4000}
+            == family.events("file limit set")[0]
         )
         for pid in family.pids().values():
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4000, 4000)
@@ -216,7 +216,7 @@ def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(ho
         first.started()
         with Family(home) as second:
             assert second.end() == 1
-            assert second.events("cannot start")[0]["reason"].endswith(
+            assert second.events("start failed")[0]["reason"].endswith(
                 f"is in use by process {first.process.pid}"
             )
         assert first.ask()["shards"]
@@ -229,7 +229,7 @@ def test_a_taken_port_is_refused_also_when_ports_could_be_shared(home: Path, fro
         (home / "b").mkdir()
         with Family(home / "b", FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
             assert second.end() == 1
-            assert "Address already in use" in second.events("cannot start")[0]["reason"]
+            assert "Address already in use" in second.events("start failed")[0]["reason"]
 
 
 def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
@@ -237,7 +237,7 @@ def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
         family.started().signal(signal.SIGTERM)
         assert family.end() == 0
     with Family(home, TOPICS_SHARDS="5") as family:
-        kept = family.wait_for("the data directory keeps its shard count")
+        kept = family.wait_for("stored shard count kept")
         assert (kept["shards"], kept["asked_for"]) == (2, 5)
         assert len(family.started().ask()["shards"]) == 2
 
@@ -328,13 +328,11 @@ def test_half_a_minute_of_service_forgives_and_half_a_minute_of_recovery_does_no
     assert delays == [0.0, 0.1, 0.2, 0.0, 0.1]
 
 
-def a_child() -> supervisor.Child:
-    return supervisor.Child(shard_id(0), Board.create(1, 1), lambda _index: None)
+def a_child() -> Child:
+    return Child(shard_id(0), Board.create(1, 1), lambda _index: None)
 
 
-def live(
-    child: supervisor.Child, now: float, lived_s: float, state: ShardState = ShardState.READY
-) -> float:
+def live(child: Child, now: float, lived_s: float, state: ShardState = ShardState.READY) -> float:
     """One life of a child; when it dies."""
     child.spawned_at, child.up_at = now, math.inf
     assert isinstance(child.words, ShardWords)
@@ -437,9 +435,7 @@ def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None
         assert 0.5 <= time.monotonic() - began < 5
         ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
         assert ends == {"front 0": "SIGKILL", "shard 0": "", "shard 1": ""}
-        assert family.events("processes killed at the end of the drain")[0]["children"] == [
-            "front 0"
-        ]
+        assert family.events("drain time over, killing")[0]["children"] == ["front 0"]
 
 
 def test_a_second_interrupt_kills_at_once(home: Path) -> None:

@@ -17,8 +17,9 @@ from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
 from topics.actors.shard.actor import ShardActor, clock
 from topics.config import Settings
+from topics.errors import ExitCode
 from topics.formats.api.requests import limits_of
-from topics.process.children import DAMAGED, FAILED, note_sigterm
+from topics.process.children import note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
 
@@ -45,10 +46,10 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
         )  # fmt: skip
     except Damaged as error:
         log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
-        sys.exit(DAMAGED)
+        sys.exit(ExitCode.DAMAGED)
     except OSError as error:  # the supervisor tries again
         log.critical("start failed", path=error.filename, error=str(error))
-        sys.exit(FAILED)
+        sys.exit(ExitCode.FAILED)
     log.info(
         "recovered",
         topics=len(shard.engine.topics),
