@@ -17,7 +17,7 @@ from topics.config import Settings
 from topics.errors import ExitCode
 from topics.process import children, drain
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WITHOUT_BOOT_ID = """
 from pathlib import Path
 from topics.storage import disk

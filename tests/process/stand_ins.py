@@ -1,5 +1,5 @@
-"""A server whose workers are stand-ins that do as they are told; run by tests/test_supervisor.py as
-a program.
+"""A server whose workers are stand-ins that do as they are told; run as a program by
+`tests.process.family_support`.
 
 A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
 starts:
