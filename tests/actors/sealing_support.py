@@ -18,8 +18,8 @@ import pytest
 from tests.storage.log_support import START, Client
 from topics.actors.shard import sealing
 from topics.actors.shard.sealing import Sealing
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import Now
 from topics.formats.api.requests import Diff
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
@@ -75,8 +75,8 @@ class Sealer(Client):
         self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
-        self._wal_tell, self._wal_flush = self.wal.writer._tell, self.wal.flush
-        self.wal.writer._tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+        self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
+        self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
 
     # The writer's thread is waited for as soon as it was given something: what a step finds is the
     # same in every run.
@@ -165,8 +165,10 @@ class Sealer(Client):
         )
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
-            self.commits.expect(topic, seq)  # whatever is there by now, and whatever has gone
-        return read(topic, asked, self.commits)
+            self.commits.store.prefetch(
+                topic, seq
+            )  # whatever is there by now, and whatever has gone
+        return read(topic, asked, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """All records, with whatever they have."""

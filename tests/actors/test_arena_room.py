@@ -8,7 +8,8 @@ import pytest
 
 from tests.actors.link.link_support import Pair
 from topics.actors.link.arena_memory import PAGE_BYTES
-from topics.actors.shards import TURNOVER_MAX_S, Shards
+from topics.actors.shard_client.reservations import TURNOVER_MAX_S
+from topics.actors.shard_client.shards import Shards
 from topics.errors import NotReady, Throttled
 
 

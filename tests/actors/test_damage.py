@@ -22,14 +22,9 @@ from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.engine.reading import Page, read
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Diff
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
 from topics.formats.disk.segment import CHUNK_BYTES
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
-    FrameKind,
-    decode_file_header,
-    scan_frames,
-)
+from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
 from topics.storage.disk import Damaged
 from topics.storage.segments.store import Segment
 
@@ -111,7 +106,7 @@ def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tu
     """What a reader gets who goes on until it has come to the head: seqs, and gaps told as damaged."""
     seqs, gaps, cursor = [], [], 0
     while True:
-        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits)
+        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
         shown = [
             record["$seq"]
             for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
@@ -344,7 +339,7 @@ def test_a_damaged_frame_is_never_sealed_but_told_for_good(
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = dice.choice(frames_of(first))
-    offset = FILE_HEADER_BYTES + header.position
+    offset = FILE_HEADER_BYTES + header.lsn
     at = offset + dice.randrange(FRAME_HEADER_BYTES + header.body_len)
     flip(first, at, 1 << dice.randrange(8))
     hurt_bytes = first.read_bytes()
@@ -382,7 +377,7 @@ def test_a_frame_that_is_damaged_at_the_front_of_a_topic_is_told_as_damaged(smal
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES + 3)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     small.checkpoint()
     topic = small.engine.by_id[header.topic_id]
     for _ in range(2):
@@ -408,7 +403,7 @@ def test_pages_that_were_read_ahead_of_a_damaged_frame_are_void(small: Sealer) -
     writer, reader = HeadWriter(words), HeadReader(words)
     small.commits.on_commit = writer.committed
     mark = writer.mark(small.engine.by_id[header.topic_id])
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES + 3)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
     small.checkpoint()
     assert reader.head(mark) is None
 
@@ -417,7 +412,7 @@ def test_a_topic_that_is_configured_after_damage_keeps_what_it_tells(small: Seal
     two_topics(small)
     first = files(small.path, "wal")[0]
     header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
-    flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
     topic = small.engine.by_id[header.topic_id]
     _, told = walk(small, topic)
@@ -441,7 +436,7 @@ def test_only_what_lived_in_a_damaged_frame_is_told(small: Sealer) -> None:
     first = files(small.path, "wal")[0]
     headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
     for header in headers[:2]:
-        flip(first, FILE_HEADER_BYTES + header.position + FRAME_HEADER_BYTES)
+        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
     topic = small.engine.topic("a")
     assert (topic.count, topic.start_seq) == (300 - 10, 11)
@@ -459,10 +454,10 @@ def test_before_it_is_sealed_a_damaged_frame_refuses_the_start(small: Sealer) ->
     first = files(small.path, "wal")[0]
     header = frames_of(first)[3]
     small.kill()
-    flip(first, FILE_HEADER_BYTES + header.position + 10)
+    flip(first, FILE_HEADER_BYTES + header.lsn + 10)
     with pytest.raises(Damaged) as raised:
         small.again()
-    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.position)
+    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.lsn)
 
 
 def test_a_damaged_write_whose_segment_could_not_be_made_does_not_come_back_with_a_restart(

@@ -15,7 +15,7 @@ import structlog
 from tests.actors.sealing_support import FILE_BYTES, Sealer, by_hand, copy, files, spoil
 from tests.storage.log_support import ForgetfulDisk
 from topics.formats.api.requests import TagMatch
-from topics.storage import recovery
+from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
 Seen = dict[str, Any]
@@ -207,7 +207,7 @@ def test_a_start_marks_nothing_before_it_has_synced_the_log(
         raise OSError("power is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "_end_at", loses_power)
+        patch.setattr(steps, "end_log", loses_power)
         with pytest.raises(OSError, match="power is lost"):
             client.again()
     again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")

@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.actors.wire import Bench, FakeBlock
+from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage
 from topics.actors.rpc.message_router import (
-    AlreadyAnsweredError,
-    InboundMessage,
     MessageRouter,
-    Mode,
     RouterConfig,
     RpcErrorPayload,
-    SubjectKind,
-    SubjectPolicy,
     default_error_mapper,
 )
+from topics.actors.rpc.subject_policy import Mode, SubjectKind, SubjectPolicy
 from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
 from topics.formats.wire.message import ARENA, ERROR
 
@@ -500,7 +497,7 @@ def test_s3_what_is_classified_as_event_must_be_a_notification() -> None:
     assert (bench.wire.answers(), bench.record, [entry["event"] for entry in logs]) == (
         [],
         [],
-        ["event_dropped"],
+        ["event dropped"],
     )
 
 
@@ -641,7 +638,7 @@ def test_s5_raising_after_the_answer_is_logged(bench: Bench) -> None:
     with capture_logs() as logs:
         bench.request("append")
     assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
-        ("handler_failed", "afterwards")
+        ("handler failed", "afterwards")
     ]
     assert [answer["t"] for answer in bench.wire.answers()] == ["R"]
 
@@ -686,7 +683,7 @@ def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload:
     with capture_logs() as logs:
         bench.put("event/x", payload)
     assert [(entry["event"], entry["log_level"], entry["subject"]) for entry in logs] == [
-        ("event_dropped", "warning", "event/x")
+        ("event dropped", "warning", "event/x")
     ]
     assert (bench.record, bench.wire.sent) == ([], [])
 
@@ -703,8 +700,8 @@ async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(bench: Bench
     with capture_logs() as logs:
         await bench.event("x")
     assert [f"{entry['log_level']} {entry['event']}: {entry['exc_info']}" for entry in logs] == [
-        "warning handler_failed: a failed",
-        "warning handler_failed: b failed",
+        "warning handler failed: a failed",
+        "warning handler failed: b failed",
     ]
     assert (bench.record, bench.wire.sent) == (["a", "b", "c"], [])
 
@@ -722,7 +719,7 @@ def test_s6_a_custom_handler_that_raises_is_logged_and_the_next_runs(bench: Benc
     with capture_logs() as logs:
         bench.put("app/x", b"opaque")
     assert ([entry["event"] for entry in logs], bench.record, bench.wire.sent) == (
-        ["handler_failed"],
+        ["handler failed"],
         ["a", "b"],
         [],
     )
@@ -787,7 +784,7 @@ def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
         bench.request("append")
     assert bench.wire.answers() == [answer]
     assert [entry["event"] for entry in logs] == (
-        ["error_mapper_failed"] if answer["message"] == "handler failed" else []
+        ["error mapper failed"] if answer["message"] == "handler failed" else []
     )
 
 
@@ -802,7 +799,7 @@ def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
     with capture_logs() as logs:
         bench.request("append")
     assert bench.wire.answers() == [failure(2005, "answered by the mapper")]
-    assert [entry["event"] for entry in logs] == ["error_mapper_failed"]
+    assert [entry["event"] for entry in logs] == ["error mapper failed"]
 
 
 def test_s7_a_result_without_a_cbor_form_is_the_handlers_error(bench: Bench) -> None:

@@ -13,13 +13,8 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.rpc.message_router import (
-    AlreadyAnsweredError,
-    InboundMessage,
-    MessageRouter,
-    RouterConfig,
-    RpcContext,
-)
+from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage, RpcContext
+from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.formats.wire.message import ARENA
 
 TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message": "Handler timeout"}
@@ -56,7 +51,7 @@ async def test_s5_silence_is_answered_after_thirty_seconds_to_the_moment(
     with capture_logs() as logs:
         await trio.sleep_until(start + 30.001)
     assert silent.bench.wire.answers() == [TIMEOUT]
-    assert [(entry["event"], entry["cid"]) for entry in logs] == [("rpc_timeout", 7)]
+    assert [(entry["event"], entry["cid"]) for entry in logs] == [("rpc timed out", 7)]
 
 
 async def test_s5_the_time_is_configured(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
@@ -126,7 +121,7 @@ async def test_s5_a_late_answer_is_dropped_and_logged_once(
     block = FakeBlock()
     with capture_logs() as logs:
         silent.kept[0].reply("late", block)
-    assert [(entry["event"], entry["cid"]) for entry in logs] == [("late_answer_dropped", 7)]
+    assert [(entry["event"], entry["cid"]) for entry in logs] == [("late answer dropped", 7)]
     assert (silent.bench.wire.sent, silent.bench.wire.released, block.freed) == ([], [7], 1)
     with pytest.raises(AlreadyAnsweredError):
         silent.kept[0].reply("later still")
@@ -166,7 +161,7 @@ async def test_s5_a_handler_that_raises_after_its_time_is_logged(
     nursery.start_soon(lambda: bench.request(flags=ARENA))
     with capture_logs() as logs:
         await trio.sleep(41)
-    assert [entry["event"] for entry in logs] == ["rpc_timeout", "handler_failed"]
+    assert [entry["event"] for entry in logs] == ["rpc timed out", "handler failed"]
     assert (bench.wire.answers(), bench.wire.released) == ([TIMEOUT], [7])
 
 

@@ -27,6 +27,7 @@ from tests.actors.sealing_support import (
 )
 from tests.storage.log_support import LIMITS
 from topics.actors.shard import sealing
+from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.store import EXTENT, RESIDENT
 from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
 from topics.formats.disk.records import Rendering
@@ -36,7 +37,7 @@ from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore, SegmentWriter, split_locator
 from topics.storage.wal.log import Wal
-from topics.storage.wal.stock import SPARES
+from topics.storage.wal.spares import SPARES_MAX
 
 Seen = dict[str, Any]
 
@@ -73,7 +74,7 @@ def seen(client: Sealer) -> Seen:
 
 def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
     topic = client.engine.topics[name]
-    return {*client.engine._matching(topic, match, topic.head_seq + 1)} & {
+    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
         record["$seq"] for record in client.shown(name)
     }
 
@@ -91,7 +92,7 @@ def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
 
 
 def sealed(client: Sealer, name: str) -> bool:
-    locators = client.engine.topic(name).frames.locators()
+    locators = client.engine.topic(name).index.locators()
     return any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
 
@@ -147,7 +148,7 @@ def test_records_in_memory_between_sealed_ones_stay_where_they_are(client: Seale
     before = seen(client)
     client.seal()
     assert seen(client) == before
-    locators = [*client.engine.topic("a").frames.locators()]
+    locators = [*client.engine.topic("a").index.locators()]
     assert any(locator & RESIDENT for locator in locators)
     assert any(locator & EXTENT and not locator & RESIDENT for locator in locators)
 
@@ -221,7 +222,7 @@ def test_a_write_may_be_split_over_extents_and_keeps_its_key(
     fill(client, "a")
     before = seen(client)
     client.seal()
-    assert len(client.engine.topic("a").frames) > 10
+    assert len(client.engine.topic("a").index) > 10
     assert seen(client) == before
     client.kill()
     again = client.again()
@@ -394,7 +395,7 @@ def test_a_reader_on_a_topic_that_is_gone_finds_nothing(client: Sealer) -> None:
     fill(client, "a", rounds=3)
     topic = client.engine.topic("a")
     client.delete("a")
-    assert len(topic.frames) == 0
+    assert len(topic.index) == 0
 
 
 # Errors
@@ -454,7 +455,7 @@ def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
 def extents(client: Sealer) -> list[int]:
     """Places of all that the index names."""
     locators = [
-        locator for topic in client.engine.by_id.values() for locator in topic.frames.locators()
+        locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
     ]
     return [locator for locator in locators if locator & EXTENT and not locator & RESIDENT]
 
@@ -643,7 +644,9 @@ def test_what_has_gone_is_given_back_after_two_checkpoints_and_then_there_is_res
     assert room(client) < used * 0.6
     assert len(files(client.path, "checkpoint")) == checkpoints.KEEP
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
-    assert len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES
+    assert (
+        len([path for path in files(client.path, "wal") if path.suffix == ".spare"]) <= SPARES_MAX
+    )
     assert seen(client) == before
     written = client.sealing.written
     for _ in range(5):
@@ -771,11 +774,11 @@ def test_recycled_log_files_are_found_before_the_disk_knows_their_names(
     fill(client, "a", rounds=60)
     free_all(client)
     recycled = [path.name for path in files(client.path, "wal") if path.suffix == ".spare"]
-    assert len(recycled) == SPARES
+    assert len(recycled) == SPARES_MAX
     files_now = len(client.wal._bases)
-    while len(client.wal._bases) < files_now + SPARES:
+    while len(client.wal._bases) < files_now + SPARES_MAX:
         client.append("a", 1)
-    before, bases = seen(client), client.wal._bases[-SPARES:]
+    before, bases = seen(client), client.wal._bases[-SPARES_MAX:]
     client.kill()
     names = dict(zip([f"{base:016x}.wal" for base in bases], recycled, strict=True))
     for lost in ([*names], [*names][:1], [*names][1:]):

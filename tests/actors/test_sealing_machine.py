@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.actors.sealing_support import Sealer, by_hand, findings, no_syncs
-from topics.engine.shard import Append
+from topics.engine.changes.append import Append
+from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.topic import Topic
 from topics.formats.api.requests import TagMatch, decode_config, json_bytes
 from topics.storage.checkpoints import whole
@@ -248,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         if name not in self.names:
             return
         topic, model = self.client.engine.topics[name], self.models[self.names[name]]
-        if topic.perishable:
+        if topic.is_perishable:
             change = self.client.engine.expire(topic, self.client.now)
             if change is not None:
                 self.client.commits.submit(change, None)
@@ -429,7 +430,7 @@ class Machine(RuleBasedStateMachine):
             for match in MATCHES:
                 found = [
                     seq
-                    for seq in engine._matching(topic, match, topic.head_seq + 1)
+                    for seq in matching_seqs(topic, match, topic.head_seq + 1, engine.store)
                     if seq in model.live
                 ]
                 assert found == [

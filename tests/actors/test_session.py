@@ -8,14 +8,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.actors.wire import Bench, FakeBlock, Pair
-from topics.actors.rpc.message_router import (
-    Call,
-    InboundMessage,
-    LinkSession,
-    RemoteError,
-    RpcContext,
-    RpcReply,
-)
+from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
+from topics.actors.rpc.inbound import InboundMessage, RpcContext
+from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.envelope import encode_failure, encode_success
 from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone
 
@@ -73,7 +68,7 @@ def test_s8_a_listener_that_raises_stops_neither_the_next_nor_the_cleanup() -> N
     with capture_logs() as logs:
         bench.session.close()
     assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
-        ("closed_listener_failed", "listener failed")
+        ("closed listener failed", "listener failed")
     ]
     assert (seen, bench.session.router.matching("app/x")) == (["next"], [])
 
@@ -128,7 +123,7 @@ async def test_s8_an_answer_after_the_end_goes_nowhere() -> None:
     bench.session.close()
     block = FakeBlock()
     rpc_of(seen[0]).reply(None, block)
-    with pytest.raises(PeerGone, match="the session with front-0 is over"):
+    with pytest.raises(PeerGone, match="the link session with front-0 is closed"):
         seen[0].send("event/x", b"", block)
     assert (bench.wire.sent, block.freed) == ([], 2)
 
@@ -216,7 +211,7 @@ async def test_a_refused_message_that_is_no_call_is_logged(
     pair.caller.send(subject, b"")
     with capture_logs() as logs:
         pair.deliver()
-    assert [(entry["event"], entry["code"]) for entry in logs] == [("message_refused", code)]
+    assert [(entry["event"], entry["code"]) for entry in logs] == [("message refused", code)]
 
 
 async def test_a_refused_call_fails(pair: Pair) -> None:
@@ -266,7 +261,7 @@ async def test_closing_fails_the_calls_that_wait_and_those_that_nobody_awaits_ye
         early = pair.caller.call_soon("append", None)
         pair.caller.on_closed(lambda session: record.append("closed"))
         pair.caller.close()
-    assert record == ["closed", "the session with shard-0 closed before call 101 was answered"]
+    assert record == ["closed", "the link session with shard-0 closed, call 101 was pending"]
     with pytest.raises(PeerGone):
         await early.wait()
 
@@ -299,7 +294,7 @@ async def test_a_cancelled_call_is_forgotten_and_a_late_answer_released(pair: Pa
             pair.deliver()
             scope.cancel()
     assert pair.deliver() == ["event/call.cancelled Notification"]
-    assert cancelled == [{"cid": waiting[0].cid}]
+    assert cancelled == [[waiting[0].cid]]
     answer = encode_success(waiting[0].cid, None)
     pair.front.dispatch(
         pair.caller, MessageFrame(9, ARENA, "rpc/diff", answer, memoryview(b"body"))
@@ -362,7 +357,7 @@ async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_s
     assert pair.to_shard.released == [9]
 
 
-async def answered_call(pair: Pair) -> Call:
+async def answered_call(pair: Pair) -> PendingCall:
     call = pair.caller.call_soon("diff", None)
     pair.to_shard.take()
     answer = MessageFrame(9, ARENA, "rpc/diff", encode_success(call.cid, 1), memoryview(b"body"))
@@ -432,4 +427,4 @@ def test_an_error_frame_is_never_answered() -> None:
     bench = Bench()
     with capture_logs() as logs:
         bench.put("stream/x", b"junk", flags=ERROR)
-    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["error_frame_dropped"], [])
+    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["error frame dropped"], [])

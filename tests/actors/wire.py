@@ -9,12 +9,10 @@ from typing import Any
 
 import cbor2
 
-from topics.actors.rpc.message_router import (
-    InboundMessage,
-    LinkSession,
-    MessageHandler,
-    MessageRouter,
-)
+from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.route_table import MessageHandler
+from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.envelope import (
     decode,
     encode_error_frame,

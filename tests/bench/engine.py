@@ -20,11 +20,13 @@ from functools import partial
 
 import msgspec
 
+from topics.engine.changes.append import Append
+from topics.engine.now import Now
 from topics.engine.reading import read
-from topics.engine.shard import Append, Now, ShardEngine
+from topics.engine.shard import ShardEngine
 from topics.formats.api.requests import Diff, Limits, decode_append
+from topics.formats.disk.frames import FrameKind, encode_frame
 from topics.formats.disk.records import RecordsView
-from topics.formats.disk.wal import FrameKind, encode_frame
 
 LIMITS = Limits(
     batch_records=10_000,

@@ -31,7 +31,8 @@ import crc32c
 from msgspec import Raw
 
 from topics.config import MIB, Settings
-from topics.engine.shard import Append, Now
+from topics.engine.changes.append import Append
+from topics.engine.now import Now
 from topics.formats.api.requests import AppendBody, RecordIn
 from topics.storage.recovery import recover
 

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from topics.formats.api.requests import AppendBody, Buffer, RecordIn
+from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, View, encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
 from topics.storage.segments.store import Segment, SegmentStore, place_of

@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 from topics.config import MIB, Settings
-from topics.formats.disk.wal import FILE_HEADER_BYTES, Frame, FrameKind, encode_frame
+from topics.formats.disk.frames import Frame, FrameKind, encode_frame
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import make_directory
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log import Wal

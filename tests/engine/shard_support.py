@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
+from topics.engine.now import Now
 from topics.engine.reading import Page, read
-from topics.engine.shard import (
-    Append,
-    Change,
-    DeleteRecords,
-    InFlightDuplicate,
-    Now,
-    ShardEngine,
-    keeps_key,
-)
-from topics.engine.store import RESIDENT, Runs
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (
     AppendBody,
-    Buffer,
     Diff,
     Limits,
     decode_append,
@@ -28,8 +23,10 @@ from topics.formats.api.requests import (
     decode_delete,
     json_bytes,
 )
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
-from topics.formats.disk.wal import FrameKind
+from topics.formats.ranges import IndexRun
 
 LIMITS = Limits(
     batch_records=10_000,
@@ -78,16 +75,16 @@ class Desk:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
 
     def records(self, locator: int) -> RecordsView:
-        return self._views[locator & ~RESIDENT]
+        return self._views[locator & ~FIRST_MEMORY]
 
-    def dead(self, locator: int) -> Buffer | None:
-        return self.engine.marks.dead(locator)
+    def delete_flags(self, locator: int) -> Buffer | None:
+        return self.engine.delete_flags.of(locator)
 
-    def mark(self, locator: int, runs: Runs) -> None:
-        self.engine.marks.mark(locator, self.records(locator).count, runs)
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
-        self.engine.marks.forget(locators)
+        self.engine.delete_flags.forget(locators)
 
     def append(
         self, name: str, *datas: Any, key: str | None = None, **body: Any
@@ -142,19 +139,20 @@ class Desk:
         while self.pending:
             self.engine.undo(self.pending.pop())
 
-    def _locator(self, change: Change) -> int:
+    def _locator(self, change: Change) -> Locator:
+        number = len(self._views)
         if not isinstance(change, Append):
-            return 0
-        bit = 0
+            return in_log(0)
         if change.resident is not None:
-            view, bit = view_of(change.resident), RESIDENT
+            view, locator = view_of(change.resident), in_memory(number)
         else:
             (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
             view = RecordsView(
                 frame.flags, frame.record_count, frame.ext_len, memoryview(b"".join(frame.parts))
             )
+            locator = in_log(number)
         self._views.append(view)
-        return bit | len(self._views) - 1
+        return locator
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk
+from topics.engine.losses import lose
 from topics.engine.reading import SCAN_RECORDS_MAX, Page, read
-from topics.engine.retention import lose
 from topics.formats.api.requests import Diff
+from topics.formats.ranges import SeqRange
 
 
 def records_of(page: Page) -> list[dict[str, Any]]:
@@ -192,7 +193,7 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(
 # What a restart took
 
 
-LOST = ((3, 6), (11, 13))
+LOST = (SeqRange(3, 6), SeqRange(11, 13))
 
 
 def torn() -> Desk:

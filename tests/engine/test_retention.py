@@ -10,14 +10,15 @@ import pytest
 
 from tests.engine.shard_support import Desk
 from tests.engine.test_reading import seqs_of
+from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
+from topics.engine.now import Now
 from topics.engine.reading import Page
 from topics.engine.record_index import IndexEntry, RecordIndex
-from topics.engine.shard import Append, Now
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
 from topics.formats.api.requests import TagMatch, json_string
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 
 @pytest.fixture

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.shard_support import Desk
+from topics.engine.changes.append import Append, InFlightDuplicate
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.put_topic import PutTopic
+from topics.engine.changes.reservation import Reservation
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, Change, Delete, InFlightDuplicate, Now, Put, Reservation
+from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 
@@ -173,7 +178,7 @@ class Shard(RuleBasedStateMachine):
         config: dict[str, Any] = {} if durability is None else {"durability": durability}
         config |= {} if window_ms is None else {"idempotency_window_ms": window_ms}
         change = self.desk.put(name, **config)
-        assert isinstance(change, Put)
+        assert isinstance(change, PutTopic)
         assert change.created == (name not in self.names)
         topic_id = change.topic.id
         if change.created:
@@ -283,10 +288,10 @@ class Shard(RuleBasedStateMachine):
                 model.records.append((seq, change.ts, value))
             if change.key is not None and self.windows[change.topic.id]:
                 model.keys[change.key] = (change.first_seq, change.count, self.desk.now.ms)
-        elif isinstance(change, Put):
+        elif isinstance(change, PutTopic):
             model.created = True
             model.window_ms = self.pending_window.pop(id(change))
-        elif isinstance(change, Delete):
+        elif isinstance(change, DeleteTopic):
             model.deleted = True
 
     @precondition(lambda self: not self._a_window_is_shrinking())
@@ -312,7 +317,7 @@ class Shard(RuleBasedStateMachine):
         only while the disk is full.
         """
         return any(
-            isinstance(change, Put)
+            isinstance(change, PutTopic)
             and change.before is not None
             and change.before.idempotency_window_ms > self.windows[change.topic.id]
             for change in self.desk.pending

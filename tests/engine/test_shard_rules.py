@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.shard_support import LIMITS, Desk
+from topics.engine.changes.append import Append, InFlightDuplicate
+from topics.engine.changes.put_topic import PutTopic
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, InFlightDuplicate, Now, Put
+from topics.engine.now import Now
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topics.formats.api.requests import AppendBody, decode_append, decode_config
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 ONE = b'{"records":[{"data":1}]%b}'
 
@@ -26,7 +28,7 @@ def desk() -> Desk:
 
 
 def kinds(change: object) -> list[FrameKind]:
-    assert isinstance(change, Append | Put)
+    assert isinstance(change, Append | PutTopic)
     return [frame.kind for frame in change.frames]
 
 

@@ -22,8 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.shard_support import LIMITS, decide_long
 from tests.engine.topic_model import Record, TopicModel
 from tests.engine.world import World
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.now import Now
 from topics.engine.reading import read
-from topics.engine.shard import Append, Change, FloorMoved, Now
+from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.requests import (
@@ -35,7 +39,7 @@ from topics.formats.api.requests import (
     json_bytes,
 )
 from topics.formats.api.topic_config import TopicConfig, merge
-from topics.formats.disk.wal import FrameKind
+from topics.formats.disk.frames import FrameKind
 
 NAMES = st.sampled_from(["a", "a", "a", "b"])
 TAGS = ["x", "xy", "xyz", 'é"', ""]
@@ -103,7 +107,7 @@ class Retention(RuleBasedStateMachine):
         topic = self.world.engine.topics.get(name)
         if topic is None:
             return None
-        if topic.perishable:
+        if topic.is_perishable:
             self.models[topic.id].expire(self.now.ts)
             change = self.world.engine.expire(topic, self.now)
             if change is not None:
@@ -485,7 +489,7 @@ class Retention(RuleBasedStateMachine):
         world = self.world
         self.checkpointing = {
             "replay_from": world.sealed, "extents": set(world.extents) - world.released, "topics": [],
-            "steps": world.engine.snapshot_topics(),
+            "steps": topics_to_keep(world.engine.table),
         }  # fmt: skip
 
     @precondition(lambda self: self.checkpointing is not None)
@@ -495,14 +499,14 @@ class Retention(RuleBasedStateMachine):
         assert made is not None
         topic = next(made["steps"], None)
         if topic is not None:
-            made["topics"].append(world.engine.snapshot_topic(topic, world.settled_position(topic)))
+            made["topics"].append(snapshot_topic(topic, world.settled_position(topic)))
             return
         del made["steps"]
         self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
         world.synced = world.position
         self.checkpoint = made | {
             "position": world.position,
-            "engine": world.engine.snapshot_engine(),
+            "engine": snapshot_shard(world.engine.table),
         }
         self.checkpointing = None
 
@@ -623,7 +627,7 @@ class Retention(RuleBasedStateMachine):
             assert topic.committed == model.config
             assert list(topic.losses) == model.losses
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
-            assert topic.frames.totals(0, len(topic.frames)) == (topic.count, topic.bytes)
+            assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
                 count, size = (

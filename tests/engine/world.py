@@ -8,14 +8,25 @@ from typing import Any
 
 import cbor2
 
-from topics.engine.changes import runs_of_frame
+from topics.engine.changes import append
+from topics.engine.changes import start as process_start
+from topics.engine.changes.append import Append
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.changes.change import Change
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.reservation import Reservation
+from topics.engine.locators import Locator, in_extent, in_log, in_memory, is_extent, is_in_memory
+from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
-from topics.engine.retention import seal
-from topics.engine.shard import Append, Change, FloorMoved, Now, Reservation, ShardEngine
-from topics.engine.store import EXTENT, RESIDENT, Runs
-from topics.engine.topic import SeqRange, Topic
-from topics.formats.api.requests import Buffer
+from topics.engine.replay import Replay
+from topics.engine.sealed import seal
+from topics.engine.shard import ShardEngine
+from topics.engine.snapshot import restore_extent, restore_shard, restore_topic
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frame_bodies import decode_runs
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.segment import (
     TRAILER_BYTES,
@@ -24,7 +35,7 @@ from topics.formats.disk.segment import (
     decode_trailer,
 )
 from topics.formats.disk.segment_build import Source, build
-from topics.formats.disk.wal import Frame, FrameHeader, FrameKind
+from topics.formats.ranges import IndexRun, SeqRun
 
 BOOT_FILE = 1 << 20  # positions between the bases of two log files
 
@@ -45,7 +56,9 @@ class Extent:
     view: ExtentView
     flags: bytearray
     sealed_flags: bytes
-    marked: list[tuple[int, Runs]] = field(default_factory=list)  # with the end of the log then
+    marked: list[tuple[int, Sequence[IndexRun]]] = field(
+        default_factory=list
+    )  # with the end of the log then
 
     def forget_marks(self, position: int) -> None:
         """Power is lost, and marks that came after this end of the log have not reached the disk."""
@@ -55,7 +68,7 @@ class Extent:
             for start, stop in runs:
                 self.flags[start:stop] = b"\1" * (stop - start)
 
-    def take_back(self, runs: Iterable[SeqRange]) -> None:
+    def take_back(self, runs: Iterable[SeqRun]) -> None:
         """What a replay is going to delete lives until then."""
         for first, length in runs:
             start, stop = (
@@ -69,7 +82,7 @@ class Extent:
 @dataclass
 class Pending:
     change: Change
-    locator: int
+    locator: Locator
     end: int  # of its frames in the log
     commit: Callable[[], None]
 
@@ -100,30 +113,30 @@ class World:
 
     def records(self, locator: int) -> View:
         assert locator not in self.released, "nobody asks for what was released"
-        if locator & RESIDENT:
+        if is_in_memory(locator):
             return self.resident[locator]
-        if locator & EXTENT:
+        if is_extent(locator):
             return self.extents[locator].view
-        return self._view(next(logged for logged in self.log if logged.header.position == locator))
+        return self._view(next(logged for logged in self.log if logged.header.lsn == locator))
 
-    def dead(self, locator: int) -> Buffer | None:
-        if locator & EXTENT and not locator & RESIDENT:
+    def delete_flags(self, locator: int) -> Buffer | None:
+        if is_extent(locator):
             flags = self.extents[locator].flags
             return memoryview(flags) if any(flags) else None
-        return self.engine.marks.dead(locator)
+        return self.engine.delete_flags.of(locator)
 
-    def mark(self, locator: int, runs: Runs) -> None:
-        if locator & EXTENT and not locator & RESIDENT:
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        if is_extent(locator):
             extent = self.extents[locator]
             for start, stop in runs:
                 extent.flags[start:stop] = b"\1" * (stop - start)
             extent.marked.append((self.position, runs))
         else:
-            self.engine.marks.mark(locator, self.records(locator).count, runs)
+            self.engine.delete_flags.flag(locator, self.records(locator).count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
         self.released.update(locators)
-        self.engine.marks.forget(locators)
+        self.engine.delete_flags.forget(locators)
 
     @staticmethod
     def _view(logged: Logged) -> RecordsView:
@@ -143,15 +156,15 @@ class World:
         """Put the frames into the log; ``effects`` says what the model makes of each kind,
         ``commit`` what it does when it counts.
         """
-        locator = 0
+        locator = in_log(0)
         for frame in change.frames:
             at = self.write(frame, effects.get(frame.kind))
             if frame.kind is FrameKind.APPEND:
-                locator = at
+                locator = in_log(at)
         if isinstance(change, Append) and change.resident is not None:
             encoded = change.resident
             self.serial += 1
-            locator = RESIDENT | self.serial
+            locator = in_memory(self.serial)
             self.resident[locator] = RecordsView(
                 encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
             )  # fmt: skip
@@ -205,7 +218,7 @@ class World:
         topics = list(self.engine.by_id.values())
         stretches: list[tuple[Topic, list[IndexEntry]]] = []
         for topic in topics:
-            for entry in topic.frames.entries_between(self.sealed, end):
+            for entry in topic.index.entries_between(self.sealed, end):
                 last = stretches[-1] if stretches else None
                 if last and last[0] is topic and last[1][-1].last_seq + 1 == entry.first_seq:
                     last[1].append(entry)
@@ -219,7 +232,7 @@ class World:
             (topic.id, entry.first_seq + index): 1
             for topic, entries in stretches
             for entry in entries
-            for index, flag in enumerate(self.dead(entry.locator) or b"")
+            for index, flag in enumerate(self.delete_flags(entry.locator) or b"")
             if flag
         }
         data = b"".join(
@@ -236,7 +249,7 @@ class World:
         trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
         for entry in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
             self.serial += 1
-            locator = EXTENT | self.serial
+            locator = in_extent(0, self.serial)
             index_entry = IndexEntry(
                 entry.first_seq, entry.record_count, locator, entry.blob_bytes, entry.first_ts
             )
@@ -270,6 +283,7 @@ class World:
         """
         self.engine = ShardEngine()
         self.engine.store = self
+        replay = Replay(self.engine.table)
         self.pending, self.resident, self.released = [], {}, set()
         replay_from = position = 0
         if power:
@@ -282,12 +296,12 @@ class World:
                 for locator, extent in self.extents.items()
                 if locator in checkpoint["extents"]
             }
-            self.engine.restore_engine(checkpoint["engine"])
+            restore_shard(self.engine.table, checkpoint["engine"])
             ahead = self._deletes_ahead(
                 {kept["id"]: kept["position"] for kept in checkpoint["topics"]}
             )
             for kept in checkpoint["topics"]:
-                self.engine.restore_topic(cbor2.loads(cbor2.dumps(kept)))
+                restore_topic(replay, cbor2.loads(cbor2.dumps(kept)))
             for locator in sorted(
                 checkpoint["extents"], key=lambda locator: self.extents[locator].entry.first_seq
             ):
@@ -295,41 +309,31 @@ class World:
                 extent.take_back(ahead.get(extent.topic_id, ()))
                 dead = [index for index, flag in enumerate(extent.flags) if flag]
                 dead_bytes = sum(extent.view.size(index, index + 1) for index in dead)
-                self.engine.restore_extent(extent.topic_id, *extent.entry, len(dead), dead_bytes)
+                restore_extent(replay, extent.topic_id, extent.entry, len(dead), dead_bytes)
         else:
             self.extents = {}
         self.sealed = replay_from
         for logged in self.log:
-            if logged.header.position >= replay_from:
-                self._replay(logged, logged.header.position < position)
-        return self.engine.finish_replay(now, clean=False, tail_may_be_lost=power)
+            if logged.header.lsn >= replay_from:
+                self._replay(replay, logged, logged.header.lsn < position)
+        return process_start.decide(replay, now, clean=False, tail_may_be_lost=power)
 
-    def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[SeqRange]]:
+    def _deletes_ahead(self, noted: dict[int, int]) -> dict[int, list[SeqRun]]:
         """As recovery finds them: what was deleted after the checkpoint had noted the topic."""
-        found: dict[int, list[SeqRange]] = {}
+        found: dict[int, list[SeqRun]] = {}
         for header, body in ((logged.header, logged.body) for logged in self.log):
-            if header.kind == FrameKind.DELETE and header.position >= noted.get(
+            if header.kind == FrameKind.DELETE and header.lsn >= noted.get(
                 header.topic_id, header.end
             ):
-                found.setdefault(header.topic_id, []).extend(runs_of_frame(body))
+                found.setdefault(header.topic_id, []).extend(decode_runs(body))
         return found
 
-    def _replay(self, logged: Logged, checkpointed: bool) -> None:
-        header, body, engine = logged.header, logged.body, self.engine
+    def _replay(self, replay: Replay, logged: Logged, checkpointed: bool) -> None:
+        header, body = logged.header, logged.body
         if header.kind == FrameKind.APPEND:
-            engine.replay_append(
-                header, 0, self.base_of(header.position), checkpointed=checkpointed
-            )
-        elif header.kind == FrameKind.TOPIC:
-            engine.replay_topic(header, cbor2.loads(body))
-        elif header.kind == FrameKind.TOPIC_DELETED:
-            engine.replay_deleted(header, checkpointed=checkpointed)
-        elif header.kind == FrameKind.SEQS_RESERVED:
-            engine.replay_reserved(header, checkpointed=checkpointed)
-        elif header.kind == FrameKind.DELETE:
-            engine.replay_delete(header, body, checkpointed=checkpointed)
-        elif header.kind == FrameKind.FLOOR:
-            engine.replay_floor(header, cbor2.loads(body), checkpointed=checkpointed)
+            append.replay(replay, header, 0, self.base_of(header.lsn), checkpointed)
+        else:
+            replay_frame(replay, header, body, checkpointed)
 
 
 __all__ = ["World"]

@@ -80,10 +80,10 @@ def test_a_frame_is_read_only() -> None:
 
 def test_a_long_attachment_is_a_view_and_a_short_one_bytes() -> None:
     [long, short], _ = decode_all(
-        encode(1, "a", b"p", b"x" * (message.VIEW_BYTES + 1)) + encode(2, "a", b"p", b"y")
+        encode(1, "a", b"p", b"x" * (message.COPIED_MAX_BYTES + 1)) + encode(2, "a", b"p", b"y")
     )
     assert isinstance(long.attachment, memoryview)
-    assert long.attachment == b"x" * (message.VIEW_BYTES + 1)
+    assert long.attachment == b"x" * (message.COPIED_MAX_BYTES + 1)
     assert short.attachment == b"y"
     assert isinstance(short.attachment, bytes)
 

@@ -22,7 +22,7 @@ import trio
 from topics.actors.link.board import Board
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import front_id, shard_id
-from topics.actors.shard.actor import ShardActor
+from topics.actors.shard.loop import ShardLoop
 from topics.actors.shard.sealing import Sealing
 from topics.config import Settings
 from topics.engine.access import Access
@@ -37,7 +37,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
     "receiver": (trio, "open_signal_receiver"),
-    "shard serves": (ShardActor, "run"),
+    "shard serves": (ShardLoop, "run"),
     "front serves": (front, "serve"),
     "last checkpoint": (Sealing, "write_last"),
 }

@@ -11,7 +11,7 @@ from topics.actors.link.counters import REGISTRY, CounterWords
 from topics.actors.link.process_id import ProcessKind, shard_id
 from topics.process.measure import BEAT_S, measure
 from topics.process.shard_writer import _log_counts
-from topics.storage.wal.writer import WalCounters
+from topics.storage.wal.progress import WalCounters
 
 
 async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_process_count(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
-from topics.engine.shard import ShardEngine
+from topics.engine.changes import start as process_start
 from topics.formats.api.requests import decode_append, json_bytes
 from topics.formats.disk.records import Rendering
-from topics.storage import recovery
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
+from topics.storage.recovery import steps as recovery_steps
 from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
@@ -159,12 +159,13 @@ def test_a_start_shows_life_in_each_of_its_long_steps(
     make(tmp_path / "data", RECORDS * 20, orderly=False)
     monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
     steps: list[str] = []
-    for step in ("_open_log", "_restore"):
-        monkeypatch.setattr(recovery, step, _noting(steps, step, getattr(recovery, step)))
+    for step in ("open_log", "restore_topics"):
+        real = getattr(recovery_steps, step)
+        monkeypatch.setattr(recovery_steps, step, _noting(steps, step, real))
     for where, step in (
         (BlobStore, "_crc_of_rest"),
         (BlobStore, "sweep"),
-        (ShardEngine, "finish_replay"),
+        (process_start, "decide"),
     ):
         monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
     monkeypatch.setattr("topics.storage.pulse.ITEMS", 1)

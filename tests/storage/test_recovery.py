@@ -23,16 +23,11 @@ from tests.storage.log_support import (
     log_files,
     state,
 )
-from topics.engine.shard import Now
+from topics.engine.now import Now
 from topics.engine.topic import RESERVE_MIN
 from topics.errors import TopicNotFound
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
-    FrameHeader,
-    FrameKind,
-    check_frame,
-)
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, check_frame
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage import disk as disk_functions
 from topics.storage.disk import Damaged, boot_id, make_directory
@@ -206,7 +201,7 @@ def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         patch.setattr(WalFile, "holds", lambda *_: False)
         full = Client(tmp_path / "data")
-    assert [frame.kind for frame in full.shard.unsaid] == [FrameKind.MARK]
+    assert [frame.kind for frame in full.shard.unsaid] == [FrameKind.START]
     assert full.wal.short_of_room
     assert state(full) == expected
     assert full.wal.find_room()
@@ -523,7 +518,7 @@ def small(tmp_path: Path) -> Path:
 def promised(path: Path) -> int:
     """Offset up to which the frames of the only file say that the log was synced."""
     (file,) = log_files(path)
-    return FILE_HEADER_BYTES + max(header.durable for _, header in frames_of(file))
+    return FILE_HEADER_BYTES + max(header.durable_lsn for _, header in frames_of(file))
 
 
 def changed(path: Path, target: Path, content: bytes) -> Path:
@@ -661,7 +656,7 @@ def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Pat
     path = log_files(tmp_path / "left")[0]
     offset, header = frames_of(path)[4]
     content = bytearray(path.read_bytes())
-    content[offset : offset + header.end - header.position] = bytes(header.end - header.position)
+    content[offset : offset + header.end - header.lsn] = bytes(header.end - header.lsn)
     path.write_bytes(content)
     client = Client(tmp_path / "left", boot="second")
     assert client.shard.cut_bytes > 0
@@ -670,7 +665,7 @@ def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Pat
     assert seqs == [1, 2]
     # The frames behind the hole must not come back once the log has grown up to them.
     client = Client(tmp_path / "left", boot="second")
-    while client.wal.position <= header.position + 3000:
+    while client.wal.position <= header.lsn + 3000:
         client.append("a", "y" * 400)
     before = client.records("a")
     client.kill()
@@ -683,7 +678,7 @@ def test_zeros_in_the_place_of_a_synced_frame_are_damage(small: Path) -> None:
     path = log_files(small)[0]
     offset, header = frames_of(path)[2]
     content = bytearray(path.read_bytes())
-    content[offset : offset + header.end - header.position] = bytes(header.end - header.position)
+    content[offset : offset + header.end - header.lsn] = bytes(header.end - header.lsn)
     path.write_bytes(content)
     found = seen(small)
     assert isinstance(found, Damaged)
@@ -869,7 +864,7 @@ def test_two_checkpoints_are_kept(stopped: Path) -> None:
     files = checkpoint_files(stopped)
     assert len(files) == checkpoints.KEEP
     newest, older = checkpoints.whole(stopped / "checkpoint" / "00")
-    assert newest.position > older.position
+    assert newest.lsn > older.lsn
     assert checkpoints.decode(files[-1].read_bytes()) == newest
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import Client, state
-from topics.engine.shard import Now
+from topics.engine.now import Now
 
 
 def seqs(client: Client, name: str = "a") -> list[int]:

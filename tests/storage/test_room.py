@@ -13,14 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.log_support import failing
-from topics.formats.disk.wal import FileHeader, FrameKind
+from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.wal import FileHeader
 from topics.storage import checkpoints, disk
 from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
-from topics.storage.wal import stock as wal_stock
+from topics.storage.wal import spares as wal_spares
 from topics.storage.wal.blobs import BlobStore
-from topics.storage.wal.file import WalFile, prepare
+from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import MAKE_ROOM
-from topics.storage.wal.stock import SPARES, WalStock
+from topics.storage.wal.spares import SPARES_MAX, SpareFiles, prepare
 
 SIZE = 64 << 10
 
@@ -106,17 +107,17 @@ def names(folder: Path) -> list[str]:
 def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
     tmp_path: Path,
 ) -> None:
-    stock = WalStock(tmp_path, SIZE)
-    stock.add([log_file(tmp_path, base) for base in range(2 + SPARES)])
-    assert (stock.has_reserve, len(stock)) == (True, SPARES)
-    assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES)] + [
+    stock = SpareFiles(tmp_path, SIZE)
+    stock.add([log_file(tmp_path, base) for base in range(2 + SPARES_MAX)])
+    assert (stock.has_reserve, len(stock)) == (True, SPARES_MAX)
+    assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES_MAX)] + [
         "log.reserve"
     ]
     stock.add([log_file(tmp_path, 77, 2 * SIZE)])
-    assert len(names(tmp_path)) == 1 + SPARES
-    again = WalStock(tmp_path, SIZE)
-    assert (again.has_reserve, len(again)) == (True, SPARES)
-    other = WalStock(tmp_path, 2 * SIZE)
+    assert len(names(tmp_path)) == 1 + SPARES_MAX
+    again = SpareFiles(tmp_path, SIZE)
+    assert (again.has_reserve, len(again)) == (True, SPARES_MAX)
+    other = SpareFiles(tmp_path, 2 * SIZE)
     assert (other.has_reserve, len(other)) == (False, 0)
     assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
 
@@ -124,9 +125,9 @@ def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
 def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, files = WalStock(tmp_path, SIZE), [log_file(tmp_path, base) for base in range(2)]
+    stock, files = SpareFiles(tmp_path, SIZE), [log_file(tmp_path, base) for base in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr(wal_stock, "sync_directory", failing(errno.EIO))
+        patch.setattr(wal_spares, "sync_directory", failing(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
             stock.add(files)
     assert (stock.has_reserve, len(stock)) == (False, 0)
@@ -135,7 +136,7 @@ def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
 
 
 def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> None:
-    stock = WalStock(tmp_path, SIZE)
+    stock = SpareFiles(tmp_path, SIZE)
     with pytest.MonkeyPatch.context() as patch:
         leave(patch, SIZE)
         assert not stock.fill("a")
@@ -158,15 +159,20 @@ def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> 
 def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
     tmp_path: Path,
 ) -> None:
-    stock = WalStock(tmp_path, SIZE)
-    stock.add([log_file(tmp_path, base) for base in range(1 + SPARES)])
-    stock.look_ahead(99)
-    assert len(stock) == SPARES
-    assert len(names(tmp_path)) == 1 + SPARES
+    stock = SpareFiles(tmp_path, SIZE)
+    stock.add([log_file(tmp_path, base) for base in range(1 + SPARES_MAX)])
+    stock.prepare_next(99)
+    assert len(stock) == SPARES_MAX
+    assert len(names(tmp_path)) == 1 + SPARES_MAX
 
 
 def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -> None:
-    assert {FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK} == MAKE_ROOM
+    assert {
+        FrameKind.DELETE,
+        FrameKind.TOPIC_DELETED,
+        FrameKind.FLOOR,
+        FrameKind.START,
+    } == MAKE_ROOM
 
 
 # The checkpoint's
@@ -195,10 +201,10 @@ def test_a_checkpoint_is_written_into_the_room_that_was_kept_for_it(
         checkpoints.write(tmp_path, 8, 0, items())
     (path,) = tmp_path.glob("*.ckpt")
     assert path.stat().st_ino == inode
-    assert [found.position for found in checkpoints.whole(tmp_path)] == [8]
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [8]
     checkpoints.write(tmp_path, 16, 0, items())
     assert (tmp_path / checkpoints.RESERVE_NAME).stat().st_size == checkpoints.RESERVE_MIN_BYTES
-    assert [found.position for found in checkpoints.whole(tmp_path)] == [16, 8]
+    assert [found.lsn for found in checkpoints.whole(tmp_path)] == [16, 8]
 
 
 def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None:

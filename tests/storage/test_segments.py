@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from log_support import ForgetfulDisk
 
 from tests.formats.segment_support import Write, plain, source
+from tests.storage.log_support import ForgetfulDisk
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
 from topics.formats.disk.segment_build import Source, build
 from topics.storage.disk import Damaged

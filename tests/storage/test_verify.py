@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from log_support import Client, log_files
-from test_segments import add
 
 from tests.formats.segment_support import Write, plain
+from tests.storage.log_support import Client, log_files
+from tests.storage.test_segments import add
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
 from topics.storage.data_dir import (
     DataDirectory,

@@ -16,6 +16,7 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_h
 from topics.storage.disk import Damaged
 from topics.storage.wal import file as wal_file
 from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.spares import prepare
 
 SIZE = 64 << 10
 
@@ -70,9 +71,7 @@ def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
     """
     disk = ForgetfulDisk(monkeypatch)
     for base in (0, 4096, 8192):
-        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(
-            wal_file.prepare(tmp_path, f"{base}", SIZE)
-        )
+        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(prepare(tmp_path, f"{base}", SIZE))
     disk.power_loss(tmp_path, tmp_path / "left")
     found = wal_file.log_paths(tmp_path / "left", 0)
     assert [WalFile.open(path, 0).base for path in found] == [0, 4096, 8192]
@@ -129,7 +128,7 @@ def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
     ("name", "content", "reason"),
     [
         ("0000000000001000.wal", b"", "shorter than its header"),
-        ("0000000000001000.wal", bytes(SIZE), "is no log file"),
+        ("0000000000001000.wal", bytes(SIZE), "is not a log file"),
         (
             "0000000000002000.wal",
             encode_file_header(FileHeader(3, 0x1000, 7)),

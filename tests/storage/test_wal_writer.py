@@ -11,14 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.storage.log_support import ForgetfulDisk, failing
-from topics.formats.api.requests import Buffer
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
     Frame,
     FrameHeader,
@@ -26,12 +24,16 @@ from topics.formats.disk.wal import (
     Stop,
     check_frame,
 )
+from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import make_directory, write_all
 from topics.storage.wal import writer as wal_writer
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.groups import GroupQueue, WalGroup
 from topics.storage.wal.log import Wal
-from topics.storage.wal.writer import AT_ONCE_BYTES, Progress, WalWriter
+from topics.storage.wal.progress import Progress
+from topics.storage.wal.spares import SpareFiles
+from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
 
 WAIT_MS = 10_000
 FILE_BYTES = 8192
@@ -157,7 +159,7 @@ def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None
     progress = wal.next_progress()
     assert progress.written == wal.position
     found = frames_on_disk(wal.folder)
-    assert [header.position for header in found] == locators
+    assert [header.lsn for header in found] == locators
     assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
 
 
@@ -222,7 +224,7 @@ def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     synced = wal.position
     hand_over(wal, frame())
     hand_over(wal, frame())
-    assert [header.durable for header in frames_on_disk(wal.folder)] == [0, synced, synced]
+    assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
 
 
 def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Pat
     wal = start(tmp_path / "wal", file_bytes=1 << 20)
     assert at_once(wal, frame(seq=1)) is None
     wal.next_progress()
-    assert at_once(wal, frame(AT_ONCE_BYTES, seq=2)) is None
+    assert at_once(wal, frame(AT_ONCE_MAX_BYTES, seq=2)) is None
     wal.next_progress()
     assert at_once(wal, frame(seq=3)) is not None
     wal.stop()
@@ -333,13 +335,13 @@ def test_much_that_was_written_at_once_is_synced_before_its_time(
     length = frame().length
     monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
     looks = threading.Semaphore(0)
-    next_groups = WalWriter._next_groups
+    take = GroupQueue.take
 
-    def look(writer: WalWriter, until: float) -> Any:
+    def look(groups: GroupQueue, until: float) -> list[WalGroup] | None:
         looks.release()
-        return next_groups(writer, until)
+        return take(groups, until)
 
-    monkeypatch.setattr(WalWriter, "_next_groups", look)
+    monkeypatch.setattr(GroupQueue, "take", look)
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(), sync=True)
     assert at_once(wal, frame(seq=2)) is not None
@@ -455,7 +457,7 @@ def test_a_frame_takes_the_last_byte_of_a_file(wal: Log) -> None:
     hand_over(wal, frame(1), sync=True)
     wal.wait_synced()
     assert wal.counters.rotations == 2
-    assert [header.position for header in frames_on_disk(wal.folder)] == [0, ROOM]
+    assert [header.lsn for header in frames_on_disk(wal.folder)] == [0, ROOM]
 
 
 def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:
@@ -482,13 +484,13 @@ def test_every_file_has_its_own_salt(wal: Log) -> None:
 @pytest.fixture
 def no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next file is made when it is needed, not before."""
-    monkeypatch.setattr(WalWriter, "_look_ahead", lambda *_: None)
+    monkeypatch.setattr(SpareFiles, "is_next_due", lambda *_: False)
 
 
 def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
     hand_over(wal, frame(4000), sync=True)
     deadline = time.monotonic() + 5
-    while not wal.writer.stock:
+    while not wal.writer.spares:
         assert time.monotonic() < deadline, "no spare file was made"
         time.sleep(0.001)
     (inode,) = [spare.stat().st_ino for spare in wal.folder.glob("*.spare")]
@@ -521,7 +523,7 @@ def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand_over(wal, frame(4000), sync=True)
-    wal.writer.stock.fill_reserve()
+    wal.writer.spares.fill_reserve()
     assert not wal.short_of_room
     delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
     with monkeypatch.context() as patch:
@@ -660,7 +662,9 @@ def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
         real(fd, pieces, offset)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "sync", failing(errno.EIO))
-            syncer = threading.Thread(target=wal.writer._sync, args=(wal._files[0], good.written))
+            syncer = threading.Thread(
+                target=wal.writer.syncer.sync, args=(wal._files[0], good.written)
+            )
             syncer.start()
             syncer.join()
         told.append(bool(select.select([wal.progress_fd], [], [], 0)[0]))

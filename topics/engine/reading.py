@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from topics.engine.locators import in_log
 from topics.engine.store import Store, Unreadable
-from topics.engine.topic import SeqRange, Topic
-from topics.formats.api.requests import Buffer, Diff
+from topics.engine.topic import Topic
+from topics.formats.api.requests import Diff
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import json_nodes, live_runs
+from topics.formats.ranges import SeqRange
 
 # A read that must skip most of what it sees gives way to others after so many records; one that
 # skips nothing never gets there.
 SCAN_RECORDS_MAX = 4000
+_NOWHERE = in_log(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ def _lost(topic: Topic, page: Page, lost: SeqRange) -> Tombstone:
     What its filter dropped is not part of the gap.
     """
     if lost in topic.damaged:
-        return _damaged(page, (max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq)))
+        return _damaged(
+            page, SeqRange(max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq))
+        )
     gap_from = lost[0] if page.scanned else page.from_seq + 1
     return Tombstone(
         gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq
@@ -160,10 +166,10 @@ def _hurt(
     topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]
 ) -> Hurt:
     """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
-    first_seq, _, locator, _ = topic.frames.entry(index)
+    first_seq, _, locator, _ = topic.index.entry(index)
     start, stop, dead = seq - first_seq, end - first_seq, None
     try:
-        dead = store.dead(locator) if first_seq in topic.frames.gone else None
+        dead = store.delete_flags(locator) if first_seq in topic.index.gone else None
         view = store.records(locator)
         start, stop = view.bad_run(start, stop) or (start, stop)
         told = view.wanted(start, stop, nodes, dead)
@@ -171,7 +177,9 @@ def _hurt(
         runs = [*live_runs(dead, start, stop)]
         told = (runs[0][0], runs[-1][1] - 1) if runs else None
     return Hurt(
-        first_seq + start, first_seq + stop - 1, told and (first_seq + told[0], first_seq + told[1])
+        first_seq + start,
+        first_seq + stop - 1,
+        told and SeqRange(first_seq + told[0], first_seq + told[1]),
     )
 
 
@@ -183,7 +191,7 @@ def _end(topic: Topic, last: int) -> tuple[int, int]:
     """Index past the entries that hold anything up to ``last``, and of the one that goes on behind
     it, -1 for none.
     """
-    frames = topic.frames
+    frames = topic.index
     if last == topic.head_seq:
         return len(frames), -1
     end = frames.find(last + 1)
@@ -194,8 +202,8 @@ def _end(topic: Topic, last: int) -> tuple[int, int]:
 def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
     nodes = json_nodes(asked.nodes) if asked.nodes and topic.committed.dedupe_node else frozenset()
     frames, gone, limit, budget = (
-        topic.frames,
-        topic.frames.gone,
+        topic.index,
+        topic.index.gone,
         asked.limit,
         asked.max_batch_bytes,
     )
@@ -205,7 +213,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
     hurt: Hurt | None = None  # ahead, in the entry that is read
     while True:
         first_seq, count, locator, size = (
-            frames.entry(index) if index < end else (last + 1, 0, 0, 0)
+            frames.entry(index) if index < end else (last + 1, 0, _NOWHERE, 0)
         )
         if index == cut:
             count = last + 1 - first_seq
@@ -249,7 +257,7 @@ def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> 
         )  # nothing before it is known as damaged
         start, stop, dead = seq - first_seq, bound, None
         try:
-            if first_seq in gone and (dead := store.dead(locator)) is not None:
+            if first_seq in gone and (dead := store.delete_flags(locator)) is not None:
                 window = min(start + SCAN_RECORDS_MAX, bound)
                 start, stop = next(live_runs(dead, start, window), (window, window))
                 looked += first_seq + start - seq

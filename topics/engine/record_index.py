@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from typing import NamedTuple, cast
 
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.locators import FIRST_EXTENT, Locator
 
-_EMPTY: array[int] = array("Q")  # shared by all that hold nothing: most topics are idle
+_EMPTY = array("Q")  # shared by all that hold nothing: most topics are idle
+_NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
 _NOBODY: dict[int, int] = {}  # shared likewise
 FRONT_SLACK = 16
 
@@ -26,7 +27,7 @@ class IndexEntry(NamedTuple):
 
     first_seq: int
     record_count: int
-    locator: int
+    locator: Locator
     size: int
     ts: int
 
@@ -55,17 +56,19 @@ class RecordIndex:
         self._reset()
 
     def _reset(self) -> None:
-        self._first_seqs = self._locators = self._counts = self._sizes = self._ts = _EMPTY
+        self._first_seqs = self._counts = self._sizes = self._ts = _EMPTY
+        self._locators = _NO_LOCATORS
         self._front = 0  # entries that were dropped and are not yet taken out of the arrays
         self.dead_entries = 0  # of which nothing lives
 
     def __len__(self) -> int:
         return len(self._locators) - self._front
 
-    def add(self, first_seq: int, count: int, locator: int, size: int, ts: int) -> None:
+    def add(self, first_seq: int, count: int, locator: Locator, size: int, ts: int) -> None:
         """Note an entry after all others."""
-        if self._locators is _EMPTY:
-            self._first_seqs, self._locators, self._counts = array("Q"), array("Q"), array("I")
+        if self._locators is _NO_LOCATORS:
+            self._first_seqs, self._counts = array("Q"), array("I")
+            self._locators = cast("MutableSequence[Locator]", array("Q"))
             self._sizes, self._ts = array("I"), array("q")
         self._first_seqs.append(first_seq)
         self._counts.append(count)
@@ -75,8 +78,8 @@ class RecordIndex:
 
     # Looking up
 
-    def entry(self, index: int) -> tuple[int, int, int, int]:
-        """``(first_seq, count, place, size)``."""
+    def entry(self, index: int) -> tuple[int, int, Locator, int]:
+        """``(first_seq, count, locator, size)``."""
         index += self._front
         return (
             self._first_seqs[index],
@@ -102,15 +105,15 @@ class RecordIndex:
         """Index of the first entry whose first record is of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front
 
-    def find_locator(self, position: int) -> int:
-        """Index of the first entry that stands in the log at ``position`` or later. Behind it no
+    def find_locator(self, lsn: int) -> int:
+        """Index of the first entry that stands in the log at ``lsn`` or later. Behind it no
         other kind of entry may stand.
         """
         locators = self._locators
         return bisect_left(
             range(self._front, len(locators)),
             True,
-            key=lambda at: position <= locators[at] < EXTENT,
+            key=lambda at: lsn <= locators[at] < FIRST_EXTENT,
         )
 
     def live_count(self, index: int) -> int:
@@ -131,7 +134,7 @@ class RecordIndex:
             live -= sum([self.gone.get(first_seq, 0) for first_seq in self._first_seqs[start:stop]])
         return live, sum(sizes)
 
-    def locators(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+    def locators(self, start: int = 0, stop: int | None = None) -> Sequence[Locator]:
         """Places of a range of entries, of all if nothing is said."""
         return self._locators[
             start + self._front : len(self._locators) if stop is None else stop + self._front
@@ -144,20 +147,20 @@ class RecordIndex:
             yield entry
             seq = entry.last_seq + 1
 
-    def entries_between(self, place_from: int, place_to: int, seq: int = 0) -> Iterator[IndexEntry]:
+    def entries_between(self, lsn_from: int, lsn_to: int, seq: int = 0) -> Iterator[IndexEntry]:
         """Writes of the log whose positions lie in a range and that hold ``seq`` or what follows,
         in seq order.
 
         The index may change between two of them.
         """
         for entry in self.from_seq(seq):
-            if entry.locator & (RESIDENT | EXTENT) or entry.locator < place_from:
+            if entry.locator >= FIRST_EXTENT or entry.locator < lsn_from:
                 continue
-            if entry.locator >= place_to:
+            if entry.locator >= lsn_to:
                 return
             yield entry
 
-    def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+    def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
         """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive):
         ``(first_seq, count, place)`` of entries of which some records live, and without a place
         holes and entries of which none does. Both may reach over the ends.
@@ -235,7 +238,9 @@ class RecordIndex:
         self.dead_entries -= self._sizes[start:end].count(0)
         self._first_seqs[start:end] = array("Q", [entry.first_seq for entry in entries])
         self._counts[start:end] = array("I", [entry.record_count for entry in entries])
-        self._locators[start:end] = array("Q", [entry.locator for entry in entries])
+        self._locators[start:end] = cast(
+            "Iterable[Locator]", array("Q", [entry.locator for entry in entries])
+        )
         self._sizes[start:end] = array("I", [entry.size for entry in entries])
         self._ts[start:end] = array("q", [entry.ts for entry in entries])
         for entry, count in zip(entries, gone, strict=True):

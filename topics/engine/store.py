@@ -1,9 +1,9 @@
 """The one way from the rules to bytes: what an index calls a place, and what may be asked of one.
 
 place         what                                               deleted records are marked
-bit 63 set    records of an `ephemeral` topic, in memory         in memory (`Marks`)
+bit 63 set    records of an `ephemeral` topic, in memory         in memory (`DeleteFlags`)
 bit 62 set    extent of a segment: segment << 24 | extent        in the segment
-otherwise     position of an APPEND frame of the log             in memory (`Marks`), until they are sealed
+otherwise     position of an APPEND frame of the log             in memory (`DeleteFlags`), until they are sealed
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from topics.formats.api.requests import Buffer
+from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View
+from topics.formats.ranges import IndexRun
 
-RESIDENT = 1 << 63
-EXTENT = 1 << 62
+RESIDENT = FIRST_MEMORY
+EXTENT = FIRST_EXTENT
 FLAGS_AT_ONCE = 4096
-
-Runs = Sequence[tuple[int, int]]
-"""Records ``start`` to ``stop`` (exclusive) of an entry, several times."""
 
 
 class Unreadable(Exception):
@@ -29,22 +28,22 @@ class Unreadable(Exception):
 class Store(Protocol):
     """Finds records again by the place that was noted when they were committed."""
 
-    def records(self, locator: int) -> View:
+    def records(self, locator: Locator) -> View:
         """What stands there; valid until the next change of the store. Reading it may raise
         `Unreadable`.
         """
 
-    def dead(self, locator: int) -> Buffer | None:
+    def delete_flags(self, locator: Locator) -> Buffer | None:
         """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
 
-    def mark(self, locator: int, runs: Runs) -> None:
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
         """These records are deleted."""
 
-    def release(self, locators: Sequence[int]) -> None:
+    def release(self, locators: Sequence[Locator]) -> None:
         """Nobody will ask for these again: no record that stands there is left in the topic."""
 
 
-class Marks:
+class DeleteFlags:
     """Flags of deleted records that are kept in memory, by place."""
 
     __slots__ = ("_flags",)
@@ -55,12 +54,12 @@ class Marks:
     def __len__(self) -> int:
         return len(self._flags)
 
-    def dead(self, locator: int) -> bytes | bytearray | None:
-        """As `Store.dead`."""
+    def of(self, locator: int) -> bytes | bytearray | None:
+        """As `Store.delete_flags`."""
         return self._flags.get(locator)
 
-    def mark(self, locator: int, count: int, runs: Runs) -> None:
-        """As `Store.mark`; the entry has ``count`` records."""
+    def flag(self, locator: int, count: int, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`; the entry has ``count`` records."""
         flags = self._flags.get(locator)
         if flags is None:
             if count == 1:
@@ -100,4 +99,4 @@ def last_live(dead: Buffer, start: int, stop: int) -> int:
     return -1
 
 
-__all__ = ["EXTENT", "RESIDENT", "Marks", "Runs", "Store", "Unreadable", "first_live", "last_live"]
+__all__ = ["EXTENT", "RESIDENT", "DeleteFlags", "Store", "Unreadable", "first_live", "last_live"]

@@ -17,7 +17,7 @@ from topics.actors.link.counters import CounterWords
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import front_id
-from topics.actors.shards import Shards
+from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.front.http.server import serve

@@ -19,7 +19,8 @@ from topics.actors.link.counters import CounterWords
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
-from topics.actors.shard.actor import ShardActor, clock
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
 from topics.formats.api.requests import limits_of
@@ -27,7 +28,7 @@ from topics.process.children import note_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
-from topics.storage.wal.writer import WalCounters
+from topics.storage.wal.progress import WalCounters
 
 # The log's threads need the interpreter after every call, for moments; by default they wait 5 ms.
 SWITCH_S = 0.0005
@@ -86,7 +87,7 @@ def _recover(settings: Settings, words: ShardWords, index: int) -> Shard:
 async def _serve(
     settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard
 ) -> None:
-    actor = ShardActor(shard, index, board, limits_of(settings))
+    loop = ShardLoop(shard, index, board, limits_of(settings))
     stop = trio.Event()
     told_early = note_sigterm()
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -97,13 +98,13 @@ async def _serve(
             own = [Link(memory, board, shard_id(index)) for memory in links]
             counters = CounterWords(board, shard_id(index))
             nursery.start_soon(measure, counters, own, partial(_log_counts, shard.wal.counters))
-            await actor.run(own, stop)
+            await loop.run(own, stop)
             nursery.cancel_scope.cancel()
     # Nothing is answered any more: no write comes behind this checkpoint.
     shard.wal.stop()
-    if actor.room.broken is None:
+    if loop.context.room.broken is None:
         try:
-            actor.sealing.write_last()
+            loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
 

@@ -5,7 +5,7 @@ Integers little-endian.
     0       8     magic        "TPCKPT01"
     8       4     version      2
     12      4     crc32c       of bytes 16 to the end
-    16      8     position     the log was synced up to here
+    16      8     lsn          the log was synced up to here
     24      8     replay_from  everything before it is in segments: replay begins here
     32      1     clean        1: the shard was stopped in order and nothing followed
     33      7     zero
@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 import cbor2
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
+from topics.formats.disk.segment import ExtentKey
 from topics.storage.disk import FULL, check_room, make_directory, write_aside
 from topics.storage.pulse import Pulse
 
@@ -49,21 +50,32 @@ assert HEADER_BYTES == 48
 
 
 class Checkpoint(NamedTuple):
-    """What one file says."""
+    """What one file says.
 
-    position: int
+    ``lsn``: the log was synced up to here. ``replay_from``: LSN of the first frame to replay.
+    ``keys``: by topic, idempotency keys that outlive their records.
+    """
+
+    lsn: int
     replay_from: int
     clean: bool
     shard: dict[str, Any]
     topics: list[dict[str, Any]]
-    keys: dict[
-        int, list[list[Any]]
-    ]  # by topic: idempotency keys that outlive their records: key, first seq, count, $ts
+    keys: dict[int, list[ExtentKey]]
 
     @property
     def segments(self) -> list[int]:
         """Numbers of the segments that count."""
         return self.shard["segments"]  # type: ignore[no-any-return]
+
+    @property
+    def boot(self) -> str:
+        """The run of the machine in which it was written."""
+        return self.shard["boot"]  # type: ignore[no-any-return]
+
+    def topic_lsns(self) -> dict[int, int]:
+        """By topic, the LSN as of which the checkpoint holds it: later frames are news."""
+        return {topic["id"]: topic["position"] for topic in self.topics}
 
 
 class Kept(NamedTuple):
@@ -86,11 +98,9 @@ def encode_item(value: dict[str, Any]) -> bytes:
     return cbor2.dumps(value)
 
 
-def encode(
-    position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool
-) -> list[Buffer]:
+def encode(lsn: int, replay_from: int, items: Sequence[Buffer], *, clean: bool) -> list[Buffer]:
     """The file's bytes, in pieces; ``items`` are encoded already."""
-    head = _BODY_HEAD.pack(position, replay_from, clean, sum(map(len, items)))
+    head = _BODY_HEAD.pack(lsn, replay_from, clean, sum(map(len, items)))
     crc = crc32c.crc32c(head)
     for item in items:
         crc = crc32c.crc32c(item, crc)
@@ -118,19 +128,19 @@ def decode(data: bytes, pulse: Pulse | None = None) -> Checkpoint | None:
     """
     if not is_whole(data):
         return None
-    position, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
+    lsn, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
     stream = BytesIO(data)
     stream.seek(HEADER_BYTES)
     shard = cbor2.load(stream)
     topics: list[dict[str, Any]] = []
-    keys: dict[int, list[list[Any]]] = {}
+    keys: dict[int, list[ExtentKey]] = {}
     pulse = pulse or Pulse(lambda _: None)
     for item in pulse.over(_items(stream, len(data))):
         if "keys" in item:
-            keys.setdefault(item["id"], []).extend(item["keys"])
+            keys.setdefault(item["id"], []).extend(map(ExtentKey._make, item["keys"]))
         else:
             topics.append(item)
-    return Checkpoint(position, replay_from, bool(clean), shard, topics, keys)
+    return Checkpoint(lsn, replay_from, bool(clean), shard, topics, keys)
 
 
 def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
@@ -139,7 +149,7 @@ def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
 
 
 def write(
-    folder: Path, position: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False
+    folder: Path, lsn: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False
 ) -> None:
     """Make a checkpoint durable, then let go of all but the newest one before it that is whole.
     Raises OSError: then there is none.
@@ -149,7 +159,7 @@ def write(
     make_directory(folder)
     earlier = _paths(folder)
     path = folder / f"{int(earlier[0].stem, 16) + 1 if earlier else 1:016x}{SUFFIX}"
-    pieces = encode(position, replay_from, items, clean=clean)
+    pieces = encode(lsn, replay_from, items, clean=clean)
     try:
         _write(path, pieces)
     except OSError:

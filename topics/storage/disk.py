@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from topics.engine.store import Unreadable
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
 ADVICE_BYTES = (

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from topics.formats.disk import blob, segment, wal
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry
-from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FrameHeader, FrameKind
+from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
 from topics.storage.verify import frames, is_punched
@@ -119,7 +120,7 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
         yield "offset 0: is no whole checkpoint"
         return
     end = ", of an orderly stop" if checkpoint.clean else ""
-    yield f"checkpoint at {checkpoint.position:#x}, replay from {checkpoint.replay_from:#x}{end}"
+    yield f"checkpoint at {checkpoint.lsn:#x}, replay from {checkpoint.replay_from:#x}{end}"
     yield from (f"{name}: {value!r}" for name, value in checkpoint.shard.items())
     yield f"topics: {len(checkpoint.topics)}"
     yield from (f"  {topic!r}" for topic in checkpoint.topics)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk import blob, wal
 from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.frames import FRAME_MAGIC, FrameHeader, FrameKind, check_frame
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
@@ -31,15 +32,7 @@ from topics.formats.disk.segment import (
     padding,
 )
 from topics.formats.disk.segment_check import check_extent
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
-    FRAME_MAGIC,
-    BadHeader,
-    FileHeader,
-    FrameHeader,
-    FrameKind,
-    check_frame,
-)
+from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FileHeader
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED, mapped
@@ -267,7 +260,7 @@ class LogCheck:
         if (
             frame.kind == FrameKind.APPEND
             and frame.flags & RecordFlags.EXTERNAL
-            and frame.position >= self._needed
+            and frame.lsn >= self._needed
         ):
             self.blobs.add((frame.topic_id, frame.first_seq))
         elif frame.kind == FrameKind.TOPIC_DELETED:
@@ -304,7 +297,7 @@ def _synced_beyond(data: memoryview, header: FileHeader, start: int, position: i
     while at >= 0:
         offset = start + at
         frame = check_frame(data, offset, header.base + offset - FILE_HEADER_BYTES, header.seed)
-        if isinstance(frame, FrameHeader) and frame.durable > position:
+        if isinstance(frame, FrameHeader) and frame.durable_lsn > position:
             return offset
         at = rest.find(FRAME_MAGIC, at + 1)
     return None
@@ -348,11 +341,11 @@ def _standing(folder: Path) -> dict[Path, Checkpoint]:
 
 def _unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
     """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
-    if checkpoint.position > end:
+    if checkpoint.lsn > end:
         yield Finding(
             path,
             16,
-            f"says that the log was synced to {checkpoint.position:#x}, and it ends at {end:#x}",
+            f"says that the log was synced to {checkpoint.lsn:#x}, and it ends at {end:#x}",
         )
     for number in checkpoint.segments:
         if not segment_path(segments, number).exists():

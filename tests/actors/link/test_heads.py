@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from topics.actors.link.board import Board
 from topics.actors.link.heads import SLOTS, HeadReader, HeadWriter, holds_still
-from topics.engine.changes import Append, Delete, DeleteRecords, Put, Reservation
+from topics.engine.changes.append import Append
+from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.put_topic import PutTopic
+from topics.engine.changes.reservation import Reservation
 from topics.engine.reading import Page, Tombstone
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
@@ -39,7 +43,11 @@ def test_an_append_moves_the_head_and_leaves_the_page() -> None:
 def test_anything_else_makes_the_page_void_for_good() -> None:
     shared, a = words(), topic(1)
     writer, reader = HeadWriter(shared), HeadReader(shared)
-    for change in (Put(a, [], a.config), DeleteRecords(a, 5, None, None), Delete(a, [], sync=True)):
+    for change in (
+        PutTopic(a, [], a.config),
+        DeleteRecords(a, 5, None, None),
+        DeleteTopic(a, [], sync=True),
+    ):
         mark = writer.mark(a)
         writer.committed(change)
         assert reader.head(mark) is None
@@ -52,7 +60,7 @@ def test_other_topics_have_no_part_in_it() -> None:
     shared, a, b = words(), topic(1), topic(2, 77)
     writer, reader = HeadWriter(shared), HeadReader(shared)
     mark = writer.mark(a)
-    for change in (append(b), DeleteRecords(b, 5, None, None), Delete(b, [], sync=True)):
+    for change in (append(b), DeleteRecords(b, 5, None, None), DeleteTopic(b, [], sync=True)):
         writer.mark(b)
         writer.committed(change)
     writer.committed(append(topic(3)))
@@ -72,7 +80,7 @@ def test_a_deleted_topic_gives_its_slot_back_before_anyone_loses_one() -> None:
     writer, reader = HeadWriter(shared), HeadReader(shared)
     topics = [topic(number, number) for number in range(1, SLOTS + 1)]
     marks = [writer.mark(each) for each in topics]
-    writer.committed(Delete(topics[5], [], sync=True))
+    writer.committed(DeleteTopic(topics[5], [], sync=True))
     last = writer.mark(topic(SLOTS + 1, 99))
     assert [reader.head(mark) for mark in marks] == [
         None if number == 6 else number for number in range(1, SLOTS + 1)

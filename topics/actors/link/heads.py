@@ -17,8 +17,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topics.actors.link.fences import load_fences
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.reservation import Reservation
 from topics.engine.reading import Page
-from topics.engine.shard import Append, Change, Delete, Reservation
 from topics.engine.topic import Topic
 
 SLOTS = 64
@@ -39,7 +42,7 @@ def holds_still(topic: Topic, page: Page) -> bool:
     return (
         bool(page.count)
         and page.tombstone is None
-        and not (page.caught_up or topic.capped or topic.perishable)
+        and not (page.caught_up or topic.capped or topic.is_perishable)
     )
 
 
@@ -88,7 +91,7 @@ class HeadWriter:
             self._words[slot * SLOT_WORDS + 1] = change.topic.head_seq
             return
         self._move_on(slot)
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._free.append(self._slots.pop(change.topic.id))
 
     def _lend(self, topic: Topic) -> int:

@@ -37,12 +37,12 @@ from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import RingConsumer, RingProducer
+from topics.formats.buffers import Buffer
 from topics.formats.wire.message import (
     ARENA,
     ARENA_REF,
     ERROR,
     RELEASE,
-    Buffer,
     MessageFrame,
     PeerGone,
     encode_head,

@@ -37,7 +37,7 @@ import os
 from typing import Final
 
 from topics.actors.link.fences import Fences
-from topics.formats.wire.message import Buffer
+from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
 _LINE: Final = 8  # words

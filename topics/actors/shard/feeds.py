@@ -16,25 +16,50 @@ page goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
 
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
-from topics.actors.shard.commits import Commits
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.reading import Page, read
-from topics.engine.shard import Append, Delete
 from topics.engine.topic import Topic
 from topics.errors import Internal
 from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
-    Buffer,
     Diff,
-    Limits,
 )
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_ENDED,
+    FEED_OPEN,
+    FEED_PAGE,
+    FEED_READ,
+    FEED_TAKEN,
+    TOPIC_HEADS,
+    FeedCloseParams,
+    FeedEndedParams,
+    FeedOpenParams,
+    FeedOpenResult,
+    FeedPageParams,
+    FeedReadParams,
+    FeedReadResult,
+    FeedTakenParams,
+    FeedView,
+    TopicHeadsParams,
+    TopicHeadsResult,
+)
+from topics.formats.wire.contract import Event, P
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
@@ -54,7 +79,7 @@ class Feed:
     __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
 
     def __init__(
-        self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
+        self, session: PeerSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
         self.session, self.number, self.topic, self.view, self.strong, self.seq = (
             session,
@@ -67,17 +92,12 @@ class Feed:
         self.under_way = 0
 
 
-class Feeds:
-    """All feeds of a shard. ``fresh_topic`` finds a topic as it is now, ``freshen`` lets go what is
-    too old in one.
-    """
+class Feeds(Service):
+    """All feeds of a shard."""
 
-    def __init__(
-        self, commits: Commits, limits: Limits, fresh_topic: Callable[[str], Topic], freshen: Callable[[Topic], None]
-    ) -> None:  # fmt: skip
-        self._commits, self._limits = commits, limits
-        self._fresh_topic, self._freshen = fresh_topic, freshen
-        self._by_session: dict[LinkSession, dict[int, Feed]] = {}
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits, self._limits = context, context.commits, context.limits
+        self._by_session: dict[PeerSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         self._changed: dict[
             int, dict[Feed, None]
@@ -89,28 +109,28 @@ class Feeds:
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/topic.heads", self._heads)
-        router.route("rpc/feed.open", self._open)
-        router.route("rpc/feed.read", self._read)
-        router.route("event/feed.taken", self._taken)
-        router.route("event/feed.close", self._close)
+        serve(router, TOPIC_HEADS, self._heads)
+        serve(router, FEED_OPEN, self._open)
+        serve(router, FEED_READ, self._read)
+        subscribe(router, FEED_TAKEN, self._taken)
+        subscribe(router, FEED_CLOSE, self._close)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
 
     # What happens in the shard
 
-    def committed(self, change: Append | Delete) -> None:
-        """Its topic has new records, or is gone."""
+    def on_commit(self, change: Change) -> None:
+        """Note that a topic has new records; end the feeds of one that is gone."""
         feeds = self._by_topic.get(change.topic.id)
-        if feeds is None:
+        if feeds is None or not isinstance(change, Append | DeleteTopic):
             return
-        if isinstance(change, Delete):
+        if isinstance(change, DeleteTopic):
             self._end_all(feeds)
         else:
             self._changed[change.topic.id] = feeds
 
-    def pump(self) -> bool:
+    def on_turn(self) -> bool:
         """Send what there is to send; whether some of it must wait for another call, because others
         come first.
         """
@@ -155,13 +175,13 @@ class Feeds:
         while feed.under_way < PAGES_UNDER_WAY:
             try:
                 if not feed.topic.deleted:
-                    self._freshen(feed.topic)
+                    self._context.freshen(feed.topic)
                 head_seq = self._head(feed.topic, feed.strong)
                 if head_seq < feed.topic.head_seq:
                     self._behind[feed] = None
                 if head_seq <= feed.seq:
                     break
-                page = read(feed.topic, feed.view, self._commits, feed.seq, head_seq)
+                page = read(feed.topic, feed.view, self._context.store, feed.seq, head_seq)
                 attachment = _joined(page.pieces)
             except (
                 Damaged,
@@ -173,7 +193,7 @@ class Feeds:
             feed.seq = page.next_from_seq
             feed.under_way += 1
             if not self._send(
-                feed, "feed.page", {"feed": feed.number, **_fields(page)}, attachment
+                feed, FEED_PAGE, FeedPageParams(*_fields(page), feed.number), attachment
             ):
                 break
             if page.unfinished:
@@ -188,14 +208,12 @@ class Feeds:
         # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
-        index = topic.frames.find_locator(self._commits.wal.synced)
-        return topic.frames.entry(index)[0] - 1 if index < len(topic.frames) else topic.head_seq
+        index = topic.index.find_locator(self._commits.wal.synced)
+        return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
 
-    def _send(
-        self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b""
-    ) -> bool:
+    def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
-            feed.session.notify(method, params, attachment)
+            notify(feed.session, event, params, attachment)
         except PeerGone:
             self._forget(feed)
             return False
@@ -203,16 +221,14 @@ class Feeds:
 
     def _fail(self, feed: Feed, error: Damaged | OSError) -> None:
         if isinstance(error, Damaged):
-            self._commits.tell(error)
+            self._context.store.report(error)
         else:
             log.error("feed_failed", topic=feed.topic.name, exc_info=error)
-        self._end(feed, error=Internal.code)
+        self._end(feed, Internal.code)
 
-    def _end(self, feed: Feed, **why: str) -> None:
+    def _end(self, feed: Feed, error: str | None = None) -> None:
         self._forget(feed)
-        self._send(
-            feed, "feed.ended", {"feed": feed.number, "head_seq": feed.topic.head_seq, **why}
-        )
+        self._send(feed, FEED_ENDED, FeedEndedParams(feed.number, feed.topic.head_seq, error))
 
     def _forget(self, feed: Feed) -> None:
         """Nothing of it is left; later calls do nothing."""
@@ -230,109 +246,97 @@ class Feeds:
 
     # What fronts say
 
-    def _open(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        topic = self._topic_to_read(params["topic"])
-        view, strong = self._view(params["view"])
-        self._forget_number(message.session, params["feed"])
+    def _open(self, request: InboundCall[FeedOpenParams, FeedOpenResult]) -> None:
+        params, session = request.params, request.session
+        topic = self._topic_to_read(params.topic)
+        view, strong = self._view(params.view)
+        self._forget_number(session, params.feed)
         head_seq = self._head(topic, strong)
-        feed = Feed(message.session, params["feed"], topic, view, strong, head_seq)
-        if message.session not in self._by_session:
-            self._by_session[message.session] = {}
-            message.session.on_closed(self._forget_session)
-        self._by_session[message.session][feed.number] = feed
+        feed = Feed(session, params.feed, topic, view, strong, head_seq)
+        if session not in self._by_session:
+            self._by_session[session] = {}
+        self._by_session[session][feed.number] = feed
         self._by_topic.setdefault(topic.id, {})[feed] = None
         if head_seq < topic.head_seq:
             self._due[feed] = None
-        rpc.reply(
-            {
-                "head_seq": head_seq,
-                "earliest_seq": min(topic.start_seq, head_seq + 1),
-                "epoch": topic.epoch,
-            }
-        )
+        earliest_seq = min(topic.start_seq, head_seq + 1)
+        request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
-    def _read(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        topic = self._topic_to_read(params["topic"])
+    def _read(self, request: InboundCall[FeedReadParams, FeedReadResult]) -> None:
+        params = request.params
+        topic = self._topic_to_read(params.topic)
         view, strong = self._view(
-            params["view"],
-            from_seq=params["from_seq"],
-            until_seq=params["until_seq"],
-            epoch=params["epoch"],
+            params.view, from_seq=params.from_seq, until_seq=params.until_seq, epoch=params.epoch
         )
-        page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
-        rpc.reply({**_fields(page), "epoch": topic.epoch}, _joined(page.pieces))
-        self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
+        page = read(topic, view, self._context.store, head_seq=self._head(topic, strong))
+        request.reply(FeedReadResult(*_fields(page), topic.epoch), _joined(page.pieces))
+        self._context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
 
-    def _heads(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
+    def _heads(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._commits.engine.topics
-        topics = [self._fresh_topic(name) for name in params["topics"] if name in known]
-        rpc.reply(
-            {
-                "heads": {
-                    topic.name: [topic.head_seq, topic.start_seq, topic.epoch] for topic in topics
-                }
-            }
-        )
+        topics = [
+            self._context.fresh_topic(name) for name in request.params.topics if name in known
+        ]
+        heads = {topic.name: (topic.head_seq, topic.start_seq, topic.epoch) for topic in topics}
+        request.reply(TopicHeadsResult(heads))
 
-    def _taken(self, message: InboundMessage) -> None:
-        feed = self._named(message)
+    def _taken(self, message: InboundMessage, params: FeedTakenParams) -> None:
+        feed = self._feed(message.session, params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
             self._due[feed] = None
 
-    def _close(self, message: InboundMessage) -> None:
-        feed = self._named(message)
+    def _close(self, message: InboundMessage, params: FeedCloseParams) -> None:
+        feed = self._feed(message.session, params.feed)
         if feed is not None:
             self._forget(feed)
 
-    def _named(self, message: InboundMessage) -> Feed | None:
-        """The feed that an event speaks of. It may have ended while the event was on its way."""
-        assert message.notification is not None, "event/ subjects come with a notification"
-        return self._by_session.get(message.session, {}).get(message.notification.params["feed"])
+    def _feed(self, session: PeerSession, number: int) -> Feed | None:
+        """The feed of that number. It may have ended while an event about it was on its way."""
+        return self._by_session.get(session, {}).get(number)
 
-    def _forget_number(self, session: LinkSession, number: int) -> None:
-        feed = self._by_session.get(session, {}).get(number)
+    def _forget_number(self, session: PeerSession, number: int) -> None:
+        feed = self._feed(session, number)
         if feed is not None:
             self._forget(feed)
 
-    def _forget_session(self, session: LinkSession) -> None:
-        for feed in tuple(self._by_session[session].values()):
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Forget its feeds."""
+        for feed in tuple(self._by_session.get(session, {}).values()):
             self._forget(feed)
-        del self._by_session[session]
+        self._by_session.pop(session, None)
 
     def _topic_to_read(self, name: str) -> Topic:
-        topic = self._fresh_topic(name)
+        topic = self._context.fresh_topic(name)
         topic.touch(*self._commits.now())
         return topic
 
-    def _view(self, view: dict[str, Any], **cursor: Any) -> tuple[Diff, bool]:
+    def _view(self, fields: Sequence[Any], **cursor: Any) -> tuple[Diff, bool]:
         """What a view asks for, and whether only of what is synced. Clamps as a diff does."""
+        view = FeedView._make(fields)
         asked = Diff(
-            limit=min(view["limit"] or DEFAULT_LIMIT, self._limits.limit),
-            nodes=frozenset(view["nodes"]),
-            include_tags=view["tags"],
-            include_meta=view["meta"],
-            include_data=view["data"],
-            max_batch_bytes=min(view["bytes"] or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
+            limit=min(view.limit or DEFAULT_LIMIT, self._limits.limit),
+            nodes=frozenset(view.nodes),
+            include_tags=view.tags,
+            include_meta=view.meta,
+            include_data=view.data,
+            max_batch_bytes=min(view.bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
             **cursor,
         )
-        return asked, view["strong"]
-
-
-def _request(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
-    assert message.rpc is not None, "rpc/ subjects come with an envelope"
-    return message.rpc, message.rpc.params
+        return asked, view.strong
 
 
 def _joined(pieces: list[Buffer]) -> Buffer:
     return pieces[0] if len(pieces) == 1 else b",".join(pieces)
 
 
-def _fields(page: Page) -> dict[str, Any]:
-    return {
-        "from_seq": page.from_seq, "to_seq": page.next_from_seq, "head_seq": page.head_seq, "earliest_seq": page.earliest_seq,
-        "count": page.count, "tombstone": page.tombstone.as_json() if page.tombstone else None,
-    }  # fmt: skip
+def _fields(page: Page) -> tuple[int, int, int, int, int, dict[str, Any] | None]:
+    """The fields that `FeedPageParams` and `FeedReadResult` begin with."""
+    return (
+        page.from_seq,
+        page.next_from_seq,
+        page.head_seq,
+        page.earliest_seq,
+        page.count,
+        page.tombstone.as_json() if page.tombstone else None,
+    )

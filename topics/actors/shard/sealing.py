@@ -25,15 +25,18 @@ from typing import NamedTuple
 import structlog
 import trio
 
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing_check import SealingCheck
-from topics.engine.changes import FloorMoved
+from topics.actors.shard.service import Service
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.locators import Locator, is_extent
+from topics.engine.losses import lose_damaged
 from topics.engine.record_index import IndexEntry
-from topics.engine.retention import lose_damaged, seal
-from topics.engine.store import EXTENT, RESIDENT
+from topics.engine.sealed import seal
+from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.tags import TagIndex
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.formats.disk.segment_build import Piece, Source, build
@@ -75,12 +78,12 @@ class Freed(NamedTuple):
     blobs: list[Path]
 
 
-class Sealing:
+class Sealing(Service):
     """The one task of a shard that moves records from its log into segments, and the only writer of
     checkpoints.
     """
 
-    def __init__(self, shard: Shard, commits: Commits) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit) -> None:
         self.engine, self.wal, self.segments = shard.engine, shard.wal, shard.segments
         self.commits, self._shard = commits, shard
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
@@ -111,13 +114,13 @@ class Sealing:
         self._detached: list[WalFile] = []  # log files that nobody needs
         self._absorbed = list(shard.absorbed)  # blobs that a segment holds since then
         self._spare: deque[Freed] = deque()  # by checkpoint, the newest last
-        commits.on_release = self._release
+        commits.store.on_release = self._release
 
     def _used_extents(self) -> dict[int, set[int]]:
         used: dict[int, set[int]] = {number: set() for number in self.segments.segments}
         for topic in self.engine.by_id.values():
-            for locator in topic.frames.locators():
-                if locator & EXTENT and not locator & RESIDENT:
+            for locator in topic.index.locators():
+                if is_extent(locator):
                     number, extent = split_locator(locator)
                     used[number].add(extent)
         return used
@@ -259,13 +262,13 @@ class Sealing:
             await self._rest(time.monotonic() - step_began)
             step_began = time.monotonic()
         for damage in check.damage:
-            self.commits.tell(damage)
+            self.commits.store.report(damage)
             if damage.path.exists():
                 await trio.to_thread.run_sync(keep_aside, damage.path)
         for topic, entry in check.writes:
-            index = topic.frames.find(entry.first_seq)
-            if index < len(topic.frames) and topic.frames.entry(index)[2] == entry.locator:
-                lose_damaged(topic, index, self.commits)
+            index = topic.index.find(entry.first_seq)
+            if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
+                lose_damaged(topic, index, self.commits.store)
                 self.commits.on_commit(
                     FloorMoved(topic, [], sync=False)
                 )  # a page that was read ahead may show it
@@ -320,8 +323,8 @@ class Sealing:
     ) -> bytearray:
         """Delete flags of these seqs as they are now; what went in another way is deleted, too."""
         flags, topic, end = bytearray(count), touched[topic_id], first_seq + count
-        for seq, length, locator in topic.frames.not_whole(first_seq, end):
-            dead = b"\1" * length if locator is None else self.commits.dead(locator)
+        for seq, length, locator in topic.index.not_whole(first_seq, end):
+            dead = b"\1" * length if locator is None else self.commits.store.delete_flags(locator)
             start, stop = max(seq, first_seq), min(seq + length, end)
             if dead is not None:
                 flags[start - first_seq : stop - first_seq] = dead[start - seq : stop - seq]
@@ -350,7 +353,7 @@ class Sealing:
         """The topic's tags of this part of the log are the result: to be let go."""
         for entry in extents:
             self._mark_what_went(topic, entry)
-        unused = set(seal(topic, extents, self.commits))
+        unused = set(seal(topic, extents, self.commits.store))
         tags = topic.drop_tags(segment.header.base)  # at once: the extents are searched from now on
         self._live[segment.number] += len(extents) - len(unused)
         self._released += unused
@@ -364,7 +367,7 @@ class Sealing:
             late = [
                 index for index, flag in enumerate(now) if flag and not (written and written[index])
             ]
-            self.segments.mark(entry.locator, late, self.commits.committed_to)
+            self.segments.mark(entry.locator, late, self.commits.store.committed_to)
 
     def _release(self, locator: int) -> None:
         """The index names this extent no more."""
@@ -380,7 +383,7 @@ class Sealing:
         items = [self._head_item(numbers)]
         freed, self._released, self._absorbed = Freed(self._released, self._absorbed), [], []
         try:
-            for count, topic in enumerate(self.engine.snapshot_topics(), 1):
+            for count, topic in enumerate(topics_to_keep(self.engine.table), 1):
                 items.append(self._item(topic))
                 if count % TOPICS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
@@ -408,7 +411,7 @@ class Sealing:
         """The checkpoint of an orderly stop, when the log is closed. Raises OSError."""
         numbers = self._named
         items = [self._head_item(numbers)]
-        for topic in self.engine.snapshot_topics():
+        for topic in topics_to_keep(self.engine.table):
             items.append(self._item(topic))
             for keys in self._lone_keys(topic):
                 items += keys
@@ -419,17 +422,15 @@ class Sealing:
 
     def _head_item(self, numbers: list[int]) -> bytes:
         return checkpoints.encode_item(
-            {**self.engine.snapshot_engine(), "segments": numbers, "boot": self._shard.boot}
+            {**snapshot_shard(self.engine.table), "segments": numbers, "boot": self._shard.boot}
         )
 
     def _item(self, topic: Topic) -> bytes:
-        return checkpoints.encode_item(
-            self.engine.snapshot_topic(topic, self.commits.position_of(topic))
-        )
+        return checkpoints.encode_item(snapshot_topic(topic, self.commits.position_of(topic)))
 
     def _lone_keys(self, topic: Topic) -> Iterator[list[bytes]]:
         """Items with the keys that outlive their records; a step looks at some."""
-        found = self.engine.snapshot_keys(topic, self.commits.now())
+        found = keys_to_keep(topic, self.commits.now())
         while some := list(islice(found, KEYS_AT_ONCE)):
             keys = [key for key in some if key is not None]
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
@@ -480,7 +481,7 @@ class _Stretch:
     not given.
     """
 
-    def __init__(self, commits: Commits, topic: Topic, base: int, end: int, seq: int) -> None:
+    def __init__(self, commits: GroupCommit, topic: Topic, base: int, end: int, seq: int) -> None:
         self.seq = seq
         self._commits, self._topic, self._base, self._end = commits, topic, base, end
 
@@ -490,7 +491,7 @@ class _Stretch:
             if start < 0:
                 return
             self.seq = entry.first_seq + entry.record_count
-            view = self._commits.records(entry.locator)
+            view = self._commits.store.records(entry.locator)
             assert isinstance(view, RecordsView), "writes of the log are told by their frames"
             yield view, start, entry.record_count
 
@@ -503,7 +504,7 @@ def rest_after(worked_s: float, waiting: int) -> float:
 
 def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[IndexEntry]:
     """Writes of a part of the log that hold ``seq`` or what follows, and are in no segment yet."""
-    return topic.frames.entries_between(base, end, max(seq, topic.sealed_seq + 1))
+    return topic.index.entries_between(base, end, max(seq, topic.sealed_seq + 1))
 
 
 async def _let_go(tags: TagIndex | None) -> None:
@@ -525,7 +526,7 @@ def _log_first() -> Iterator[None]:
 
 def _index_entry(locator: int, extent: ExtentEntry) -> IndexEntry:
     return IndexEntry(
-        extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
+        extent.first_seq, extent.record_count, Locator(locator), extent.blob_bytes, extent.first_ts
     )
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from topics.engine.record_index import IndexEntry
 from topics.engine.topic import Topic
 from topics.formats.disk.blob import BadBlob, checking
+from topics.formats.disk.frames import FrameHeader, check_frame, scan_frames
 from topics.formats.disk.records import RecordFlags
-from topics.formats.disk.wal import FrameHeader, check_frame, scan_frames
 from topics.storage.disk import Damaged, mapped
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
@@ -119,7 +119,7 @@ class SealingCheck:
 
 def _entry_at(topic: Topic, header: FrameHeader) -> IndexEntry | None:
     """The write that the frame holds, if something of it lives."""
-    frames = topic.frames
+    frames = topic.index
     index = frames.find(header.first_seq)
     entry = frames.whole_entry(index) if index < len(frames) else None
-    return entry if entry is not None and entry.size and entry.locator == header.position else None
+    return entry if entry is not None and entry.size and entry.locator == header.lsn else None

@@ -15,19 +15,17 @@ from typing import Protocol
 
 import trio
 
-from topics.actors.rpc.message_router import InboundMessage
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.disk_watch import DiskWatch
+from topics.actors.shard.group_commit import GroupCommit
+from topics.engine.changes.append import Append, keeps_key
+from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
-from topics.engine.shard import Append, Now, ShardEngine, check_inline_config, keeps_key
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    AppendBody,
-    Buffer,
-    Limits,
-    check_append,
-    refusing_bad_bodies,
-)
+from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, Rendering
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
@@ -35,8 +33,6 @@ from topics.storage.wal.writer import Progress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
 RUN_BYTES = 512 << 10
-
-Handler = Callable[[InboundMessage], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +76,18 @@ class MemorySink:
 
 
 class StreamedAppends:
-    """The topics that belong to a long write right now, and who waits for them."""
+    """Does the streamed appends of a shard."""
 
     def __init__(
-        self, engine: ShardEngine, commits: Commits, limits: Limits, clock: Callable[[], Now]
+        self,
+        engine: ShardEngine,
+        commits: GroupCommit,
+        limits: Limits,
+        disk: DiskWatch,
+        clock: Callable[[], Now],
     ) -> None:
-        self.engine, self.commits, self.limits, self._clock = engine, commits, limits, clock
-        self._waiting: dict[str, list[tuple[Handler, InboundMessage]]] = {}
-        self.pouring = self.poured = 0  # writes under way, and steps of all that are done
-
-    def holds(self, topic: str, handler: Handler, message: InboundMessage) -> bool:
-        """Whether ``topic`` is taken; the message then waits and is handled later."""
-        waiting = self._waiting.get(topic)
-        if waiting is None:
-            return False
-        waiting.append((handler, message))
-        return True
-
-    def take(self, topic: str) -> None:
-        """From now on the topic is one write's own."""
-        assert topic not in self._waiting, "one long write at a time"
-        self._waiting[topic] = []
-
-    def give_back(self, topic: str) -> list[tuple[Handler, InboundMessage]]:
-        """The write is done; the messages that waited, to be handled now."""
-        return self._waiting.pop(topic)
+        self.engine, self.commits, self.limits = engine, commits, limits
+        self._disk, self._clock = disk, clock
 
     async def run(
         self, name: str, body: Buffer, key: str | None, prefixes: list[str] | None
@@ -142,7 +125,7 @@ class StreamedAppends:
     ) -> tuple[Topic, bool] | OSError:
         """The topic with nothing under way on it, and whether it was made for this write."""
         while (topic := self.engine.topics.get(name)) is not None:
-            await self.commits.idle(topic)
+            await self.commits.wait_idle(topic)
             if not topic.deleted:  # as one is whose making failed while we waited for it
                 return topic, False
         now, size = self._clock(), 0
@@ -151,7 +134,7 @@ class StreamedAppends:
         ):  # what does not fit makes no topic either
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = self.engine.create(name, request, now, prefixes, size)
-        result = await self.commits.settled(change)
+        result = await self.commits.submit_and_wait(change)
         return result if isinstance(result, OSError) else (change.topic, True)
 
     async def _write(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
@@ -181,7 +164,7 @@ class StreamedAppends:
         except BaseException:  # a bug, or the shard stops: nothing may wait for this write any more
             self.engine.undo(change)
             raise
-        result = await self.commits.settled(change, resident)
+        result = await self.commits.submit_and_wait(change, resident)
         if isinstance(result, NoRoom) and not resident_class:
             self.commits.wal.blobs.remove(
                 topic.id, change.first_seq
@@ -192,7 +175,7 @@ class StreamedAppends:
         try:
             expired = self.engine.expire(topic, now)
         except Damaged as damage:
-            return self.commits.tell(
+            return self.commits.store.report(
                 damage
             )  # what is damaged does not keep the rest of the topic from its users
         if expired is not None:
@@ -200,19 +183,19 @@ class StreamedAppends:
         return None
 
     async def _pour(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
-        self.pouring += 1
+        self._disk.pouring += 1
         try:
             await trio.to_thread.run_sync(sink.write, head)
             for run in runs:
-                self.poured += 1
+                self._disk.poured += 1
                 await trio.to_thread.run_sync(sink.write, run)
-            self.poured += 1
+            self._disk.poured += 1
             await trio.to_thread.run_sync(sink.finish)
         except BaseException:
             sink.abandon()
             raise
         finally:
-            self.pouring -= 1
+            self._disk.pouring -= 1
 
     @staticmethod
     def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[list[bytes]]:

@@ -18,8 +18,7 @@ from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.api.refusals import refusal
 from topics.formats.api.topic_config import U64_MAX, TopicConfigPatch
-
-Buffer = bytes | bytearray | memoryview
+from topics.formats.buffers import Buffer
 
 KEY_CHARS = 256  # §0.8
 META_KEYS = 64  # §2

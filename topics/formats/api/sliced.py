@@ -15,7 +15,8 @@ from itertools import islice
 import msgspec
 
 from topics.errors import BatchTooLarge
-from topics.formats.api.requests import AppendBody, Buffer, RecordIn
+from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.buffers import Buffer
 
 SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; what is left at the end may be twice as long
 GUESSES = 4  # commas to try before the slice is taken longer

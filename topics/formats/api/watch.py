@@ -19,11 +19,11 @@ from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
-    Buffer,
     Limits,
     check_node,
     decode,
 )
+from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
 FRAME_BYTES = 256 << 10  # default of max_batch_bytes

@@ -32,7 +32,9 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from topics.formats.api.requests import AppendBody, Buffer, PlainAppend, RecordIn, json_string
+from topics.formats.api.requests import AppendBody, PlainAppend, RecordIn, json_string
+from topics.formats.buffers import Buffer
+from topics.formats.ranges import IndexRun
 
 U32_MAX = 2**32 - 1
 _U32 = struct.Struct("<I")
@@ -388,8 +390,8 @@ class View:
         return found
 
 
-def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The runs of records in the range that are not dead, as ``(start, stop)``. Any flag other than
+def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
+    """The runs of records in the range that are not dead. Any flag other than
     1 counts as live.
     """
     if start >= stop:

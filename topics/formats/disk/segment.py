@@ -89,7 +89,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 
 MAGIC = b"TPSEG001"
 END_MAGIC = b"TPSEGEND"

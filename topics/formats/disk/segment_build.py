@@ -13,7 +13,7 @@ from typing import NamedTuple
 import cbor2
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.disk.records import RecordFlags, RecordsView, View
 from topics.formats.disk.segment import (

@@ -21,7 +21,7 @@ from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.front.backend import Body
 from topics.front.guard import Request
 

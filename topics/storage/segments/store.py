@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.segment import (
     ENTRY_BYTES,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import crc32c
 
-from topics.formats.api.requests import Buffer
+from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
 from topics.storage.disk import Damaged, allocate, make_directory, mapped, sync_directory, write_all

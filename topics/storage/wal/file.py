@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from topics.storage.disk import Damaged, allocate, sync_directory, write_again, 
 READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 # New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes
-# room (`wal_stock`).
+# room (`spares`).
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
@@ -32,24 +31,6 @@ class NoRoom(OSError):
 def log_name(base: int) -> str:
     """A file is named by its first position, so that names sort as the log runs."""
     return f"{base:016x}{LOG}"
-
-
-def prepare(folder: Path, name: str, size: int) -> Path:
-    """A spare file that no log has used yet, on the disk with its room. Raises OSError and leaves
-    nothing. ``name``: how its own begins; the rest is like no other's, which may be in use.
-    """
-    path = folder / f"{name}.{secrets.token_hex(4)}{SPARE}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        allocate(fd, folder, size)
-        os.fsync(fd)
-        sync_directory(folder)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    return path
 
 
 def log_paths(folder: Path, shard: int) -> list[Path]:

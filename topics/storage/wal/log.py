@@ -25,24 +25,25 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from topics.formats.api.requests import Buffer
-from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import (
-    FILE_HEADER_BYTES,
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import (
     FRAME,
     FRAME_HEADER_BYTES,
-    FileHeader,
     Frame,
     FrameKind,
     encode_frame,
     header_at,
 )
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile
-from topics.storage.wal.writer import Group, Progress, WalCounters, WalWriter
+from topics.storage.wal.groups import WalGroup
+from topics.storage.wal.progress import Progress, WalCounters
+from topics.storage.wal.writer import WalWriter
 
 _EXTERNAL = int(RecordFlags.EXTERNAL)
-MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.MARK})
+MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.START})
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
@@ -108,7 +109,7 @@ class Wal:
     @property
     def is_syncing(self) -> bool:
         """A sync is under way."""
-        return self.writer.is_syncing
+        return self.writer.syncer.is_syncing
 
     def hold_together(self, length: int) -> None:
         """The next frames, so many bytes in all, go into one file: what makes no sense without the
@@ -154,7 +155,7 @@ class Wal:
         """
         if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
             return None
-        group = Group(
+        group = WalGroup(
             self._era,
             self._tail,
             self._start,
@@ -177,7 +178,7 @@ class Wal:
     @property
     def short_of_room(self) -> bool:
         """Only what makes room may be written, until `find_room` says so."""
-        return self._no_room or not self.writer.stock.has_reserve
+        return self._no_room or not self.writer.spares.has_reserve
 
     def find_room(self) -> bool:
         """As `WalWriter.find_room`; the log may grow again when it is True. For a thread."""
@@ -258,8 +259,8 @@ class Wal:
         return detached
 
     def retire(self, files: list[WalFile]) -> None:
-        """As `WalWriter.retire`."""
-        self.writer.retire(files)
+        """As `SpareFiles.add`."""
+        self.writer.spares.add(files)
 
     def is_gone(self) -> bool:
         """Whether the folder, or the file that is written to, is not any more what stands under its

@@ -1,0 +1,193 @@
+"""Bodies of frames: the tables in the docstring are what the code writes and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cbor2
+import msgspec
+import pytest
+from msgspec import Raw
+
+from tests.support.tables import byte_rows, table
+from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk import frame_bodies, records
+from topics.formats.disk.frame_bodies import (
+    Floors,
+    TopicBody,
+    append_frame,
+    decode_floors,
+    decode_idempotency_key,
+    decode_runs,
+    decode_start,
+    decode_topic,
+    delete_below_frame,
+    delete_runs_frame,
+    external_append_frame,
+    floor_frame,
+    seqs_reserved_frame,
+    start_frame,
+    topic_deleted_frame,
+    topic_frame,
+    ts_reserved_frame,
+)
+from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.ranges import SeqRange, SeqRun
+
+DOC = frame_bodies.__doc__ or ""
+TOPIC = TopicBody(
+    name="a",
+    epoch=2,
+    config=msgspec.structs.asdict(TopicConfig()),
+    head_seq=9,
+    last_ts=1000,
+    start_seq=4,
+    floors=Floors(4, 3, 2, 1),
+    losses=(SeqRange(5, 6),),
+    damaged=(SeqRange(7, 7), SeqRange(8, 9)),
+    keys_from_seq=3,
+)
+
+
+def append_of_a_write() -> Frame:
+    body = AppendBody([RecordIn(Raw(b"1"), "t")], None, "key")
+    encoded = records.encode(body, 7, 1000, keep_key=True)
+    flags, count, ext, parts, _ = encoded
+    return append_frame(5, 7, 1000, count, flags, len(ext), parts)
+
+
+# A frame of each kind whose fields are all set that its row in the table names.
+FRAMES: list[Frame] = [
+    append_of_a_write(),
+    delete_runs_frame(5, [SeqRun(7, 2), SeqRun(12, 1)], 1000),
+    delete_below_frame(5, 7, 1000),
+    topic_frame(5, 4096, 1000, TOPIC),
+    start_frame("boot", 1000),
+    topic_deleted_frame(5, 1000),
+    seqs_reserved_frame(5, 4096),
+    floor_frame(5, 4, Floors(4, 3, 2, 1)),
+    ts_reserved_frame(1000),
+]
+HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
+UNUSED = {"LEASE", "ROUTER"}
+
+
+def body_of(frame: Frame) -> bytes:
+    return b"".join(map(bytes, frame.parts))
+
+
+def kinds() -> dict[str, dict[str, str]]:
+    return {row["kind"]: row for row in table(DOC, "Frame bodies:")}
+
+
+def test_the_table_of_kinds_is_the_enum() -> None:
+    numbers = {name: int(row["number"]) for name, row in kinds().items()}
+    assert numbers == {kind.name: kind.value for kind in FrameKind}
+
+
+def test_there_is_a_frame_of_each_kind_that_is_written() -> None:
+    assert {frame.kind.name for frame in FRAMES} == {*kinds()} - UNUSED
+
+
+@pytest.mark.parametrize("kind", sorted({frame.kind for frame in FRAMES}))
+def test_the_table_names_the_header_fields_that_a_kind_sets(kind: FrameKind) -> None:
+    set_fields = {
+        field
+        for frame in FRAMES
+        for field in HEADER_FIELDS
+        if frame.kind is kind and getattr(frame, field)
+    }
+    assert set_fields == {*kinds()[kind.name]["header fields that are set"].split()}
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: str(frame.kind.name))
+def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
+    body, said = body_of(frame), kinds()[frame.kind.name]["body"]
+    assert {
+        "records": lambda: len(body) > frame.ext_len > 0,
+        "runs": lambda: frame.ext_len == 0 and len(body) == 16 * frame.record_count,
+        "map": lambda: isinstance(cbor2.loads(body), dict) and frame.ext_len == len(body),
+        "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),
+        "none": lambda: body == b"" and frame.ext_len == 0,
+    }[said]()
+
+
+def test_the_table_of_a_run_is_its_struct() -> None:
+    rows = byte_rows(DOC, "DELETE: records deleted")
+    assert [(size, field) for _, size, field in rows] == [(8, "first"), (8, "length")]
+    assert frame_bodies.RUN.size == 16
+
+
+@pytest.mark.parametrize(
+    ("after", "frame"),
+    [("TOPIC: a topic made", FRAMES[3]), ("START: a process began", FRAMES[4])],
+    ids=["TOPIC", "START"],
+)
+def test_the_table_of_a_map_is_its_keys(after: str, frame: Frame) -> None:
+    held: dict[str, Any] = cbor2.loads(body_of(frame))
+    rows = table(DOC, after)
+    assert [row["key"] for row in rows] == [*held]
+    types = {"text": str, "int": int, "map": dict, "array": list}
+    assert [types[row["value"]] for row in rows] == [type(value) for value in held.values()]
+
+
+def test_the_table_of_the_floors_is_their_tuple() -> None:
+    rows = table(DOC, "FLOOR: records removed")
+    assert [(int(row["index"]), row["floor"]) for row in rows] == [*enumerate(Floors._fields)]
+
+
+# Written and read
+
+
+def test_the_bytes_of_a_topic_frame() -> None:
+    small = TOPIC._replace(config={"cap": 1})
+    frame = topic_frame(5, 4096, 1000, small)
+    assert body_of(frame).hex() == (
+        "aa646e616d6561616565706f63680266636f6e666967a1636361700164686561640967"
+        "6c6173745f74731903e86573746172740466666c6f6f72738404030201666c6f737365"
+        "73818205066764616d6167656482820707820809696b6579735f66726f6d03"
+    )
+    assert decode_topic(body_of(frame)) == small
+
+
+def test_a_topic_frame_without_its_later_keys_is_read() -> None:
+    early = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9, "floors": [4, 3, 2]})
+    assert decode_topic(early) == TopicBody(
+        "a", 2, {}, 9, 0, 1, Floors(4, 3, 2, 1), losses=(), damaged=(), keys_from_seq=0
+    )
+    earliest = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9})
+    assert decode_topic(earliest).floors == Floors(1, 1, 1, 1)
+
+
+def test_what_a_body_holds_is_read_again() -> None:
+    assert [*decode_runs(body_of(FRAMES[1]))] == [(7, 2), (12, 1)]
+    assert decode_topic(body_of(FRAMES[3])) == TOPIC
+    assert decode_start(body_of(FRAMES[4])) == "boot"
+    assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1)
+    assert decode_floors(b"\x83\x07\x01\x01") == Floors(7, 1, 1, 1), "written before damage counted"
+
+
+@pytest.mark.parametrize("decode", [decode_runs, decode_floors])
+def test_a_body_is_read_in_place(decode: Callable[[memoryview], object]) -> None:
+    frame = FRAMES[1] if decode is decode_runs else FRAMES[7]
+    padded = memoryview(b"12345678" + body_of(frame))
+    assert decode(padded[8:])
+
+
+def test_the_records_of_an_append_frame_are_behind_its_ext() -> None:
+    frame = FRAMES[0]
+    body = body_of(frame)
+    view = RecordsView(frame.flags, frame.record_count, frame.ext_len, memoryview(body))
+    assert bytes(view.slice(0, 1)) == b'{"$seq":7,"$ts":1000,"$tag":"t","data":1}'
+    assert decode_idempotency_key(body[: frame.ext_len]) == view.ext()["k"] == "key"
+    assert decode_idempotency_key(cbor2.dumps({"n": [b'"a"']})) is None
+
+
+def test_an_external_append_frame_has_the_ext_alone() -> None:
+    ext = cbor2.dumps({"k": "key"})
+    frame = external_append_frame(5, 7, 1000, 3, RecordFlags.TAGS, ext)
+    assert (frame.flags, frame.ext_len, body_of(frame)) == (2 | 16, len(ext), ext)
+    assert frame.record_count == 3

@@ -1,0 +1,280 @@
+"""Frames of the log: the documented bytes, and an answer for any others."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.checksums import slow_crc32c
+from tests.support.tables import byte_rows
+from topics.formats.disk import frames
+from topics.formats.disk.frames import (
+    FRAME,
+    FRAME_HEADER_BYTES,
+    Frame,
+    FrameHeader,
+    FrameKind,
+    Stop,
+    check_frame,
+    encode_frame,
+    padded,
+    scan_frames,
+)
+from topics.formats.disk.wal import FileHeader
+
+HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, size=64 << 20)
+SEED = HEADER.seed
+
+
+def encoded(frame: Frame, lsn: int = 0, durable_lsn: int = 0, seed: int = SEED) -> bytes:
+    return b"".join(encode_frame(frame, lsn, durable_lsn, seed))
+
+
+def check(data: bytes, lsn: int = 0, seed: int = SEED, offset: int = 0) -> FrameHeader | Stop:
+    return check_frame(memoryview(data), offset, lsn, seed)
+
+
+# The documented bytes
+
+
+def test_the_table_of_the_frame_is_its_struct() -> None:
+    table = byte_rows(frames.__doc__ or "", "Header:")
+    sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", FRAME.format)]
+    assert [size for _, size, _ in table] == sizes
+    assert [offset for offset, _, _ in table] == [
+        sum(sizes[:number]) for number in range(len(sizes))
+    ]
+    assert [field.replace("crc32c", "crc") for _, _, field in table] == list(FrameHeader._fields)
+    assert sum(sizes) == FRAME_HEADER_BYTES
+
+
+CONFIG = cbor2.dumps({"name": "a"})
+# One frame of each kind, at lsn 8 of a log that is synced up to 16.
+GOLDEN: list[tuple[Frame, list[str]]] = [
+    (
+        Frame(FrameKind.APPEND, 5, 7, 1000, 1, 2, 0, (b"\x04\0\0\0", b"abc,")),
+        [
+            "57463031665f4d74080000000000000010000000000000000500000000000000",
+            "0700000000000000e80300000000000008000000010000000000000001020000",
+            "040000006162632c",
+        ],
+    ),
+    (
+        Frame(FrameKind.DELETE, 5, 0, 1000, 1, parts=(b"\x07\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",)),
+        [
+            "57463031a6748259080000000000000010000000000000000500000000000000",
+            "0000000000000000e80300000000000010000000010000000000000002000000",
+            "07000000000000000200000000000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.TOPIC, 5, 4096, 1000, ext_len=len(CONFIG), parts=(CONFIG,)),
+        [
+            "574630311aa26c98080000000000000010000000000000000500000000000000",
+            "0010000000000000e80300000000000008000000000000000800000003000000",
+            "a1646e616d656161",
+        ],
+    ),
+    (
+        Frame(FrameKind.LEASE, 5),
+        [
+            "57463031fa030696080000000000000010000000000000000500000000000000",
+            "0000000000000000000000000000000000000000000000000000000004000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.ROUTER, 5),
+        [
+            "5746303142a9434b080000000000000010000000000000000500000000000000",
+            "0000000000000000000000000000000000000000000000000000000005000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.START, ts_ms=-1, ext_len=len(CONFIG), parts=(CONFIG,)),
+        [
+            "574630311702ac54080000000000000010000000000000000000000000000000",
+            "0000000000000000ffffffffffffffff08000000000000000800000006000000",
+            "a1646e616d656161",
+        ],
+    ),
+    (
+        Frame(FrameKind.TOPIC_DELETED, 5, ts_ms=1000),
+        [
+            "57463031db595483080000000000000010000000000000000500000000000000",
+            "0000000000000000e80300000000000000000000000000000000000007000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.SEQS_RESERVED, 5, 2**64 - 1),
+        [
+            "574630312ca03866080000000000000010000000000000000500000000000000",
+            "ffffffffffffffff000000000000000000000000000000000000000008000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.FLOOR, 5, 7, ext_len=4, parts=(b"\x83\x07\x01\x01",)),
+        [
+            "57463031fbdae5fd080000000000000010000000000000000500000000000000",
+            "0700000000000000000000000000000004000000000000000400000009000000",
+            "8307010100000000",
+        ],
+    ),
+    (
+        Frame(FrameKind.TS_RESERVED, ts_ms=1000),
+        [
+            "57463031e27b8377080000000000000010000000000000000000000000000000",
+            "0000000000000000e8030000000000000000000000000000000000000a000000",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"), GOLDEN, ids=[frame.kind.name for frame, _ in GOLDEN]
+)
+def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> None:
+    data = encoded(frame, lsn=8, durable_lsn=16)
+    assert data.hex() == "".join(expected)
+    assert len(data) == frame.length
+
+
+def test_the_checksums_are_the_documented_ones() -> None:
+    assert slow_crc32c(b"123456789") == 0xE3069283
+    for frame, _ in GOLDEN:
+        data = encoded(frame, lsn=8, durable_lsn=16)
+        end = FRAME_HEADER_BYTES + sum(map(len, frame.parts))
+        assert int.from_bytes(data[4:8], "little") == slow_crc32c(data[8:end], SEED)
+
+
+def test_numbers_of_kinds_never_change() -> None:
+    assert {kind.name: kind.value for kind in FrameKind} == {
+        "APPEND": 1,
+        "DELETE": 2,
+        "TOPIC": 3,
+        "LEASE": 4,
+        "ROUTER": 5,
+        "START": 6,
+        "TOPIC_DELETED": 7,
+        "SEQS_RESERVED": 8,
+        "FLOOR": 9,
+        "TS_RESERVED": 10,
+    }
+    assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
+
+
+# Frames
+
+any_frame = st.builds(
+    Frame,
+    st.sampled_from(FrameKind),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 255),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.binary(max_size=20), max_size=4).map(tuple),
+)
+lsns = st.integers(0, 2**60).map(lambda number: number * 8)
+
+
+@given(any_frame, lsns, lsns)
+def test_what_is_encoded_is_read_again(frame: Frame, lsn: int, durable_lsn: int) -> None:
+    data = encoded(frame, lsn, durable_lsn)
+    header = check(data, lsn)
+    assert isinstance(header, FrameHeader)
+    body = b"".join(map(bytes, frame.parts))
+    assert (header.lsn, header.durable_lsn, header.body_len) == (lsn, durable_lsn, len(body))
+    for field in ("kind", "topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags"):
+        assert getattr(header, field) == getattr(frame, field), field
+    assert data[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + len(body)] == body
+    assert not any(data[FRAME_HEADER_BYTES + len(body) :])
+    assert header.end == lsn + len(data) == lsn + frame.length
+    assert len(data) % 8 == 0
+
+
+def test_lengths_are_padded_to_eight() -> None:
+    assert [padded(length) for length in (0, 1, 7, 8, 9, 16, 17)] == [0, 8, 8, 8, 16, 16, 24]
+
+
+LOG = [Frame(FrameKind.APPEND, 1, seq, 5, 1, 0, 0, (b"%d" % seq * seq,)) for seq in range(1, 6)]
+
+
+def log_bytes() -> tuple[bytes, list[int]]:
+    """A row of frames, and where each begins, the end last."""
+    data, starts = b"", [0]
+    for frame in LOG:
+        data += encoded(frame, lsn=len(data))
+        starts.append(len(data))
+    return data, starts
+
+
+def scan(data: bytes) -> tuple[list[int], Stop]:
+    """First seqs of the frames from the start, and why the scan ended."""
+    seqs: list[int] = []
+    lsn = 0
+    while isinstance(header := check(data, lsn, offset=lsn), FrameHeader):
+        seqs.append(header.first_seq)
+        lsn = header.end
+    at_once = [header.first_seq for header in scan_frames(memoryview(data), 0, 0, SEED)]
+    assert at_once == seqs, "a scan takes what single looks take"
+    return seqs, header
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_any_cut_is_a_prefix(filled: bool) -> None:
+    data, starts = log_bytes()
+    ends = [
+        end - len(data[:end]) + len(data[:end].rstrip(b"\0")) for end in starts[1:]
+    ]  # padding may be missing
+    for cut in range(len(data) + 1):
+        left = data[:cut].ljust(len(data) + 128, b"\0") if filled else data[:cut]
+        seqs, stop = scan(left)
+        whole = sum(end <= cut for end in ends)
+        assert seqs == list(range(1, whole + 1)), cut
+        assert stop is (Stop.END if cut <= starts[whole] else Stop.BAD), cut
+
+
+def test_any_flipped_bit_is_noticed() -> None:
+    data, starts = log_bytes()
+    for bit in range(8 * len(data)):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        hurt = max(number for number, start in enumerate(starts[:-1]) if 8 * start <= bit)
+        seqs, stop = scan(bytes(bad))
+        if bit // 8 >= starts[hurt] + FRAME_HEADER_BYTES + sum(map(len, LOG[hurt].parts)):
+            assert len(seqs) == len(LOG), "padding says nothing"
+        else:
+            assert (seqs, stop) == (list(range(1, hurt + 1)), Stop.BAD), bit
+
+
+@given(st.binary(max_size=200), st.integers(0, 64), lsns)
+def test_any_bytes_have_an_answer(data: bytes, offset: int, lsn: int) -> None:
+    found = check(data, lsn, offset=offset)
+    assert list(scan_frames(memoryview(data), offset, lsn, SEED)) == []
+    assert found is (Stop.BAD if any(data[offset : offset + FRAME_HEADER_BYTES]) else Stop.END)
+
+
+@given(any_frame, st.binary(max_size=80))
+def test_what_follows_a_frame_does_not_matter_to_it(frame: Frame, noise: bytes) -> None:
+    assert isinstance(check(encoded(frame) + noise), FrameHeader)
+
+
+def test_a_frame_of_another_lsn_or_another_file_is_none() -> None:
+    data = encoded(LOG[0], lsn=64)
+    assert check(data, 64) is not Stop.BAD
+    assert check(data, 72) is Stop.BAD
+    assert check(data, 64, seed=FileHeader(3, 0, HEADER.salt + 1).seed) is Stop.BAD
+
+
+def test_a_body_length_is_never_believed() -> None:
+    fields: list[Any] = list(FRAME.unpack_from(encoded(LOG[0])))
+    for body_len in (2**32 - 1, 2, 0):
+        fields[FrameHeader._fields.index("body_len")] = body_len
+        assert check(FRAME.pack(*fields) + b"\0" * 64) is Stop.BAD

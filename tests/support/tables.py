@@ -1,0 +1,38 @@
+"""Reads the tables in docstrings, so that a test can compare them with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+
+def table(doc: str, after: str) -> list[dict[str, str]]:
+    """Rows of the first table behind the text ``after``, each by the names in the table's head.
+
+    Columns are at least two spaces apart. A column ends where the next one begins.
+    """
+    behind = inspect.cleandoc(doc).partition(after)[2]
+    assert behind, f"the docstring says {after!r}"
+    block = next(part for part in behind.split("\n\n")[1:] if part.startswith("    "))
+    head, *lines = block.splitlines()
+    names = re.split(r"\s{2,}", head.strip())
+    starts = [head.index(name) for name in names]
+    ends = [*starts[1:], None]
+    return [
+        {
+            name: line[start:end].strip()
+            for name, start, end in zip(names, starts, ends, strict=True)
+        }
+        for line in lines
+        if line[: starts[0] + 1].strip()
+    ]
+
+
+def byte_rows(doc: str, after: str) -> list[tuple[int, int, str]]:
+    """``(offset, size, field)`` of a byte table; each row begins where the row before it ends."""
+    rows = [(int(row["offset"]), int(row["size"]), row["field"]) for row in table(doc, after)]
+    end = 0
+    for offset, size, field in rows:
+        assert offset == end, f"{field} follows on the field before it"
+        end = offset + size
+    return rows

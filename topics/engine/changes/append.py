@@ -1,0 +1,323 @@
+"""Append: the records of one write get their seqs (§2).
+
+    decide   seqs and `$ts` handed out; the records in an APPEND frame, or in memory (`ephemeral`)
+    commit   records in the index, their key in the dedupe window, caps applied
+    undo     seqs, bytes and key given back
+    replay   an APPEND frame becomes an entry of the index again
+
+A write whose idempotency key is known is not decided again: its caller gets the `DedupeEntry`, or
+follows the first attempt while that is under way (`InFlightDuplicate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from topics.engine.changes import put_topic
+from topics.engine.changes.change import Change
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.locators import FIRST_MEMORY, Locator, in_log
+from topics.engine.now import Now
+from topics.engine.removal import trim
+from topics.engine.replay import Misfit, Replay
+from topics.engine.retention import apply_caps, check_room
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.api.requests import AppendBody, PlainAppend, json_string
+from topics.formats.disk.frame_bodies import (
+    TS_AHEAD_MS,
+    append_frame,
+    external_append_frame,
+    seqs_reserved_frame,
+    ts_reserved_frame,
+)
+from topics.formats.disk.frames import FrameHeader
+from topics.formats.disk.records import EncodedRecords, RecordFlags, Rendering, blob_bytes, encode
+
+_TAGS = int(RecordFlags.TAGS)
+MEMORY_GENERATION_SEQS = 1 << 16  # tags of records in memory are dropped in portions of so many
+
+
+class Append(Change):
+    """Records under way.
+
+    ``resident``: the records, when their class keeps them in memory only. ``ceiling``: up to which
+    seq the frames reserve, 0 when they do not; ``ts_ceiling``: the same for `$ts`. ``tags``:
+    ``(index, tag)`` of each record that has one. ``followers``: retries of the same key, which the
+    caller answers.
+    """
+
+    __slots__ = (
+        "ceiling",
+        "count",
+        "created",
+        "first_seq",
+        "followers",
+        "key",
+        "resident",
+        "size",
+        "tags",
+        "ts",
+        "ts_ceiling",
+    )
+
+    def __init__(
+        self, topic: Topic, first_seq: int, count: int, size: int, ts: int, key: str | None
+    ) -> None:
+        super().__init__(topic, [], False)
+        self.first_seq, self.count, self.size, self.ts, self.key = first_seq, count, size, ts, key
+        self.created = False
+        self.ceiling = self.ts_ceiling = 0
+        self.resident: EncodedRecords | None = None
+        self.tags: Sequence[tuple[int, bytes]] = ()
+        self.followers: list[Any] = []
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last record."""
+        return self.first_seq + self.count - 1
+
+    def commit_records(
+        self, table: TopicTable, locator: Locator, now: Now, generation: int
+    ) -> None:
+        """Make the records readable. ``generation``: LSN at which their log file begins; their tags
+        are dropped with it.
+        """
+        topic = self.topic
+        topic.pending -= 1
+        if self.sync:
+            topic.pending_sync -= 1
+        if self.ceiling:
+            topic.reserved(self.ceiling)
+        if self.ts_ceiling:
+            table.ts_reserved(self.ts_ceiling)
+        size = self.size
+        topic.pending_bytes -= size
+        topic.commit_records(self.first_seq, self.count, locator, self.ts, size)
+        if self.key is not None:
+            topic.pending_keys.pop(self.key, None)
+            write = DedupeEntry(self.first_seq, self.count, now.ms)
+            topic.dedupe.remember(self.key, write, topic.config.idempotency_window_ms)
+        if locator >= FIRST_MEMORY:
+            generation = -1 - self.first_seq // MEMORY_GENERATION_SEQS
+        else:
+            topic.logged_seq = topic.head_seq
+        if self.tags:
+            topic.note_tags(self.first_seq, self.tags, generation)
+        if topic.capped:
+            apply_caps(topic, table.store)
+
+    def undo(self, table: TopicTable, /) -> None:
+        """As `Change.undo`. A streamed append of the topic may be decided and not yet under way."""
+        self.note_settled()
+        topic = self.topic
+        assert topic.next_seq == self.last_seq + 1, "the last write is undone first"
+        topic.give_back(self.first_seq)
+        topic.pending_bytes -= self.size
+        if self.key is not None:
+            del topic.pending_keys[self.key]
+        if self.ceiling:
+            topic.forget_reservation(self.ceiling)
+        if self.ts_ceiling:
+            table.forget_ts_reservation()
+        if self.created:
+            table.remove(topic)
+
+
+class InFlightDuplicate(NamedTuple):
+    """A retry whose first attempt, ``leader``, is under way: it gets the answer of that one."""
+
+    leader: Append
+
+
+# Deciding
+
+
+def decide(
+    table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None
+) -> Append | InFlightDuplicate | DedupeEntry:
+    """As `ShardEngine.append`."""
+    topic = table.by_name.get(name)
+    made = topic is None
+    put_topic.check_inline_config(name, body)
+    if topic is None:
+        topic = put_topic.new_topic_for(table, name, body, now, prefixes)
+    elif body.idempotency_key is not None:
+        duplicate = find_duplicate(topic, body.idempotency_key, now)
+        if duplicate is not None:
+            return duplicate
+    ts = max(now.ts, topic.last_ts)
+    encoded = encode(body, topic.next_seq, ts, keeps_key(topic, body))
+    flags, count, ext, parts, size = encoded
+    if topic.config.discard == "reject":
+        check_topic_room(topic, count, size)
+    change = (
+        _begin_with_topic(table, topic, body, ts, size, now)
+        if made
+        else _begin(topic, body, ts, size)
+    )
+    if flags & _TAGS:
+        change.tags = _tags_of(body)
+    if topic.config.durability == "ephemeral":
+        change.resident = encoded
+        _keep_in_memory(table, change, topic.reserving_seq, now)
+    else:
+        first_seq = change.first_seq
+        frame = append_frame(topic.id, first_seq, ts, count, flags, len(ext), parts)
+        change.frames.append(frame)
+    change.note_pending()
+    return change
+
+
+def decide_streamed(
+    table: TopicTable, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now
+) -> Append:
+    """As `ShardEngine.append_streamed`."""
+    assert not topic.pending, "a streamed append has its topic to itself"
+    check_topic_room(topic, len(body.records), size)
+    change = _begin(topic, body, max(now.ts, topic.last_ts), size)
+    if topic.config.durability == "ephemeral":
+        # A reservation under way may fail while the records are still being rendered: only what is
+        # reserved durably counts.
+        _keep_in_memory(table, change, topic.reserved_seq, now)
+    else:
+        frame = external_append_frame(
+            topic.id, change.first_seq, change.ts, change.count, rendering.flags, rendering.ext
+        )
+        change.frames.append(frame)
+    if rendering.flags & _TAGS:
+        change.tags = _tags_of(body)
+    change.note_pending()
+    return change
+
+
+def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
+    """The write that an idempotency key stands for, if it has been used (§0.8)."""
+    leader = topic.pending_keys.get(key)
+    if leader is not None:
+        assert isinstance(leader, Append), "only appends have keys"
+        return InFlightDuplicate(leader)
+    return topic.dedupe.find(key, now.ms, topic.config.idempotency_window_ms)
+
+
+def keeps_key(topic: Topic, body: AppendBody) -> bool:
+    """Whether the write has a key that enters the dedupe window."""
+    return body.idempotency_key is not None and topic.config.idempotency_window_ms > 0
+
+
+def check_topic_room(topic: Topic, count: int, size: int) -> None:
+    """Raises `TopicFull` when the topic rejects what it has no room for (§1.1)."""
+    pending = topic.next_seq - topic.head_seq - 1
+    check_room(
+        topic.config,
+        topic.count + pending + count,
+        topic.bytes + topic.pending_bytes + size,
+        topic.name,
+    )
+
+
+def _begin(topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
+    """Hand out the seqs."""
+    key = body.idempotency_key if keeps_key(topic, body) else None
+    change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
+    topic.last_ts = ts
+    topic.next_seq += change.count
+    topic.pending_bytes += size
+    if key is not None:
+        topic.pending_keys[key] = change
+    change.sync = (
+        topic.pending_sync > 0
+        or topic.config.durability == "fsync"
+        or change.last_seq > topic.reserved_seq
+    )
+    return change
+
+
+def _begin_with_topic(
+    table: TopicTable, topic: Topic, body: AppendBody, ts: int, size: int, now: Now
+) -> Append:
+    """Make the topic with its first write. Its frame holds the head, so it is encoded before the
+    seqs are handed out.
+    """
+    table.add(topic)
+    made = put_topic.frame_of(topic, now)
+    change = _begin(topic, body, ts, size)
+    change.created = change.sync = True
+    change.frames.append(made)
+    change.ts_ceiling = table.reserve_ts(now)
+    return change
+
+
+def _keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
+    """The log does not hold these records: their seqs are reserved before they are acknowledged.
+
+    ``reserved_seq``: the reservation that is sure to hold when the frames of this change are
+    written.
+    """
+    topic = change.topic
+    if change.last_seq > reserved_seq:
+        change.ceiling = topic.reserve_above(change.last_seq)
+        change.frames.append(seqs_reserved_frame(topic.id, change.ceiling))
+    # About once a second such a write waits for a reservation of `$ts`. The log knows every `$ts`
+    # that is above the clock.
+    if now.ts > table.reserved_ts or (
+        now.ts + TS_AHEAD_MS // 2 > table.reserved_ts == table.reserving_ts
+    ):
+        change.ts_ceiling = table.reserve_ts(now)
+        change.frames.append(ts_reserved_frame(now.ts))
+    topic.note_resident(change.first_seq, change.last_seq)
+
+
+def _tags_of(body: AppendBody) -> list[tuple[int, bytes]]:
+    if isinstance(body, PlainAppend):
+        return []
+    return [
+        (index, json_string(record.tag))
+        for index, record in enumerate(body.records)
+        if record.tag is not None
+    ]
+
+
+# Replay
+
+
+def replay(
+    replay: Replay,
+    header: FrameHeader,
+    external_size: int = 0,
+    generation: int = 0,
+    checkpointed: bool = False,
+) -> Topic | None:
+    """The topic, None for a write that is passed over. ``external_size``: bytes of its records in a
+    blob; ``generation``: LSN at which the log file begins. Raises `Misfit`.
+    """
+    _, _, lsn, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
+    table = replay.table
+    topic = table.by_id.get(topic_id)
+    if topic is None or first_seq <= topic.head_seq:
+        if checkpointed:
+            return None
+        raise Misfit(
+            "the topic is not known" if topic is None else f"seq {first_seq} is there already"
+        )
+    # As `Topic.commit_records` and more, inline: a start replays frames by the million.
+    size = external_size or (
+        blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
+    )
+    locator = in_log(lsn)
+    topic.index.add(first_seq, count, locator, size, ts_ms)
+    topic.next_seq = next_seq = first_seq + count
+    topic.head_seq = topic.logged_seq = next_seq - 1
+    topic.count += count
+    topic.bytes += size
+    if ts_ms >= topic.last_ts:  # the checkpoint may hold a later one, of records in memory
+        topic.last_write_ts = topic.last_ts = ts_ms
+    if first_seq < topic.start_seq:
+        trim(topic, len(topic.index) - 1, table.store)
+    if flags & _TAGS:
+        tagged = table.store.records(locator).tagged(0, count)
+        topic.note_tags(first_seq, tagged, generation)
+    if topic.capped and lsn >= replay.news_from(topic):
+        apply_caps(topic, table.store)
+    return topic

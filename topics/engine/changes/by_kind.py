@@ -1,0 +1,37 @@
+"""Replay of a frame by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topics.engine.changes import (
+    delete_records,
+    delete_topic,
+    floor,
+    put_topic,
+    reservation,
+    start,
+)
+from topics.engine.replay import Misfit, Replay
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import FrameHeader, FrameKind
+
+REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
+    FrameKind.TOPIC: put_topic.replay,
+    FrameKind.TOPIC_DELETED: delete_topic.replay,
+    FrameKind.DELETE: delete_records.replay,
+    FrameKind.FLOOR: floor.replay,
+    FrameKind.SEQS_RESERVED: reservation.replay_seqs,
+    FrameKind.TS_RESERVED: reservation.replay_ts,
+    FrameKind.START: start.replay,
+}
+
+
+def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
+    """A frame of any kind but APPEND, which `append.replay` takes: it needs more, and is by far the
+    most frequent. Raises `Misfit`.
+    """
+    play = REPLAYS.get(header.kind)
+    if play is None:
+        raise Misfit("this program does not know the kind")
+    play(replay, header, body, checkpointed)

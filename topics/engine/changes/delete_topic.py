@@ -1,0 +1,54 @@
+"""Delete topic: a topic goes with everything in it (§1.4).
+
+decide   its name is free at once
+commit   nothing is left to do: the caller frees its records
+undo     the topic is back
+replay   a TOPIC_DELETED frame removes it again
+"""
+
+from __future__ import annotations
+
+from topics.engine.changes.change import Change
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.topic_table import TopicTable
+from topics.errors import TopicNotEmpty
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import topic_deleted_frame
+from topics.formats.disk.frames import FrameHeader
+
+
+class DeleteTopic(Change):
+    """A topic that goes."""
+
+    __slots__ = ()
+
+    def commit(self, _: TopicTable, /) -> None:
+        """As `Change.commit`."""
+        self.note_settled()
+
+    def undo(self, table: TopicTable, /) -> None:
+        """As `Change.undo`."""
+        self.note_settled()
+        table.add(self.topic)
+
+
+def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
+    """As `ShardEngine.delete`."""
+    topic = table.by_name.get(name)
+    if topic is None:
+        return None
+    if if_empty and (topic.count or topic.next_seq > topic.head_seq + 1):
+        raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
+    table.remove(topic)
+    change = DeleteTopic(topic, [topic_deleted_frame(topic.id, now.ts)], True)
+    change.note_pending()
+    return change
+
+
+def replay(replay: Replay, header: FrameHeader, _body: Buffer, checkpointed: bool) -> None:
+    """Raises `Misfit`."""
+    topic = replay.topic_of(header, checkpointed)
+    if topic is not None:
+        replay.table.delete_flags.forget(topic.index.locators())
+        replay.table.remove(topic)

@@ -1,0 +1,48 @@
+"""Floor moved: records went by age or cap, and the log is told where the topic begins (§0.7).
+
+decide   what is too old goes at once; a FLOOR frame when a replay could not find out by itself
+commit   nothing is left to do: nobody waits for it
+undo     what was shown as gone stays so: the log is told again
+replay   a FLOOR frame takes the records away again
+"""
+
+from __future__ import annotations
+
+from topics.engine.changes.change import Change
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.retention import expire
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import decode_floors, floor_frame
+from topics.formats.disk.frames import FrameHeader
+
+
+class FloorMoved(Change):
+    """Records went of themselves. It does not count as pending: nobody waits for it."""
+
+    __slots__ = ()
+
+    def commit(self, _: TopicTable, /) -> None:
+        """As `Change.commit`."""
+
+    def undo(self, _: TopicTable, /) -> None:
+        """As `Change.undo`."""
+        self.topic.floor_due = True
+
+
+def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
+    """As `ShardEngine.expire`."""
+    expire(topic, now.ts, table.store)
+    if not topic.floor_due:
+        return None
+    topic.floor_due = False
+    return FloorMoved(topic, [floor_frame(topic.id, topic.start_seq, topic.floors)], False)
+
+
+def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
+    """Raises `Misfit`."""
+    topic = replay.topic_of(header, checkpointed)
+    if topic is not None and header.lsn >= replay.news_from(topic):
+        replay.raise_floors(topic, decode_floors(body), header.first_seq)

@@ -1,0 +1,163 @@
+"""Put topic: a topic is made or configured (§1.1).
+
+decide   the new config speaks for writes at once; a TOPIC frame when anything differs
+commit   the config is durable, and speaks for what may be seen
+undo     the config before; a topic that was made is gone
+replay   a TOPIC frame makes or configures the topic again
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.engine.changes.change import Change
+from topics.engine.changes.reservation import replay_ts
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.retention import apply_caps
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.errors import Forbidden, TopicNotFound
+from topics.formats.api.requests import AppendBody
+from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import TopicBody, decode_topic, topic_frame
+from topics.formats.disk.frames import Frame, FrameHeader
+from topics.formats.names import covered
+from topics.formats.ranges import united
+
+
+class PutTopic(Change):
+    """A topic made or configured; ``before``: the config to return to, None when it was made."""
+
+    __slots__ = ("before", "config", "created", "ts_ceiling")
+
+    def __init__(self, topic: Topic, frames: list[Frame], before: TopicConfig | None) -> None:
+        super().__init__(topic, frames, True)
+        self.before, self.created, self.config = before, before is None, topic.config
+        self.ts_ceiling = 0
+
+    def commit(self, table: TopicTable, /) -> None:
+        """As `Change.commit`."""
+        self.note_settled()
+        table.ts_reserved(self.ts_ceiling)
+        self.topic.settle_config(self.config)
+        if self.topic.capped:
+            apply_caps(self.topic, table.store)
+
+    def undo(self, table: TopicTable, /) -> None:
+        """As `Change.undo`."""
+        self.note_settled()
+        if self.before is not None:
+            self.topic.config = self.before
+        if self.ts_ceiling:
+            table.forget_ts_reservation()
+        if self.created:
+            table.remove(self.topic)
+
+
+# Deciding
+
+
+def decide(
+    table: TopicTable, name: str, patch: TopicConfigPatch, now: Now, prefixes: list[str] | None
+) -> PutTopic:
+    """As `ShardEngine.put`."""
+    topic = table.by_name.get(name)
+    config = merge(name, topic.config if topic else None, patch)
+    _check_prefixes(config, prefixes)
+    if topic is None:
+        return make(table, table.new_topic(name, config, now), now)
+    before, topic.config = topic.config, config
+    if config.idempotency_window_ms > before.idempotency_window_ms:
+        # A key whose time was over does not come back.
+        topic.dedupe.expire(now.ms, before.idempotency_window_ms)
+        topic.keys_from_seq = topic.dedupe.oldest_seq(topic.head_seq + 1)
+    change = PutTopic(topic, [frame_of(topic, now)] if config != before else [], before)
+    change.sync = bool(change.frames) or topic.pending_sync > 0
+    if change.frames:
+        change.ts_ceiling = table.reserve_ts(now)
+    change.note_pending()
+    return change
+
+
+def make(table: TopicTable, topic: Topic, now: Now) -> PutTopic:
+    """Put a new topic into the table."""
+    table.add(topic)
+    change = PutTopic(topic, [frame_of(topic, now)], None)
+    change.ts_ceiling = table.reserve_ts(now)
+    change.note_pending()
+    return change
+
+
+def new_topic_for(
+    table: TopicTable, name: str, body: AppendBody, now: Now, prefixes: list[str] | None
+) -> Topic:
+    """The topic that an append asks for, not yet in the table. Raises `TopicNotFound` when it is
+    not to be made.
+    """
+    config = merge(name, None, body.config or TopicConfigPatch())
+    create = body.create
+    if create is None:
+        create = config.auto_create
+    if not create:
+        raise TopicNotFound(name)
+    _check_prefixes(config, prefixes)
+    return table.new_topic(name, config, now)
+
+
+def check_inline_config(name: str, body: AppendBody) -> None:
+    """A bad config is refused also where it would be ignored (§2: the topic exists)."""
+    if body.config is not None:
+        merge(name, None, body.config)
+
+
+def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
+    if config.dead_letter is not None and not covered(config.dead_letter, prefixes):
+        raise Forbidden("dead_letter is outside the key's prefixes", field="dead_letter")
+
+
+# The frame and its replay
+
+
+def frame_of(topic: Topic, now: Now) -> Frame:
+    """All that the log must hold of a topic besides its records."""
+    head_seq = topic.next_seq - 1
+    body = TopicBody(
+        name=topic.name,
+        epoch=topic.epoch,
+        config=msgspec.structs.asdict(topic.config),
+        head_seq=head_seq,
+        last_ts=topic.last_ts,
+        start_seq=topic.start_seq,
+        floors=topic.floors,
+        losses=topic.losses_at_restart(head_seq),
+        damaged=topic.damaged,
+        keys_from_seq=topic.keys_from_seq,
+    )
+    return topic_frame(topic.id, topic.reserved_seq, now.ts, body)
+
+
+def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
+    """A topic that the checkpoint does not hold comes back until the replay comes to its end."""
+    replay_ts(replay, header)
+    held = decode_topic(body)
+    config = msgspec.convert(held.config, TopicConfig)
+    table = replay.table
+    topic = table.by_id.get(header.topic_id)
+    if topic is None:
+        topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
+        table.add_older(topic)
+    elif header.lsn < replay.news_from(topic):
+        return
+    topic.config = config
+    topic.settle_config(config)
+    topic.last_ts = max(topic.last_ts, held.last_ts)
+    topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
+    topic.losses = tuple(held.losses)
+    topic.damaged = united(topic.damaged, held.damaged)
+    topic.head_seq = max(topic.head_seq, held.head_seq)
+    topic.next_seq = topic.head_seq + 1
+    replay.raise_floors(topic, held.floors, held.start_seq)
+    if topic.capped:
+        apply_caps(topic, table.store)

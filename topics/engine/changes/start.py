@@ -1,0 +1,83 @@
+"""Start: a process takes over what the one before it left.
+
+decide   after the last frame of a replay: what the restart took is told as lost
+replay   a START frame: the reservations of `$ts` before it are over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from topics.engine.changes import put_topic
+from topics.engine.losses import lose, lose_damaged
+from topics.engine.now import Now
+from topics.engine.removal import settle
+from topics.engine.replay import Replay
+from topics.engine.store import Store
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS
+from topics.formats.disk.frames import Frame, FrameHeader
+from topics.formats.ranges import SeqRange
+
+
+def decide(
+    replay: Replay,
+    now: Now,
+    watched: Callable[[Iterable[Topic]], Iterable[Topic]] = iter,
+    *,
+    clean: bool,
+    tail_may_be_lost: bool,
+) -> list[Frame]:
+    """Settle every topic after the last frame of the replay. Where seqs may have gone with unsynced
+    records, or with records in memory, the topic goes on above the reserved ones; where records in
+    memory have gone, at the reserved `$ts`.
+
+    ``watched`` passes the topics on, and sees the progress. ``clean``: the process before ended in
+    order. The frames tell the next replay: they must be synced before the first write.
+    """
+    frames: list[Frame] = []
+    table = replay.table
+    for topic in watched(table.by_name.values()):
+        topic.head_seq = max(topic.head_seq, replay.restored_head(topic))
+        durability = topic.config.durability
+        # The frame that made a topic `fsync` was synced with every write before it, and holds the
+        # head.
+        at_risk = durability == "ephemeral" or (tail_may_be_lost and durability != "fsync")
+        is_skipping = not clean and at_risk and topic.head_seq < topic.reserved_seq
+        if is_skipping:
+            lose(topic, SeqRange(topic.head_seq + 1, topic.reserved_seq))
+        topic.next_seq = topic.head_seq + 1
+        _lose_damaged_again(topic, table.store)
+        settle(topic, table.store)
+        if is_skipping:
+            # The log knows every seq that was given in another class, and with it the last `$ts`.
+            if durability == "ephemeral":
+                topic.last_ts = max(topic.last_ts, table.reserved_ts)
+            frames.append(put_topic.frame_of(topic, now))
+        topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms)
+    # As the START frame says that follows.
+    table.reserved_ts = table.reserving_ts = now.ts + TS_AHEAD_MS
+    return frames
+
+
+def _lose_damaged_again(topic: Topic, store: Store) -> None:
+    """Writes that were found damaged before the stop, and are not sealed since, came back with the
+    log.
+    """
+    index = topic.index
+    for first, last in topic.damaged:
+        at = index.find(first)
+        while at < len(index):
+            first_seq, count, _, _ = index.entry(at)
+            if first_seq + count - 1 > last:
+                break
+            if max(first_seq, topic.start_seq) >= first:
+                lose_damaged(topic, at, store)
+            else:
+                at += 1
+
+
+def replay(replay: Replay, header: FrameHeader, _body: Buffer, _checkpointed: bool) -> None:
+    """What was reserved before is in the topics."""
+    replay.table.reserved_ts = header.ts_ms + TS_AHEAD_MS

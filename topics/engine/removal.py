@@ -1,0 +1,216 @@
+"""Removal: records leave a topic, and the topic begins at a later seq.
+
+    cut_to        all records below a seq
+    delete_runs   runs of seqs anywhere
+    trim          what a replay comes to of an entry that begins below the start of the topic
+    settle        ``start_seq`` moves on to the first live record, and floors follow it
+
+Counts, bytes and floors are exact after each of them. Records that go from the middle of an entry
+are flagged in the store; an entry without live records leaves the index once it is the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from topics.engine.store import Store, Unreadable, first_live, last_live
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
+from topics.formats.disk.records import View, live_runs
+from topics.formats.ranges import IndexRun, SeqRun
+
+
+def cut_to(topic: Topic, seq: int, store: Store) -> int:
+    """Remove all records below ``seq``. The last live seq among them, 0 when none lived."""
+    index = topic.index
+    if seq <= topic.start_seq:
+        return 0
+    stop = index.find(seq)
+    last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
+    if stop:
+        last = last or _last_live_seq(topic, stop, store)
+        count, size = index.totals(0, stop)
+        topic.count -= count
+        topic.bytes -= size
+        store.release(index.locators(0, stop))
+        index.drop(stop)
+    topic.start_seq = seq
+    settle(topic, store)
+    return last
+
+
+def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
+    """Remove what an entry holds below ``seq``, as `cut_to`."""
+    first_seq, _, _, size = topic.index.entry(at)
+    if first_seq >= seq or not size:
+        return 0
+    live = live_of(topic, at, max(topic.start_seq - first_seq, 0), seq - first_seq, store)
+    if live.last_seq:
+        _take(topic, at, live.record_count, live.size)
+    return live.last_seq
+
+
+def trim(topic: Topic, at: int, store: Store) -> None:
+    """Remove what an entry that was just added holds below ``start_seq``: a replay comes to records
+    that are gone.
+    """
+    first_seq, count, _, size = topic.index.entry(at)
+    if size and first_seq < topic.start_seq:
+        live = live_of(topic, at, 0, min(topic.start_seq - first_seq, count), store)
+        if live.record_count:
+            _take(topic, at, live.record_count, live.size)
+
+
+def _take(topic: Topic, at: int, count: int, size: int) -> None:
+    topic.bytes -= topic.index.take(at, count, size)
+    topic.count -= count
+
+
+# What lives in an entry
+
+
+class Live(NamedTuple):
+    """The live records of a part of an entry; ``last_seq`` 0: none."""
+
+    record_count: int
+    size: int
+    last_seq: int
+
+
+def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> Live:
+    """The live ones of the records ``start`` to ``stop`` (exclusive) of an entry."""
+    first_seq, _, _, _ = topic.index.entry(at)
+    deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
+    count = size = last = 0
+    for begin, end in live_runs(deleted, start, stop):
+        count += end - begin
+        size += view.size(begin, end)
+        last = first_seq + end - 1
+    return Live(count, size, last)
+
+
+def deleted_in(topic: Topic, at: int, store: Store) -> Buffer | None:
+    """Delete flags of an entry, None when none is set. The store is not asked in vain."""
+    first_seq, _, locator, _ = topic.index.entry(at)
+    return store.delete_flags(locator) if first_seq in topic.index.gone else None
+
+
+def sized_view(topic: Topic, at: int, store: Store) -> View:
+    """The records of an entry, for their lengths. Damage does not keep the rest of a topic from
+    going.
+    """
+    _, count, locator, size = topic.index.entry(at)
+    try:
+        return store.records(locator)
+    except Unreadable:
+        return _EvenView(count, max(size // topic.index.live_count(at), 1))
+
+
+class _EvenView(View):
+    """Stands for records whose lengths cannot be read: all are of one size."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__(0, count)
+        self._ends = range(size, size * count + 1, size)
+
+    @property
+    def ends(self) -> memoryview:
+        """As `View.ends`."""
+        return cast("memoryview", self._ends)
+
+
+def _last_live_seq(topic: Topic, stop: int, store: Store) -> int:
+    """The last live seq of the entries before ``stop``, 0 for none."""
+    index = topic.index
+    for at in range(stop - 1, -1, -1):
+        first_seq, count, _, size = index.entry(at)
+        if size:
+            deleted = deleted_in(topic, at, store)
+            return first_seq + (count - 1 if deleted is None else last_live(deleted, 0, count))
+    return 0
+
+
+# Where the topic begins
+
+
+def settle(topic: Topic, store: Store) -> None:
+    """Move ``start_seq`` to the first live record. Losses before it become floors."""
+    if topic.index.dead_entries:
+        _drop_dead_entries(topic, store)
+    topic.start_seq = start = _first_live_seq(topic, store)
+    while topic.losses and topic.losses[0].first < start:
+        topic.loss_floor = max(topic.loss_floor, topic.losses[0].last + 1)
+        topic.losses = topic.losses[1:]
+    while topic.damaged and topic.damaged[0].first < start:
+        topic.damage_floor = max(topic.damage_floor, topic.damaged[0].last + 1)
+        topic.damaged = topic.damaged[1:]
+    while topic.resident and topic.resident[0].last < start:
+        topic.resident = topic.resident[1:]
+    while topic.tags:
+        oldest = next(iter(topic.tags))
+        if topic.tags[oldest].last_seq >= start:
+            break
+        del topic.tags[oldest]
+
+
+def _drop_dead_entries(topic: Topic, store: Store) -> None:
+    """Drop the entries before the first one with live records."""
+    index, stop = topic.index, 0
+    while stop < len(index) and not index.entry(stop)[3]:
+        stop += 1
+    if stop:
+        store.release(index.locators(0, stop))
+        index.drop(stop)
+
+
+def _first_live_seq(topic: Topic, store: Store) -> int:
+    """The first live seq, or the one behind the head."""
+    if not len(topic.index):
+        return max(topic.start_seq, topic.head_seq + 1)
+    first_seq, count, _, _ = topic.index.entry(0)
+    start = max(topic.start_seq, first_seq)
+    deleted = deleted_in(topic, 0, store)
+    if deleted is None:
+        return start
+    return first_seq + first_live(deleted, start - first_seq, count)
+
+
+# Deletes
+
+
+def delete_runs(topic: Topic, runs: Iterable[SeqRun], store: Store) -> None:
+    """Delete runs of seqs, in rising order."""
+    index, of_entry = topic.index, -1
+    pieces: list[IndexRun] = []
+    for first, length in runs:
+        seq, end = max(first, topic.start_seq), first + length
+        at = index.find(seq)
+        while at < len(index):
+            first_seq, count, _, size = index.entry(at)
+            if first_seq >= end:
+                break
+            if at != of_entry:
+                _delete_in_entry(topic, of_entry, pieces, store)
+                of_entry, pieces = at, []
+            if size:
+                pieces.append((max(seq - first_seq, 0), min(end - first_seq, count)))
+            at += 1
+    _delete_in_entry(topic, of_entry, pieces, store)
+    settle(topic, store)
+
+
+def _delete_in_entry(topic: Topic, at: int, pieces: list[IndexRun], store: Store) -> None:
+    if not pieces:
+        return
+    first_seq, whole, locator, left = topic.index.entry(at)
+    if pieces == [(0, whole)] and first_seq not in topic.index.gone:
+        live, count, size = pieces, whole, left
+    else:
+        deleted, view = store.delete_flags(locator), sized_view(topic, at, store)
+        live = [run for piece in pieces for run in live_runs(deleted, *piece)]
+        count = sum(stop - start for start, stop in live)
+        size = sum(view.size(start, stop) for start, stop in live)
+    if count:
+        store.flag_deleted(locator, live)
+        _take(topic, at, count, size)

@@ -1,0 +1,152 @@
+"""Snapshot: what a checkpoint keeps of a shard and of each topic, and how it comes back.
+
+Everything is plain values, for CBOR. The names of the keys are on disk: they never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.now import Now
+from topics.engine.record_index import IndexEntry
+from topics.engine.removal import trim
+from topics.engine.replay import Misfit, Replay
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frame_bodies import floors_from
+from topics.formats.disk.segment import ExtentKey
+from topics.formats.ranges import seq_ranges
+
+NEVER_EXPIRES_MS = 1 << 62
+
+# What is kept
+
+
+def snapshot_shard(table: TopicTable) -> dict[str, int]:
+    """What a checkpoint keeps of the shard itself."""
+    return {
+        "last_id": table.last_id,
+        "last_epoch": table.last_epoch,
+        "reserved_ts": table.reserving_ts,
+    }
+
+
+def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
+    """The topics to be kept. Topics may change, go or come between two steps."""
+    for topic_id in list(table.by_id):
+        topic = table.by_id.get(topic_id)
+        if topic is not None:
+            yield topic
+
+
+def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
+    """What a checkpoint keeps of a topic: what is committed.
+
+    Every frame of the topic below ``lsn`` is committed, and none from there on.
+    """
+    return {
+        "id": topic.id,
+        "name": topic.name,
+        "epoch": topic.epoch,
+        "config": msgspec.structs.asdict(topic.committed),
+        "head": topic.head_seq,
+        "start": topic.start_seq,
+        "floors": tuple(topic.floors),
+        "losses": topic.losses_at_restart(topic.head_seq),
+        "damaged": topic.damaged,
+        "last_ts": topic.last_ts,
+        "last_write_ts": topic.last_write_ts,
+        "reserved": topic.reserved_seq,
+        "logged": topic.logged_seq,
+        "position": lsn,
+        "keys_from": topic.keys_from_seq,
+    }
+
+
+def keys_to_keep(topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] | None]:
+    """Idempotency keys that no segment holds, because no record of their write is left: key, first
+    seq, count, $ts.
+
+    None for a key that need not be kept. The topic may change between two steps.
+    """
+    for key, write in topic.dedupe.items():
+        at = topic.index.find(write.first_seq)
+        is_gone = (
+            write.first_seq < topic.start_seq
+            or at == len(topic.index)
+            or topic.index.entry(at)[0] > write.first_seq
+        )
+        if is_gone:
+            yield key, write.first_seq, write.record_count, now.ts - (now.ms - write.at_ms)
+        else:
+            yield None
+
+
+# How it comes back
+
+
+def restore_shard(table: TopicTable, kept: dict[str, int]) -> None:
+    """Take over what `snapshot_shard` gave."""
+    table.last_id = max(table.last_id, kept["last_id"])
+    table.last_epoch = max(table.last_epoch, kept["last_epoch"])
+    table.reserved_ts = kept.get("reserved_ts", 0)
+
+
+def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
+    """Take over what `snapshot_topic` gave, before any extent or frame: its records come with
+    those.
+    """
+    config = msgspec.convert(kept["config"], TopicConfig)
+    topic = Topic(kept["id"], kept["name"], kept["epoch"], config, kept["reserved"])
+    topic.start_seq = kept["start"]
+    topic.raise_floors(floors_from(kept["floors"]))
+    topic.losses = seq_ranges(kept["losses"])
+    topic.damaged = seq_ranges(kept.get("damaged", ()))
+    topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
+    topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
+    replay.note_restored(topic, kept["head"], kept["position"])
+    replay.table.add(topic)
+    return topic
+
+
+def restore_extent(
+    replay: Replay, topic_id: int, extent: IndexEntry, dead_count: int, dead_bytes: int
+) -> bool:
+    """An extent that the checkpoint names, after its topic, in the order of seqs. False when
+    nothing lives in it: it is not used.
+
+    ``extent.size``: all rendered bytes. ``dead_count`` and ``dead_bytes``: what its flags say.
+    Raises `Misfit`.
+    """
+    first_seq, count, locator, size, ts = extent
+    topic = replay.table.by_id.get(topic_id)
+    if topic is None:
+        return False
+    if first_seq <= topic.head_seq:
+        raise Misfit(f"seq {first_seq} of topic {topic_id} is there already")
+    topic.sealed_seq = extent.last_seq
+    topic.logged_seq = max(topic.logged_seq, extent.last_seq)
+    if extent.last_seq < topic.start_seq or dead_count >= count:
+        topic.head_seq = extent.last_seq
+        return False
+    index, last_write_ts = topic.index, topic.last_write_ts
+    topic.commit_records(first_seq, count, locator, ts, size)
+    topic.last_write_ts = last_write_ts
+    if dead_count:
+        index.take(len(index) - 1, dead_count, dead_bytes)
+        topic.count -= dead_count
+        topic.bytes -= dead_bytes
+    trim(topic, len(index) - 1, replay.table.store)
+    return index.entry(len(index) - 1)[3] > 0
+
+
+def restore_key(topic: Topic, key: ExtentKey, now: Now) -> None:
+    """An idempotency key of an earlier write. The oldest comes first."""
+    age_ms = max(0, now.ts - key.ts_ms)
+    entry = DedupeEntry(key.first_seq, key.record_count, now.ms - age_ms)
+    topic.dedupe.remember(key.key, entry, NEVER_EXPIRES_MS)

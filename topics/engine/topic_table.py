@@ -1,0 +1,104 @@
+"""Topic table: the topics of one shard, by name and by id, and what they share.
+
+Topic ids are unique over all shards and never used again: ``id % shards == shard``. A `$ts` below
+``reserved_ts`` may be given to a record in memory: a restart goes on above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from topics.engine.now import Now
+from topics.engine.store import DeleteFlags, Store
+from topics.engine.topic import RESERVE_MIN, Topic
+from topics.errors import TopicNotFound
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frame_bodies import TS_AHEAD_MS
+from topics.formats.names import covered
+
+
+class TopicTable:
+    """Topics of one shard.
+
+    ``store`` finds their records. It must be set before records go: by caps, age, deletes or a
+    replay.
+    """
+
+    store: Store
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        self.shard, self.shards = shard, shards
+        self.by_name: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.last_id = shard
+        self.last_epoch = 0
+        # No record in memory has a `$ts` above it, unless the log or a checkpoint holds that `$ts`.
+        self.reserved_ts = 0
+        self.reserving_ts = 0  # the same, reservations on their way to the disk included
+        self.delete_flags = DeleteFlags()  # of records that are in no segment; the store keeps them
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name. Raises `TopicNotFound`."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise TopicNotFound(name)
+        return found
+
+    def names(self, prefix: str, after: str | None, prefixes: list[str] | None) -> Iterator[str]:
+        """Names of topics in order, from behind ``after`` on (§1.3)."""
+        return iter(sorted(_matching(self.by_name, prefix, after, prefixes)))
+
+    def new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
+        """The next incarnation of this name, not yet in the table."""
+        return Topic(
+            self.last_id + self.shards,
+            name,
+            max(self.last_epoch + 1, now.ts),
+            config,
+            0 if config.durability == "fsync" else RESERVE_MIN,
+        )
+
+    def add(self, topic: Topic) -> None:
+        """From now on the topic is found by its name and by its id."""
+        topic.deleted = False
+        self.by_name[topic.name] = self.by_id[topic.id] = topic
+        self.last_id = max(self.last_id, topic.id)
+        self.last_epoch = max(self.last_epoch, topic.epoch)
+
+    def add_older(self, topic: Topic) -> None:
+        """As `add`, but a later topic of the same name keeps the name."""
+        later = self.by_name.get(topic.name)
+        self.add(topic)
+        if later is not None and later.id > topic.id:
+            self.by_name[topic.name] = later
+
+    def remove(self, topic: Topic) -> None:
+        """The topic is no longer found."""
+        topic.deleted = True
+        del self.by_id[topic.id]
+        if self.by_name.get(topic.name) is topic:
+            del self.by_name[topic.name]
+
+    def reserve_ts(self, now: Now) -> int:
+        """The ceiling up to which frames of now reserve `$ts`."""
+        ceiling = now.ts + TS_AHEAD_MS
+        self.reserving_ts = max(self.reserving_ts, ceiling)
+        return ceiling
+
+    def ts_reserved(self, ceiling: int) -> None:
+        """This reservation is durable."""
+        self.reserved_ts = max(self.reserved_ts, ceiling)
+
+    def forget_ts_reservation(self) -> None:
+        """A reservation of `$ts` failed: only what is durable counts."""
+        self.reserving_ts = self.reserved_ts
+
+
+def _matching(
+    names: Iterable[str], prefix: str, after: str | None, prefixes: list[str] | None
+) -> list[str]:
+    return [
+        name
+        for name in names
+        if name.startswith(prefix) and (after is None or name > after) and covered(name, prefixes)
+    ]

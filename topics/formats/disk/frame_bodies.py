@@ -1,0 +1,228 @@
+"""Frame bodies: what each kind of WAL frame holds, in its header fields and in its body.
+
+    number  kind           header fields that are set                           body
+    1       APPEND         topic_id first_seq ts_ms record_count ext_len flags  records
+    2       DELETE         topic_id first_seq ts_ms record_count                runs
+    3       TOPIC          topic_id first_seq ts_ms ext_len                     map
+    4       LEASE          -                                                    -
+    5       ROUTER         -                                                    -
+    6       START          ts_ms ext_len                                        map
+    7       TOPIC_DELETED  topic_id ts_ms                                       none
+    8       SEQS_RESERVED  topic_id first_seq                                   none
+    9       FLOOR          topic_id first_seq ext_len                           array
+    10      TS_RESERVED    ts_ms                                                none
+
+Every other header field is 0. Nothing writes LEASE and ROUTER frames yet. Integers are
+little-endian; maps and arrays are CBOR, and ``ext_len`` is their length.
+
+APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
+body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in
+a blob file (``blob.py``), which was durable before the frame was written.
+
+DELETE: records deleted by a client. With ``record_count`` 0 there is no body, and all records below
+``first_seq`` go. Else ``first_seq`` is 0, and the body has one row for each of ``record_count``
+runs of seqs, in rising order:
+
+    offset  size  field   meaning
+    0       8     first   first seq of the run
+    8       8     length  seqs in the run
+
+TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
+memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
+
+    key        value   meaning
+    name       text    of the topic
+    epoch      int     the incarnation of the topic
+    config     map     `TopicConfig`, by its field names
+    head       int     last seq that was given
+    last_ts    int     last `$ts` that was given; 0 where missing
+    start      int     first seq that no cause has removed; 1 where missing
+    floors     array   as the body of FLOOR; all 1 where missing
+    losses     array   (first, last) of each range of seqs lost at a restart; empty where missing
+    damaged    array   (first, last) of each range of seqs lost to damage; empty where missing
+    keys_from  int     idempotency keys of earlier seqs are forgotten; 0 where missing
+
+START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
+memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
+
+    key   value  meaning
+    boot  text   names the run of the machine; empty where unknown
+
+TOPIC_DELETED: the topic is gone, with its records and its name.
+
+SEQS_RESERVED: no seq up to ``first_seq`` is given again after a restart.
+
+FLOOR: records removed by cap or age. ``first_seq`` is the first seq that no cause has removed.
+Body, for each cause the seq below which it has removed records:
+
+    index  floor   meaning
+    0      cap     caps of the topic
+    1      ttl     age
+    2      loss    restarts
+    3      damage  damaged bytes; 1 where missing
+
+TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import cbor2
+
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.records import RecordFlags
+from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
+
+TS_AHEAD_MS = 2000
+RUN = struct.Struct("<QQ")
+
+
+class Floors(NamedTuple):
+    """For each cause the seq below which it has removed records."""
+
+    cap: int
+    ttl: int
+    loss: int
+    damage: int
+
+
+class TopicBody(NamedTuple):
+    """Body of a TOPIC frame. ``config``: a `TopicConfig` as a map."""
+
+    name: str
+    epoch: int
+    config: Mapping[str, Any]
+    head_seq: int
+    last_ts: int
+    start_seq: int
+    floors: Floors
+    losses: Sequence[SeqRange]
+    damaged: Sequence[SeqRange]
+    keys_from_seq: int
+
+
+def append_frame(
+    topic_id: int,
+    first_seq: int,
+    ts_ms: int,
+    record_count: int,
+    flags: int,
+    ext_len: int,
+    parts: Sequence[Buffer],
+) -> Frame:
+    """An APPEND frame that holds its records; the arguments are those of `records.encode`."""
+    return Frame(FrameKind.APPEND, topic_id, first_seq, ts_ms, record_count, flags, ext_len, parts)
+
+
+def external_append_frame(
+    topic_id: int, first_seq: int, ts_ms: int, record_count: int, flags: int, ext: bytes
+) -> Frame:
+    """An APPEND frame whose records are in a blob file."""
+    flags |= RecordFlags.EXTERNAL
+    return append_frame(topic_id, first_seq, ts_ms, record_count, flags, len(ext), (ext,))
+
+
+def decode_idempotency_key(ext: Buffer) -> str | None:
+    """The key in the ext map of an APPEND frame, if there is one."""
+    return cbor2.loads(bytes(ext)).get("k")  # type: ignore[no-any-return]
+
+
+def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
+    """A DELETE frame: all records below ``first_seq`` go."""
+    return Frame(FrameKind.DELETE, topic_id, first_seq, ts_ms)
+
+
+def delete_runs_frame(topic_id: int, runs: Sequence[SeqRun], ts_ms: int) -> Frame:
+    """A DELETE frame: the records of these runs go, in rising order."""
+    body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
+    return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), parts=(body,))
+
+
+def decode_runs(body: Buffer) -> Iterator[SeqRun]:
+    """The runs of a DELETE frame."""
+    return map(SeqRun._make, RUN.iter_unpack(body))
+
+
+def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:
+    """A TOPIC frame; seqs up to ``reserved_seq`` are reserved."""
+    packed = cbor2.dumps(
+        {
+            "name": body.name,
+            "epoch": body.epoch,
+            "config": body.config,
+            "head": body.head_seq,
+            "last_ts": body.last_ts,
+            "start": body.start_seq,
+            "floors": tuple(body.floors),
+            "losses": body.losses,
+            "damaged": body.damaged,
+            "keys_from": body.keys_from_seq,
+        }
+    )
+    return Frame(
+        FrameKind.TOPIC, topic_id, reserved_seq, ts_ms, ext_len=len(packed), parts=(packed,)
+    )
+
+
+def decode_topic(body: Buffer) -> TopicBody:
+    """Body of a TOPIC frame, also of one that was written before all of its keys existed."""
+    held: dict[str, Any] = cbor2.loads(bytes(body))
+    return TopicBody(
+        name=held["name"],
+        epoch=held["epoch"],
+        config=held["config"],
+        head_seq=held["head"],
+        last_ts=held.get("last_ts", 0),
+        start_seq=held.get("start", 1),
+        floors=floors_from(held.get("floors", ())),
+        losses=seq_ranges(held.get("losses", ())),
+        damaged=seq_ranges(held.get("damaged", ())),
+        keys_from_seq=held.get("keys_from", 0),
+    )
+
+
+def start_frame(boot: str, ts_ms: int) -> Frame:
+    """A START frame of a process in this run of the machine."""
+    packed = cbor2.dumps({"boot": boot})
+    return Frame(FrameKind.START, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
+
+
+def decode_start(body: Buffer) -> str:
+    """The run of the machine in which the process of a START frame began."""
+    return cbor2.loads(bytes(body))["boot"]  # type: ignore[no-any-return]
+
+
+def topic_deleted_frame(topic_id: int, ts_ms: int) -> Frame:
+    """A TOPIC_DELETED frame."""
+    return Frame(FrameKind.TOPIC_DELETED, topic_id, ts_ms=ts_ms)
+
+
+def seqs_reserved_frame(topic_id: int, reserved_seq: int) -> Frame:
+    """A SEQS_RESERVED frame: no seq up to ``reserved_seq`` is given again after a restart."""
+    return Frame(FrameKind.SEQS_RESERVED, topic_id, reserved_seq)
+
+
+def floor_frame(topic_id: int, start_seq: int, floors: Floors) -> Frame:
+    """A FLOOR frame; ``start_seq`` is the first seq that no cause has removed."""
+    packed = cbor2.dumps(tuple(floors))
+    return Frame(FrameKind.FLOOR, topic_id, start_seq, ext_len=len(packed), parts=(packed,))
+
+
+def decode_floors(body: Buffer) -> Floors:
+    """Body of a FLOOR frame."""
+    return floors_from(cbor2.loads(bytes(body)))
+
+
+def floors_from(values: Iterable[int]) -> Floors:
+    """The floors of an array on disk: those that it lacks are 1."""
+    return Floors(*(*values, 1, 1, 1, 1)[:4])
+
+
+def ts_reserved_frame(ts_ms: int) -> Frame:
+    """A TS_RESERVED frame."""
+    return Frame(FrameKind.TS_RESERVED, ts_ms=ts_ms)

@@ -1,0 +1,68 @@
+"""Restores idempotency keys, after all frames: only then is it known how long each topic keeps its.
+
+Keys come from three sources, each in the order of seqs: the checkpoint (keys whose records are
+gone), the tables of extents, and the frames of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import chain
+
+from topics.engine.locators import Locator
+from topics.engine.now import Now
+from topics.engine.snapshot import restore_key
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.segment import ExtentKey
+from topics.storage.checkpoints import Checkpoint
+from topics.storage.disk import Damaged
+from topics.storage.pulse import Pulse
+from topics.storage.recovery.restore import EXTENTS_PER_BEAT, Extents
+from topics.storage.segments.store import SegmentStore
+
+
+def restore_keys(
+    table: TopicTable,
+    segments: SegmentStore,
+    extents: Extents,
+    logged: Mapping[int, Sequence[ExtentKey]],
+    checkpoint: Checkpoint | None,
+    now: Now,
+    pulse: Pulse,
+) -> None:
+    """Afterwards every topic holds the idempotency keys that still live.
+
+    ``logged``: the keys of the log, by topic.
+    """
+    kept = checkpoint.keys if checkpoint else {}
+    for topic in pulse.over(table.by_id.values()):
+        alive_ts = now.ts - topic.config.idempotency_window_ms + 1
+        locators = pulse.over(extents.get(topic.id, ()), EXTENTS_PER_BEAT)
+        sealed = chain.from_iterable(
+            _young_keys(segments, locator, alive_ts) for locator in locators
+        )
+        sources = kept.get(topic.id, ()), sealed, logged.get(topic.id, ())
+        for key in pulse.over(merge(*sources, key=_first_seq)):
+            # A key that was used again stands for the later write: the earlier one was too old by
+            # the clock that never steps.
+            if key.ts_ms >= alive_ts and key.first_seq >= max(
+                topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
+            ):
+                restore_key(topic, key, now)
+
+
+def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
+    if segments.entry(locator).last_ts < alive_ts:
+        return iter(())
+    if segments.all_dead(locator) and not segments.has_tables(locator):
+        # Its room was given back, and the checkpoint has its keys. That is no damage.
+        return iter(())
+    try:
+        return segments.records(locator).idempotency_keys()
+    except Damaged:  # its readers are told
+        return iter(())
+
+
+def _first_seq(key: ExtentKey) -> int:
+    return key.first_seq

@@ -1,0 +1,150 @@
+"""Replays the log: feeds every frame from where the checkpoint says to the engine, in order.
+
+A frame below the LSN up to which a checkpoint says the log was synced may repeat what the
+checkpoint knows. Every other frame must follow on what came before it, else the log is damaged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from topics.engine.changes import append
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.replay import Misfit, Replay
+from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
+from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
+from topics.formats.disk.records import RecordFlags, blob_bytes
+from topics.formats.disk.segment import ExtentKey
+from topics.storage.checkpoints import Checkpoint
+from topics.storage.disk import Damaged
+from topics.storage.pulse import Pulse
+from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+
+REPORT_BYTES = 1 << 20  # progress is told after so much of the log
+# Looked up once, not for each of millions of frames.
+_APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
+
+
+class LogReplay:
+    """The replay of one shard's log. Afterwards:
+
+    ``boot``         the run of the machine of the last process that wrote
+    ``durable_lsn``  the log is known to be on the disk up to here
+    ``keys``         idempotency keys of the log, by topic, in the order of seqs
+    """
+
+    def __init__(
+        self, replay: Replay, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
+    ) -> None:
+        self._replay, self._blobs, self._pulse = replay, blobs, pulse
+        self.boot = checkpoint.boot if checkpoint else ""
+        # The log was synced up to here, says the checkpoint, and is in segments up to there.
+        self._promised_lsn, self._from_lsn = (
+            (checkpoint.lsn, checkpoint.replay_from) if checkpoint else (0, 0)
+        )
+        self.durable_lsn = self._promised_lsn
+        self.keys: defaultdict[int, list[ExtentKey]] = defaultdict(list)
+        self._total_bytes = self._done_bytes = 0
+
+    def run(self, folder: Path, files: Sequence[WalFile]) -> LogEnd:
+        """Afterwards the engine holds what the log says, and the log has no hole. Raises `Damaged`.
+
+        ``folder``: named when there is no file.
+        """
+        bases = [file.base for file in files]
+        first = max(bisect_right(bases, self._from_lsn) - 1, 0)
+        lsn, rest_bytes = self._from_lsn, 0
+        self._total_bytes = max(sum(file.size for file in files[first:]), 1)
+        for index, file in enumerate(files[first:], first):
+            if file.base != lsn:
+                reason = f"the log before it ends at {lsn:#x}: a file between is missing or cut"
+                raise Damaged(file.path, 0, reason)
+            lsn = self._replay_file(file)
+            if index + 1 < len(files) and lsn == bases[index + 1]:
+                continue
+            rest_bytes = rest_behind(file, lsn)
+            if rest_bytes:
+                check_nothing_promised(file, lsn, self._promised_lsn, is_last=file is files[-1])
+        if lsn < self._promised_lsn:
+            reason = f"the log ends at {lsn:#x}, before the checkpoint at {self._promised_lsn:#x}"
+            raise Damaged(files[-1].path if files else folder, 0, reason)
+        return LogEnd(lsn, rest_bytes)
+
+    def _replay_file(self, file: WalFile) -> int:
+        """LSN at which its frames end."""
+        file.read_ahead(self._pulse.beat)
+        view, base, shift = file.view(), file.base, file.offset(0)
+        replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
+        report_at = base + REPORT_BYTES
+        header = None
+        try:
+            for header in scan_frames(view, file.offset(base), base, file.seed):
+                lsn = header.lsn
+                if header.kind != _APPEND or header.flags & _EXTERNAL:
+                    self._replay_frame(header, view, lsn + shift, base)
+                elif (
+                    replay_append(replay, header, 0, base, lsn < promised) is not None
+                    and header.ext_len
+                ):
+                    self._note_key(header, view, lsn + shift)
+                if lsn > report_at:
+                    report_at = lsn + REPORT_BYTES
+                    self._pulse.tell((self._done_bytes + lsn + shift) / self._total_bytes)
+        except Misfit as error:
+            assert header is not None, "a frame was looked at"
+            reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
+            raise Damaged(file.path, file.offset(header.lsn), reason) from error
+        # It never falls from frame to frame.
+        self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
+        self._done_bytes += file.size
+        self._pulse.tell(self._done_bytes / self._total_bytes)
+        return header.end if header else base
+
+    def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
+        """A frame of any kind. Raises `Misfit`."""
+        kind, known = header.kind, header.lsn < self._promised_lsn
+        if kind == _APPEND:
+            topic = append.replay(self._replay, header, self._external_bytes(header), base, known)
+            if topic is not None and header.ext_len:
+                self._note_key(header, view, offset)
+            return
+        start = offset + FRAME_HEADER_BYTES
+        body = view[start : start + header.body_len]
+        if kind == FrameKind.TOPIC_DELETED:
+            self._blobs.forget(header.topic_id)
+            self.keys.pop(header.topic_id, None)
+        elif kind == FrameKind.START:
+            self.boot = decode_start(body)
+        replay_frame(self._replay, header, body, known)
+
+    def _external_bytes(self, header: FrameHeader) -> int:
+        """Note the blob that the frame speaks of; the bytes of its records.
+
+        A blob that is missing is told of when the log has ended.
+        """
+        topic_id, first_seq = header.topic_id, header.first_seq
+        self._blobs.add(topic_id, first_seq, header.lsn)
+        length = self._blobs.length(topic_id, first_seq)
+        path = self._blobs.path(topic_id, first_seq)
+        if not length and not path.exists():
+            return header.record_count
+        size = blob_bytes(
+            length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags
+        )
+        if size < header.record_count:
+            raise Damaged(path, 0, "blob is shorter than what the log says of it")
+        return size
+
+    def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:
+        start = offset + FRAME_HEADER_BYTES
+        key = decode_idempotency_key(view[start : start + header.ext_len])
+        if key is not None:
+            self.keys[header.topic_id].append(
+                ExtentKey(key, header.first_seq, header.record_count, header.ts_ms)
+            )

@@ -1,0 +1,211 @@
+"""Recovery: opens a shard's data and leaves it ready for the first write.
+
+    open_folders       the folders are there, and their names on the disk
+    read_checkpoints   the newest whole checkpoint                          checkpoints.py
+    open_segments      the segments that it names
+    open_log           the files of the log
+    restore_topics     topics and extents as the checkpoint knows them      restore.py
+    LogReplay.run      all frames from where the checkpoint says            replay.py
+    restore_keys       idempotency keys that still live                     keys.py
+    verify_blobs       blobs that the log speaks of
+    end_log            what follows the last frame is gone                  tail.py
+    settle             no seq and no `$ts` is given twice
+    begin_log          the log holds the frames of this start
+
+No step repairs damage: `Damaged` (path, offset, reason) stops the process, and the bytes stay as
+they are. Nothing is written into the log before its end is on the disk (``decisions/0014``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from topics.engine.changes import start
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.shard import ShardEngine
+from topics.formats.disk.frame_bodies import start_frame
+from topics.formats.disk.frames import Frame
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Checkpoint, Kept
+from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.pulse import Pulse
+from topics.storage.recovery.keys import restore_keys
+from topics.storage.recovery.replay import LogReplay
+from topics.storage.recovery.restore import restore_topics
+from topics.storage.recovery.store import ReplayStore
+from topics.storage.recovery.tail import end_log
+from topics.storage.segments.store import SegmentStore
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NEW, NoRoom, WalFile, log_paths
+from topics.storage.wal.log import Wal
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard's data, open and ready for the first write."""
+
+    engine: ShardEngine
+    wal: Wal
+    segments: SegmentStore
+    checkpoint_folder: Path
+    kept: list[Kept]  # checkpoints that stand, the older first
+    absorbed: list[Path]  # blobs whose records a segment holds
+    boot: str  # names this run of the machine
+    cut_bytes: int  # of a torn tail
+    # Of this start: the log has no room for them, and takes nothing else before.
+    unsaid: list[Frame]
+
+
+class Folders(NamedTuple):
+    """The folders of one shard."""
+
+    wal: Path
+    checkpoint: Path
+    blob: Path
+    segment: Path
+
+
+def recover(
+    data_dir: Path,
+    shard: int,
+    shards: int,
+    now: Now,
+    *,
+    wal_file_bytes: int,
+    wal_sync_ms: int,
+    report: Callable[[float], None] = lambda _: None,
+    boot: str | None = None,
+) -> Shard:
+    """Bring a shard back as it was. ``boot`` names this run of the machine.
+
+    ``report`` is called with the share done, 0.0 to 1.0, several times a second.
+
+    A log that has no room for the frames of this start can be read: see `Shard.unsaid`.
+
+    Raises `Damaged` when acknowledged data was hurt, or a file is of an unknown version; OSError
+    when the log cannot be written.
+    """
+    boot, pulse = boot_id() if boot is None else boot, Pulse(report)
+    folders = open_folders(data_dir, shard)
+    standing = read_checkpoints(folders.checkpoint, pulse)
+    checkpoint = standing[0] if standing else None
+    kept = [Kept(each.replay_from, frozenset(each.segments)) for each in reversed(standing)]
+    segments = open_segments(folders.segment, shard, checkpoint, kept, pulse)
+    blobs = BlobStore(folders.blob)
+    blobs.beat = pulse.beat
+    files = open_log(folders.wal, shard)
+    engine = ShardEngine(shard, shards)
+    engine.store = store = ReplayStore(engine, segments, blobs, files)
+    topics = Replay(engine.table)
+    extents = restore_topics(topics, segments, store, checkpoint, files, pulse)
+    replay = LogReplay(topics, blobs, checkpoint, pulse)
+    end = replay.run(folders.wal, files)
+    restore_keys(engine.table, segments, extents, replay.keys, checkpoint, now, pulse)
+    is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
+    verify_blobs(blobs, pulse, is_clean=is_clean)
+    cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
+    if not is_clean and replay.boot == boot:
+        segments.write_flags_again()
+    frames = start.decide(
+        topics, now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
+    )
+    absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
+    wal = Wal(
+        folders.wal,
+        shard,
+        files,
+        end.lsn,
+        blobs=blobs,
+        file_bytes=wal_file_bytes,
+        sync_ms=wal_sync_ms,
+    )
+    frames.append(start_frame(boot, now.ts))
+    unsaid = begin_log(wal, folders.checkpoint, frames)
+    pulse.tell(1.0)
+    return Shard(engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unsaid)
+
+
+def open_folders(data_dir: Path, shard: int) -> Folders:
+    """Afterwards the shard's folders are there, and the disk knows all names in them.
+
+    A process that was killed may have left names that the disk does not know, and recovery builds
+    on them. Log files that were never finished are removed.
+    """
+    name = f"{shard:02d}"
+    folders = Folders(*(data_dir / part / name for part in Folders._fields))
+    for folder in folders:
+        make_directory(folder)
+    for folder in (data_dir, *(folder.parent for folder in folders), *folders):
+        sync_directory(folder)
+    for unfinished in folders.wal.glob(f"*{NEW}"):
+        unfinished.unlink()
+    return folders
+
+
+def read_checkpoints(folder: Path, pulse: Pulse) -> list[Checkpoint]:
+    """All whole checkpoints, the newest first. Raises `Damaged` at one of an unknown version."""
+    try:
+        return checkpoints.whole(folder, pulse)
+    except checkpoints.UnknownVersion as error:
+        raise Damaged(error.path or folder, 8, str(error)) from error
+
+
+def open_segments(
+    folder: Path, shard: int, checkpoint: Checkpoint | None, kept: list[Kept], pulse: Pulse
+) -> SegmentStore:
+    """Afterwards every segment that the checkpoint names is open.
+
+    Segments that no checkpoint of ``kept`` names are removed. Raises `Damaged`.
+    """
+    return SegmentStore.open(
+        folder,
+        shard,
+        checkpoint.segments if checkpoint else (),
+        kept=frozenset().union(*(each.segments for each in kept)),
+        beat=pulse.beat,
+    )
+
+
+def open_log(folder: Path, shard: int) -> list[WalFile]:
+    """Afterwards every file of the log is open, and stands under its name. Raises `Damaged`."""
+    files = []
+    for path in log_paths(folder, shard):
+        file = WalFile.open(path, shard)
+        if path != file.path:
+            path.replace(file.path)
+            sync_directory(folder)
+        files.append(file)
+    return files
+
+
+def verify_blobs(blobs: BlobStore, pulse: Pulse, *, is_clean: bool) -> None:
+    """Afterwards every blob that the log speaks of is there, and whole. Raises `Damaged`.
+
+    After an orderly stop only headers are read: the first reader of the records reads all of it.
+    """
+    for blob_id in pulse.over(blobs.added()):
+        blobs.verify(*blob_id, whole=not is_clean)
+
+
+def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame]) -> list[Frame]:
+    """Afterwards the frames of this start are on the disk, or returned when there is no room.
+
+    Records of `ephemeral` topics are acknowledged without the log, but not before that. The
+    reserves are there, too, unless the disk is full: then the loop goes on looking for room.
+    """
+    with contextlib.suppress(OSError):
+        wal.writer.spares.fill_reserve()
+        checkpoints.keep_room(checkpoint_folder)
+    wal.begin(frames)
+    try:
+        wal.wait_synced()
+        unsaid = []
+    except NoRoom:
+        unsaid = frames
+    wal.rotates_by_blobs = True
+    return unsaid

@@ -1,0 +1,97 @@
+"""Where the engine finds records during a replay."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import chain, starmap
+
+from topics.engine.locators import Locator, is_extent, lsn_of
+from topics.engine.shard import ShardEngine
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frames import header_at
+from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.segment import ExtentEntry
+from topics.formats.ranges import IndexRun, SeqRun
+from topics.storage.disk import Damaged
+from topics.storage.segments.store import SegmentStore
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.log import frame_records
+
+
+class ReplayStore:
+    """A `Store` over segments and log files.
+
+    Segments flag records as deleted that the replay deletes again only later on. Until then these
+    must live, see `take_back`: the store keeps flags of its own for such extents.
+    """
+
+    def __init__(
+        self,
+        engine: ShardEngine,
+        segments: SegmentStore,
+        blobs: BlobStore,
+        files: Sequence[WalFile],
+    ) -> None:
+        self._engine, self._segments, self._blobs, self._files = engine, segments, blobs, files
+        self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
+
+    def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
+        """Let the records of these runs live until the replay deletes them.
+
+        A cap that is replayed before that must find them, or it takes less than it did at first,
+        and what was shown as gone is back.
+        """
+        deleted = self._segments.dead(locator)
+        if deleted is None:
+            return
+        flags = bytearray(deleted)
+        for first, length in runs:
+            start = max(first - entry.first_seq, 0)
+            stop = min(first + length - entry.first_seq, len(flags))
+            if start < stop:
+                flags[start:stop] = bytes(stop - start)
+        if flags != deleted:
+            self._flags[locator] = flags
+
+    def records(self, locator: Locator) -> View:
+        """As `Store.records`."""
+        if is_extent(locator):
+            return self._segments.records(locator)
+        file = self._files[
+            bisect_right(self._files, lsn_of(locator), key=lambda file: file.base) - 1
+        ]
+        try:
+            return frame_records(file, locator, self._blobs)
+        except Damaged as damage:
+            if damage.path.exists():
+                raise
+            # Its topic is deleted further on, or it is missed when the log has ended. Until then,
+            # records of one byte will do.
+            count = header_at(file.view(), file.offset(locator)).record_count
+            return RecordsView(
+                0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))
+            )
+
+    def delete_flags(self, locator: Locator) -> Buffer | None:
+        """As `Store.delete_flags`."""
+        if not is_extent(locator):
+            return self._engine.delete_flags.of(locator)
+        return self._flags.get(locator) or self._segments.dead(locator)
+
+    def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`."""
+        if not is_extent(locator):
+            self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
+            return
+        # With LSN 0: the log is synced before any flag is written.
+        self._segments.mark(locator, chain.from_iterable(starmap(range, runs)), 0)
+        if locator in self._flags:
+            for start, stop in runs:
+                self._flags[locator][start:stop] = b"\1" * (stop - start)
+
+    def release(self, locators: Sequence[Locator]) -> None:
+        """As `Store.release`: an extent that is not named after the replay is found then."""
+        self._engine.delete_flags.forget(locators)

@@ -1,0 +1,125 @@
+"""Where the log ends: a torn tail is cut, damage is refused.
+
+The log ends where only zeros follow, or what a file held in an earlier life. Where it breaks off
+(no whole frame follows, and not only zeros) there are two cases:
+
+    torn tail  nothing says that the log was synced beyond the break: nothing was promised there,
+               so everything that follows is cut
+    damage     a whole frame after the break, a checkpoint or a next file says so: acknowledged
+               data was hurt, and `Damaged` leaves the bytes as they are
+
+A log that breaks off just at the end of its last synced write looks like a torn tail: no frame can
+tell then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FrameHeader,
+    check_frame,
+    header_at,
+)
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.disk import Damaged
+from topics.storage.wal.file import WalFile
+
+_ZEROS = bytes(1 << 16)
+
+
+class LogEnd(NamedTuple):
+    """Where the frames end, and how many bytes follow there up to the zeros."""
+
+    lsn: int
+    rest_bytes: int
+
+
+def rest_behind(file: WalFile, lsn: int) -> int:
+    """Bytes from ``lsn`` to the last one in the file that is not zero."""
+    view, start = file.view(), file.offset(lsn)
+    for stop in range(len(view), start, -len(_ZEROS)):
+        begin = max(start, stop - len(_ZEROS))
+        chunk = bytes(view[begin:stop])
+        if chunk != _ZEROS[: len(chunk)]:
+            return begin - start + len(chunk.rstrip(b"\0"))
+    return 0
+
+
+def check_nothing_promised(file: WalFile, lsn: int, promised_lsn: int, *, is_last: bool) -> None:
+    """Raises `Damaged` when something says that the log was synced beyond ``lsn``.
+
+    The frames of ``file`` break off there. A checkpoint says that the log was synced up to
+    ``promised_lsn``.
+    """
+    if not is_last:  # the next file began after a sync of this one
+        witness = "the next file"
+    elif promised_lsn > lsn:
+        witness = "the checkpoint"
+    elif (offset := synced_beyond(file.view(), file.base, file.seed, lsn)) is not None:
+        witness = f"the frame at offset {offset}"
+    else:
+        return
+    raise Damaged(
+        file.path, file.offset(lsn), f"damaged frame; {witness} says that it had been synced"
+    )
+
+
+def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | None:
+    """Offset of a whole frame behind ``lsn`` that knows the log to be synced beyond ``lsn``.
+
+    ``data``: a whole log file.
+    """
+    rest_at = FILE_HEADER_BYTES + lsn - base
+    rest = bytes(data[rest_at:])
+    at = rest.find(FRAME_MAGIC)
+    while at >= 0:
+        header = check_frame(data, rest_at + at, lsn + at, seed)
+        if isinstance(header, FrameHeader) and header.durable_lsn > lsn:
+            return rest_at + at
+        at = rest.find(FRAME_MAGIC, at + 1)
+    return None
+
+
+def has_frame_header(file: WalFile, lsn: int) -> bool:
+    """Whether the header of a frame of this life of the file stands behind ``lsn``.
+
+    What the file held in an earlier life has other LSNs.
+    """
+    view, start = file.view(), file.offset(lsn)
+    data = bytes(view[start:])
+    at = data.find(FRAME_MAGIC)
+    while at >= 0:
+        if at + FRAME_HEADER_BYTES > len(data) or header_at(data, at).lsn == lsn + at:
+            return True
+        at = data.find(FRAME_MAGIC, at + 1)
+    return False
+
+
+def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bool) -> int:
+    """Afterwards the disk holds all frames up to the end, and zeros behind them.
+
+    The result counts the bytes of a torn tail. ``durable_lsn``: the log is known to be on the disk
+    up to there. Raises OSError.
+    """
+    if not files:
+        return 0
+    file = files[-1]
+    cut_bytes = end.rest_bytes if end.rest_bytes and has_frame_header(file, end.lsn) else 0
+    _write_again(file, end.lsn, end.lsn if is_clean else durable_lsn)
+    if end.rest_bytes > 0 or not is_clean:
+        file.cut(end.lsn)
+    file.sync()
+    return cut_bytes
+
+
+def _write_again(file: WalFile, end: int, durable_lsn: int) -> None:
+    """Let the next sync bring all frames to the disk that may be missing there.
+
+    They may stand in pages that a failed sync has marked clean, and what the disk holds behind them
+    may have been cut off in pages alone. Frames must reach the disk before one that says that they
+    have.
+    """
+    file.write_again(max(durable_lsn, file.base), end)
