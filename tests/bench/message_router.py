@@ -30,8 +30,8 @@ from topics.formats.wire.message import MessageFrame
 ROUND = 1_000
 ROUNDS = 20
 BODY = b'{"records":[{"data":{"n":1}}]}'
-PARAMS = AppendParams("orders.eu", (len(BODY),), None, True, None, 123_456_789_012_345)
-RESULT = AppendResult((int(AppendOutcome.CREATED),))
+PARAMS = AppendParams("orders.eu", None, True, None, 123_456_789_012_345)
+RESULT = AppendResult(bytes((AppendOutcome.CREATED,)))
 
 
 class Counter:

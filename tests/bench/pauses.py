@@ -68,7 +68,9 @@ def measure(
 def _sealed_s(server: Server) -> float:
     assert server.log is not None
     events = server.log.events()
-    return sum(float(event["seconds"]) for event in events if event.get("event") == "sealed")
+    return sum(
+        float(event["seconds"]) for event in events if event.get("event") == "segment sealed"
+    )
 
 
 def _stolen_s() -> float:

@@ -23,7 +23,7 @@ from topics.actors.link.board import Board
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.shard.loop import ShardLoop
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import children as process

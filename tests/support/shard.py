@@ -166,7 +166,7 @@ class Desk:
         )
 
     def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
-        params = calls.AppendParams(topic, [len(body)], key, True, None, time.monotonic_ns())
+        params = calls.AppendParams(topic, key, True, None, time.monotonic_ns())
         return self.ask(calls.APPEND, params, body)
 
     def append_many(
@@ -175,7 +175,7 @@ class Desk:
         """Appends to one topic in one message, each as a document or as raw bytes."""
         raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
         lengths = [len(body) for body in raw]
-        params = calls.AppendParams(topic, lengths, None, with_seqs, None, time.monotonic_ns())
+        params = calls.AppendParams(topic, None, with_seqs, None, time.monotonic_ns(), lengths)
         return self.ask(calls.APPEND, params, b"".join(raw))
 
     def put(self, topic: str, **config: Any) -> int:
@@ -293,7 +293,8 @@ def _read_batch(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
     outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
-    content, found, refusals = bytes(frame.attachment), [], iter(failures)
+    content, refusals = bytes(frame.attachment), iter(failures or ())
+    found: list[dict[str, Any]] = []
     for outcome, length in zip(outcomes, lengths or [len(content)], strict=True):
         if outcome == AppendOutcome.FAILED:
             assert not length

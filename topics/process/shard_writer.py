@@ -19,6 +19,7 @@ from topics.actors.link.counters import CounterWords
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import shard_id
+from topics.actors.shard import interpreter
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -30,14 +31,12 @@ from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal.progress import WalCounters
 
-# The log's threads need the interpreter after every call, for moments; by default they wait 5 ms.
-SWITCH_S = 0.0005
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are those that end in it."""
-    sys.setswitchinterval(SWITCH_S)
+    interpreter.favour_log_threads()
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING

@@ -2,12 +2,13 @@
 
 A handler is registered by its `Call` or `Event` and gets typed params:
 
-    serve(router, APPEND, handler)           handler(request: InboundCall[AppendParams, AppendResult])
-    subscribe(router, FEED_TAKEN, handler)   handler(session, params: FeedTakenParams)
+    serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, DiffResult])
+    subscribe(router, FEED_TAKEN, handler)   handler(message, params: FeedTakenParams)
 
 A caller sends typed params:
 
-    call_soon(session, APPEND, AppendParams(...), body)   notify(session, FEED_PAGE, ...)
+    call_soon(session, DIFF, DiffParams(...), body)
+    notify(session, FEED_TAKEN, FeedTakenParams(...))
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class InboundCall(Generic[P, R]):
     ``attachment`` may lie in the caller's memory: it is valid until the answer or `release`.
     """
 
-    __slots__ = ("_message", "_rpc", "attachment", "params")
+    __slots__ = ("_message", "_rpc", "params")
 
     def __init__(self, message: InboundMessage, rpc: RpcContext, params: P) -> None:
         self._message, self._rpc, self.params = message, rpc, params
-        self.attachment = message.attachment
+
+    @property
+    def attachment(self) -> bytes | memoryview:
+        """As `InboundMessage.attachment`."""
+        return self._message.attachment
 
     @property
     def subject(self) -> str:

@@ -69,7 +69,7 @@ class RecordStore:
     def delete_flags(self, locator: int) -> Buffer | None:
         """As `Store.delete_flags`."""
         if is_extent(locator):
-            return self._segments.dead(locator)
+            return self._segments.delete_flags(locator)
         return self._engine.delete_flags.of(locator)
 
     def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
@@ -78,7 +78,7 @@ class RecordStore:
         """
         if is_extent(locator):
             indexes = chain.from_iterable(starmap(range, runs))
-            self._segments.mark(locator, indexes, self.committed_to)
+            self._segments.flag_deleted(locator, indexes, self.committed_to)
             return
         kept = self._in_memory.get(locator)
         count = self._wal.count(locator) if kept is None else kept.count
@@ -119,7 +119,7 @@ class RecordStore:
         locator = _live_extent(topic.index, index)
         if locator is not None:
             skip = max(seq - topic.index.entry(index)[0], 0)
-            self._prefetch.expect(locator, skip, _live_extent(topic.index, index + 1))
+            self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
     def report(self, damage: Damaged) -> None:
         """Log damage, once for each place: whoever comes across it will do so again."""

@@ -9,6 +9,7 @@ from topics import errors
 from topics.actors.rpc.call import RemoteError
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.errors import Internal, NotReady, TopicsError
+from topics.formats.wire.calls import AppendResult
 from topics.formats.wire.envelope import ErrorCode
 
 _CLASSES: Final[dict[str, type[TopicsError]]] = {
@@ -21,6 +22,11 @@ _CLASSES: Final[dict[str, type[TopicsError]]] = {
 def restored(code: str, message: str, detail: Mapping[str, Any]) -> TopicsError:
     """The failure that the shard raised."""
     return TopicsError.restore(_CLASSES[code], message, dict(detail))
+
+
+def failures_of(result: AppendResult) -> list[TopicsError]:
+    """The failures of those requests of an append message that failed."""
+    return [restored(*failure) for failure in result.failures or ()]
 
 
 def failure_of(error: RemoteError) -> TopicsError:

@@ -55,7 +55,7 @@ def restore_keys(
 def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
     if segments.entry(locator).last_ts < alive_ts:
         return iter(())
-    if segments.all_dead(locator) and not segments.has_tables(locator):
+    if segments.is_all_deleted(locator) and not segments.has_tables(locator):
         # Its room was given back, and the checkpoint has its keys. That is no damage.
         return iter(())
     try:

@@ -50,7 +50,7 @@ def restore_topics(
     restore_shard(replay.table, checkpoint.shard)
     for kept in pulse.over(checkpoint.topics):
         restore_topic(replay, kept)
-    has_deleted = any(1 in segment.has_dead for segment in segments.segments.values())
+    has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     ahead = deletes_ahead(checkpoint, files, pulse) if has_deleted else {}
     found: defaultdict[int, list[Locator]] = defaultdict(list)
     for number in checkpoint.segments:

@@ -110,7 +110,7 @@ def recover(
     verify_blobs(blobs, pulse, is_clean=is_clean)
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
-        segments.write_flags_again()
+        segments.rewrite_flags()
     frames = start.decide(
         topics, now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
     )
