@@ -1,5 +1,5 @@
-"""A shard writer: the process that owns the topics of one shard. It recovers, then serves until it is
-stopped.
+"""A shard writer: the process that owns the topics of one shard. It recovers, then serves until
+SIGTERM.
 """
 
 from __future__ import annotations
