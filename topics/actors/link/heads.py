@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from topics.actors.link.ring import load_fences
+from topics.actors.link.fences import load_fences
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic

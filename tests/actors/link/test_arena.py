@@ -1,99 +1,16 @@
-"""Which pages belong to whom, against a set of pages; and when memory goes back to the system."""
+"""Arena blocks from reserve to release, and when memory goes back to the system."""
 
 from __future__ import annotations
 
 import random
 from functools import partial
-from itertools import pairwise
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from topics.actors.link import arena
-from topics.actors.link.arena import (
-    LARGE_PAGES,
-    PAGE_BYTES,
-    ArenaBlock,
-    ArenaMemory,
-    ArenaReader,
-    ArenaWriter,
-    PageAllocator,
-)
-
-PAGES = 24
-
-
-class AllocatorAgainstASet(RuleBasedStateMachine):
-    """The obvious model: the set of free pages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocator = PageAllocator(PAGES)
-        self.free = set(range(PAGES))
-        self.rows: dict[int, int] = {}
-
-    @rule(pages=st.integers(1, PAGES + 1))
-    def allocate(self, pages: int) -> None:
-        start = self.allocator.allocate(pages)
-        fits = [at for at in range(PAGES) if self.free.issuperset(range(at, at + pages))]
-        assert start == (min(fits) if fits else None)
-        if start is not None:
-            self.free -= set(range(start, start + pages))
-            self.rows[start] = pages
-
-    @rule(data=st.data())
-    def free_one(self, data: st.DataObject) -> None:
-        if self.rows:
-            start = data.draw(st.sampled_from(sorted(self.rows)))
-            pages = self.rows.pop(start)
-            assert self.allocator.pages(start) == pages
-            self.allocator.free(start)
-            self.free |= set(range(start, start + pages))
-
-    @rule(data=st.data())
-    def shrink_one(self, data: st.DataObject) -> None:
-        if self.rows:
-            start = data.draw(st.sampled_from(sorted(self.rows)))
-            pages = data.draw(st.integers(1, self.rows[start]))
-            self.allocator.shrink(start, pages)
-            self.free |= set(range(start + pages, start + self.rows[start]))
-            self.rows[start] = pages
-
-    @rule(data=st.data())
-    def extend_one(self, data: st.DataObject) -> None:
-        """Where it stands, if it can; else the first place. What it leaves stays taken for now."""
-        if not (growing := [start for start, pages in self.rows.items() if pages < PAGES]):
-            return
-        start = data.draw(st.sampled_from(sorted(growing)))
-        before = self.rows[start]
-        pages = data.draw(st.integers(before + 1, PAGES))
-        free = self.free | set(range(start, start + before))
-        fits = [at for at in range(PAGES) if free.issuperset(range(at, at + pages))]
-        place = self.allocator.extend(start, pages)
-        assert place == (start if start in fits else min(fits, default=None))
-        if place is None:
-            return
-        if place <= start < place + pages:
-            del self.rows[start]
-            self.rows[place] = max(pages, start + before - place)
-        else:
-            self.rows[place] = pages
-        taken = (*self.rows.items(), (start, before))
-        self.free = free - {page for at, length in taken for page in range(at, at + length)}
-
-    @invariant()
-    def holes_are_the_free_pages_and_never_touch(self) -> None:
-        holes = self.allocator._holes
-        assert {page for start, pages in holes for page in range(start, start + pages)} == self.free
-        assert all(sum(left) < right[0] for left, right in pairwise(holes))
-        assert self.allocator.used == PAGES - len(self.free)
-
-
-@pytest.mark.slow
-class TestAllocator(AllocatorAgainstASet.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=60, stateful_step_count=30)
+from topics.actors.link.arena import LARGE_PAGES, ArenaBlock, ArenaWriter
+from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
+from topics.actors.link.arena_reader import ArenaReader
 
 
 def pair(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
@@ -116,15 +33,6 @@ def resident_kib(memory: ArenaMemory) -> int:
         if dash and int(start, 16) <= address < int(end, 16):
             return next(int(field.split()[1]) for field in lines if field.startswith("Rss:"))
     raise AssertionError("the mapping is in the list")
-
-
-def test_a_freed_page_is_allocated_once() -> None:
-    allocator = PageAllocator(4)
-    start = allocator.allocate(4)
-    assert start == 0
-    allocator.free(start)
-    with pytest.raises(KeyError):
-        allocator.free(start)
 
 
 def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
@@ -150,8 +58,8 @@ def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
     assert writer.reserve(1) is None
     view = reader.open(block.offset, block.length)
     assert view is not None
-    assert reader.done(view) == (block.offset, block.length)
-    assert reader.done(view) is None, "only the first time counts"
+    assert reader.release(view) == (block.offset, block.length)
+    assert reader.release(view) is None, "only the first time counts"
     assert writer.release(block.offset)
     assert not writer.release(block.offset)
     assert writer.used_bytes == 0
@@ -268,9 +176,9 @@ def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
     writer.begin(2)
     assert block.grow(2 * PAGE_BYTES, 1) is None
     assert writer.filling == []
-    assert writer.busy(3)
+    assert writer.is_used(3)
     block.free()
-    assert not writer.busy(3)
+    assert not writer.is_used(3)
 
 
 def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
@@ -288,13 +196,13 @@ def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> 
         assert view is not None
         reader.on_lost(view, partial(told.append, name))
         views.append(view)
-    reader.done(views[1])
+    reader.release(views[1])
     reader.reclaim(3)
     reader.reclaim(3)
     assert told == ["slow"]
-    assert reader.busy(3), "until it has let go"
-    reader.done(views[0])
-    assert not reader.busy(3)
+    assert reader.is_used(3), "until it has released the block"
+    reader.release(views[0])
+    assert not reader.is_used(3)
 
 
 def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
@@ -332,11 +240,11 @@ def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
     assert fresh is not None
     fresh.view[:] = b"x" * len(fresh.view)
     assert bytes(view[:4]) == b"slow"
-    assert reader.busy(3)
-    assert reader.done(view) is None, (
+    assert reader.is_used(3)
+    assert reader.release(view) is None, (
         "the session of that block is over: nobody waits for a RELEASE"
     )
-    assert not reader.busy(3)
+    assert not reader.is_used(3)
     assert bytes(view[:4]) == bytes(4), "its pages went back"
 
 
@@ -345,10 +253,10 @@ def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled()
     block = writer.reserve(PAGE_BYTES)
     assert block is not None
     writer.begin(2)
-    assert writer.busy(3)
+    assert writer.is_used(3)
     block.shrink(1)
     block.free()
-    assert not writer.busy(3)
+    assert not writer.is_used(3)
     assert writer.used_bytes == 0
 
 
@@ -365,15 +273,15 @@ def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
     large.free()
     assert resident_kib(memory) == before
     assert writer.used_bytes == 3 * LARGE_PAGES * PAGE_BYTES // 2
-    assert writer.tidy()
+    assert writer.trim()
     assert resident_kib(memory) == before - 2 * 1024
-    assert not writer.tidy()
+    assert not writer.trim()
     assert resident_kib(memory) == before - 4 * 1024
     for block in small:
         assert block is not None
         block.free()
     assert resident_kib(memory) > 4 * 1024
-    while writer.tidy():
+    while writer.trim():
         pass
     assert resident_kib(memory) <= 4 * 1024
 
@@ -387,7 +295,7 @@ def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> Non
     again = writer.reserve((LARGE_PAGES + 1) * PAGE_BYTES)
     assert again is not None
     again.view[:] = b"y" * again.length
-    while writer.tidy():
+    while writer.trim():
         pass
     assert bytes(again.view) == b"y" * again.length
 
@@ -400,7 +308,7 @@ def test_an_arena_in_use_is_not_trimmed() -> None:
         block.view[:] = b"x" * block.length
     assert blocks[0] is not None
     blocks[0].free()
-    while writer.tidy():
+    while writer.trim():
         pass
     assert blocks[1] is not None
     assert bytes(blocks[1].view[-2:]) == b"xx"

@@ -1,7 +1,7 @@
 """One child of the supervisor that gets a SIGTERM in a certain gap of its life.
 
-``python -m tests.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or the
-negative number of a signal. Run by tests/test_sigterm.py.
+``python -m tests.process.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or the
+negative number of a signal. Run by tests/process/test_sigterm.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import trio
 
 from topics.actors.link.board import Board
-from topics.actors.link.link import LinkMemory
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.shard.loop import ShardLoop
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
@@ -85,7 +86,8 @@ def main(kind: str, gap: str, data_dir: Path) -> None:
     logs.configure("supervisor")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     settings = Settings(shards=1, data_dir=data_dir, arena_bytes=1 << 20, max_body_bytes=1 << 18)
-    board, links = Board.create(1, 1), [LinkMemory.create(0, 0, settings)]
+    board = Board.create(1, 1)
+    links = [LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings))]
     listener = socket.create_server(("127.0.0.1", 0))
     if gap != "at work":
         interrupt(gap)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from topics.config import Settings
-from topics.process import children, supervisor
+from topics.errors import ExitCode
+from topics.process import children, drain
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WITHOUT_BOOT_ID = """
 from pathlib import Path
 from topics.storage import disk
@@ -56,16 +57,13 @@ def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> N
 
 
 def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
-    assert unit()["RestartPreventExitStatus"].split() == [
-        str(children.USAGE),
-        str(children.DAMAGED),
-    ]
+    useless = (ExitCode.USAGE, ExitCode.DAMAGED)
+    assert unit()["RestartPreventExitStatus"].split() == [str(int(code)) for code in useless]
 
 
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
-    assert (
-        int(unit()["TimeoutStopSec"]) * 1000 >= Settings().drain_ms + supervisor.STOP_EXTENSION_MS
-    )
+    needed_ms = Settings().drain_ms + drain.STOP_EXTENSION_MS
+    assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms
 
 
 def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM at every moment of a child's life, from the fork to its end (tests/sigterm.py)."""
+"""SIGTERM at every moment of a child's life, from the fork to its end (tests/process/sigterm.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 AT_ONCE, IN_ORDER = -signal.SIGTERM, 0
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 def test_a_sigterm_ends_a_child_whenever_it_comes(
     kind: str, gap: str, end: int, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.sigterm", kind, gap, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.process.sigterm", kind, gap, str(tmp_path)]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )

@@ -17,7 +17,7 @@ import pytest
 
 from topics.process.log_sink import DescriptorSink, LineStream
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LINES = 3000
 LINE = "x" * 99
 

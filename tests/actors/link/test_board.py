@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from itertools import combinations
 
 import pytest
 
 from topics.actors.link.board import COUNTERS, Board, FrontState, FrontWords, ShardState, ShardWords
+from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
+
+
+def pairs(board: Board) -> list[tuple[ProcessId, ProcessId]]:
+    processes = [*board.processes(ProcessKind.FRONT), *board.processes(ProcessKind.SHARD)]
+    return [*combinations(processes, 2)]
 
 
 def test_a_new_board_is_all_down_and_in_session_1() -> None:
     board = Board.create(shards=3, fronts=2)
-    assert [board.session(front, shard) for front in range(2) for shard in range(3)] == [1] * 6
+    assert [board.session(*pair) for pair in pairs(board)] == [1] * 10
     assert {board.shard(index).state for index in range(3)} == {ShardState.DOWN}
     assert {board.front(index).state for index in range(2)} == {FrontState.DOWN}
     assert not board.draining
@@ -43,7 +50,7 @@ def test_no_two_words_are_the_same_word() -> None:
     assert [list(board.shard(index).counters) for index in range(2)] == [
         [1000 * (index + 1) + number for number in range(COUNTERS)] for index in range(2)
     ]
-    assert [board.session(front, shard) for front in range(2) for shard in range(2)] == [1] * 4
+    assert [board.session(*pair) for pair in pairs(board)] == [1] * 6
     assert board.started_ms == 0
 
 
@@ -58,16 +65,26 @@ def test_states_and_global_words_read_back() -> None:
 
 def test_bumping_one_pair_leaves_the_others() -> None:
     board = Board.create(shards=2, fronts=2)
-    cell = board.session_cell(1, 0)
-    board.bump_session(1, 0)
-    assert [board.session(front, shard) for front in range(2) for shard in range(2)] == [1, 1, 2, 1]
-    assert cell[0] == 2
+    for number, pair in enumerate(pairs(board)):
+        cell = board.session_cell(*reversed(pair))
+        for _ in range(number):
+            board.bump_session(*pair)
+        assert cell[0] == 1 + number, "whichever end is named first"
+    assert [board.session(*pair) for pair in pairs(board)] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(("front", "shard"), [(2, 0), (0, 3), (-1, 0)])
-def test_a_pair_that_is_not_on_the_board_is_a_bug(front: int, shard: int) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (front_id(2), shard_id(0)),
+        (front_id(0), shard_id(3)),
+        (front_id(-1), shard_id(0)),
+        (shard_id(1), shard_id(1)),
+    ],
+)
+def test_a_pair_that_is_not_on_the_board_is_a_bug(one: ProcessId, other: ProcessId) -> None:
     with pytest.raises(AssertionError):
-        Board.create(shards=3, fronts=2).session(front, shard)
+        Board.create(shards=3, fronts=2).session(one, other)
 
 
 def test_states_keep_their_numbers() -> None:

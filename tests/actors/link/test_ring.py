@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -10,19 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from topics.actors.link import ring
+from topics.actors.link.fences import Fences, load_fences
 from topics.actors.link.ring import (
     CONSUMER_SLEEP,
     HEAD,
     PAGE_BYTES,
     PRODUCER_SLEEP,
     TAIL,
-    Fences,
     RingConsumer,
     RingDamaged,
     RingMemory,
     RingProducer,
+    Sleeper,
     available,
-    load_fences,
     room,
     until_end,
 )
@@ -116,7 +117,7 @@ def test_a_ring_of_another_size_is_refused() -> None:
 def test_nothing_is_nothing(ends: Ends) -> None:
     assert ends.producer.write(b"") == 0
     assert ends.consumer.read() == b""
-    assert not ends.consumer.waiting()
+    assert not ends.consumer.has_data()
 
 
 def test_a_ring_can_be_filled_to_the_last_byte_and_drained(ends: Ends) -> None:
@@ -149,7 +150,7 @@ def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(
             read += ends.consumer.read()
             assert read == written
     assert read + ends.consumer.read() == written
-    assert not ends.consumer.waiting()
+    assert not ends.consumer.has_data()
     ends.close()
 
 
@@ -175,11 +176,11 @@ def test_a_consumer_that_is_awake_is_not_rung_for(ends: Ends) -> None:
 
 def test_a_sleeping_consumer_is_rung_for_once_a_sleep(ends: Ends) -> None:
     for _ in range(2):
-        ends.consumer.sleeper.lie_down()
+        ends.consumer.sleeper.fall_asleep()
         ends.producer.write(b"a")
         ends.producer.write(b"b")
         assert rings_of(ends.data_bell) == 1
-        ends.consumer.sleeper.get_up()
+        ends.consumer.sleeper.wake_up()
         ends.producer.write(b"c")
         assert rings_of(ends.data_bell) == 0
     assert ends.producer.bells == 2
@@ -187,8 +188,8 @@ def test_a_sleeping_consumer_is_rung_for_once_a_sleep(ends: Ends) -> None:
 
 def test_a_producer_that_waits_for_room_is_rung_for_once(ends: Ends) -> None:
     ends.producer.write(bytes(SIZE))
-    ends.producer.sleeper.lie_down()
-    ends.producer.sleeper.lie_down()
+    ends.producer.sleeper.fall_asleep()
+    ends.producer.sleeper.fall_asleep()
     ends.consumer.read()
     ends.producer.write(b"x")
     ends.consumer.read()
@@ -198,50 +199,83 @@ def test_a_producer_that_waits_for_room_is_rung_for_once(ends: Ends) -> None:
 
 @pytest.mark.parametrize("died_asleep", [False, True])
 def test_a_successor_of_a_consumer_is_rung_for_too(ends: Ends, died_asleep: bool) -> None:
-    ends.consumer.sleeper.lie_down()
+    ends.consumer.sleeper.fall_asleep()
     if died_asleep:
         ends.producer.write(b"a")
     else:
-        ends.consumer.sleeper.get_up()
+        ends.consumer.sleeper.wake_up()
     rings_of(ends.data_bell)
     successor = RingConsumer(ends.memory, ends.room_bell, load_fences())
     ends.producer.write(b"b")
     assert rings_of(ends.data_bell) == 0
-    successor.sleeper.lie_down()
+    successor.sleeper.fall_asleep()
     ends.producer.write(b"c")
     assert rings_of(ends.data_bell) == 1
 
 
-def test_the_fence_stands_between_the_store_and_the_look_at_the_sleeper() -> None:
-    order: list[tuple[int, int]] = []
-    ends = Ends()
-    words = ends.memory.words
-    fences = Fences(full=lambda: order.append((words[HEAD], words[TAIL])), order=None)
-    RingProducer(ends.memory, ends.data_bell, fences).write(b"abc")
-    RingConsumer(ends.memory, ends.room_bell, fences).read()
-    assert order == [(3, 0), (3, 3)]
+class Machine:
+    """A machine that carries out the other side's falling asleep at the fence, as a real one may.
+
+    A fence that stands anywhere but between the store and the look at the sleeper loses the bell.
+    """
+
+    def __init__(self) -> None:
+        self.ends = Ends()
+        self.stored: list[tuple[int, int]] = []
+
+    def fences(self, sleeper: Sleeper) -> Fences:
+        words = self.ends.memory.words
+
+        def full() -> None:
+            self.stored.append((words[HEAD], words[TAIL]))
+            sleeper.fall_asleep()
+
+        return Fences(full=full, order=None)
 
 
-# --- fences ---
-
-
-def test_this_machine_has_a_fence() -> None:
-    load_fences().full()
-
-
-def test_a_machine_without_strong_ordering_calls_the_library() -> None:
-    fences = load_fences("aarch64")
+def write_and_fence_late(producer: RingProducer, data: bytes) -> None:
+    fences, producer._fences = producer._fences, Fences(full=lambda: None, order=None)
+    producer.write(data)
     fences.full()
-    assert fences.order is fences.full
 
 
-def test_a_machine_without_any_fence_is_refused_with_a_reason() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"libnothere\.so has no atomic_thread_fence; install libatomic"
-    ):
-        ring._library_fence("libnothere.so")
-    with pytest.raises(RuntimeError, match="atomic_thread_fence"):
-        ring._library_fence("libc.so.6")
+def write_and_fence_early(producer: RingProducer, data: bytes) -> None:
+    producer._fences.full()
+    write_and_fence_late(producer, data)
+
+
+def test_a_producer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+    machine = Machine()
+    ends = machine.ends
+    fences = machine.fences(ends.consumer.sleeper)
+    RingProducer(ends.memory, ends.data_bell, fences).write(b"abc")
+    assert machine.stored == [(3, 0)], "the store comes first"
+    assert rings_of(ends.data_bell) == 1, "the look comes last"
+
+
+def test_a_consumer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+    machine = Machine()
+    ends = machine.ends
+    ends.producer.write(b"abc")
+    fences = machine.fences(ends.producer.sleeper)
+    RingConsumer(ends.memory, ends.room_bell, fences).read()
+    assert machine.stored == [(3, 3)], "the store comes first"
+    assert rings_of(ends.room_bell) == 1, "the look comes last"
+
+
+@pytest.mark.parametrize(
+    ("write", "first_stored", "bells"),
+    [(write_and_fence_late, (3, 0), 0), (write_and_fence_early, (0, 0), 1)],
+    ids=["after the look", "before the store"],
+)
+def test_a_fence_in_the_wrong_place_would_be_noticed(
+    write: Callable[[RingProducer, bytes], None], first_stored: tuple[int, int], bells: int
+) -> None:
+    machine = Machine()
+    ends = machine.ends
+    producer = RingProducer(ends.memory, ends.data_bell, machine.fences(ends.consumer.sleeper))
+    write(producer, b"abc")
+    assert (machine.stored[0], rings_of(ends.data_bell)) == (first_stored, bells)
 
 
 # --- sessions ---

@@ -1,5 +1,5 @@
-"""A server whose workers are stand-ins that do as they are told; run by tests/test_supervisor.py as
-a program.
+"""A server whose workers are stand-ins that do as they are told; run as a program by
+`tests.process.family_support`.
 
 A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
 starts:
@@ -16,22 +16,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from topics.actors.link.board import Board, FrontState, ShardState
-from topics.actors.link.link import LinkMemory
+from topics.actors.link.board import FrontState, ShardState
+from topics.actors.link.process_id import front_id, shard_id
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.process import boot, logs, supervisor
+from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
+from topics.process.family import Shared, Workers
 from topics.process.notify import Notifier
+from topics.process.serve import serve
 
 ORDERS = Path(os.environ["ORDERS"])
 BEAT_S = 0.02
@@ -76,13 +76,12 @@ def told_to_stop(name: str) -> bool:
 
 
 def make_workers(
-    settings: Settings,
+    _settings: Settings,
     access: Access,
-    board: Board,
-    links: Sequence[Sequence[LinkMemory]],
-    listeners: Sequence[socket.socket],
-) -> supervisor.Workers:
+    shared: Shared,
+) -> Workers:
     """The stand-ins."""
+    board, listeners = shared.board, shared.listeners
 
     def shard(index: int) -> None:
         name, words = f"shard-{index}", board.shard(index)
@@ -132,7 +131,8 @@ def make_workers(
                 for i in range(board.shards)
             ],
             "sessions": [
-                [board.session(f, s) for s in range(board.shards)] for f in range(board.fronts)
+                [board.session(front_id(f), shard_id(s)) for s in range(board.shards)]
+                for f in range(board.fronts)
             ],
             "keys": len(access.principals),
             "fds": [
@@ -142,19 +142,19 @@ def make_workers(
             ],
         }
 
-    return supervisor.Workers(front, shard)
+    return Workers(front, shard)
 
 
 if __name__ == "__main__":
-    supervisor.STALLED_S = float(os.environ.get("STALLED_S", "3"))
-    supervisor.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
+    health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
+    health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     start = boot.read(os.environ)
     settings = replace(
         start.settings, fronts=int(os.environ.get("FRONTS", "1"))
     )  # the supervisor could do with more than one
     logs.configure("supervisor", settings.log_level)
     sys.exit(
-        supervisor.serve(
+        serve(
             settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers
         )
     )
