@@ -27,7 +27,7 @@ from topics.actors.rpc import typed_calls
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
-from topics.actors.shard import context, feeds
+from topics.actors.shard import feeds
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -433,7 +433,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Now(10**12, 10**6)
-    monkeypatch.setattr(context, "clock", lambda: now)
+    front.loop.context.clock = lambda: now
     front.commits.now = lambda: now
     front.make("a", ttl_ms=100)
     front.open("a")
@@ -710,7 +710,7 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.written()
     assert [seqs(event) for event in front.events()] == [[1]]
     assert len(front.loop.services.feeds) == 1
-    assert set(front.loop.services.feeds._by_topic) == {front.engine.topic("b").id}
+    assert set(front.loop.services.feeds._table._by_topic) == {front.engine.topic("b").id}
 
 
 @pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
@@ -735,10 +735,10 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     store = front.loop.services.feeds
     assert (
         len(store),
-        store._by_topic,
-        store._by_session,
+        store._table._by_topic,
+        store._table._by_session,
         store._due,
-        store._behind,
+        store._unsynced,
         store._changed,
     ) == (0, {}, {}, {}, {}, {})
     front.session = front.loop.open_session("front-0", front.wire)
@@ -861,7 +861,7 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
 async def test_many_feeds_are_served_in_turns_between_which_others_come(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "PUMP_COST_MAX", 40 * feeds.PAGE_COST)
+    monkeypatch.setattr(feeds, "TURN_COST_MAX", 40 * feeds.PAGE_COST)
     names = [f"t{number}" for number in range(30)]
     for name in names:
         front.make(name)
@@ -902,7 +902,7 @@ async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(
     front.open("a")
     front.turn()
     monkeypatch.setattr(feeds, "read", forbidden)
-    monkeypatch.setattr(feeds.Feeds, "_advance", forbidden)
+    monkeypatch.setattr(feeds.Feeds, "_send_pages", forbidden)
     for _ in range(3):
         front.append("b", 1)
         front.written()

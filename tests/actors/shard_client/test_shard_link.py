@@ -1,4 +1,4 @@
-"""What a front does about a shard that shows no sign of life, on a real link and the test's clock."""
+"""What a front does about a shard without a heartbeat, on a real link and the test's clock."""
 
 from __future__ import annotations
 

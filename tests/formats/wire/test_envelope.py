@@ -51,7 +51,8 @@ anything = st.recursive(
     [
         pytest.param(
             encode_request(7, "append", {"topic": "a"}),
-            "a4 6174 6151 63636964 1b0000000000000007 666d6574686f64 66617070656e64 66706172616d73 a165746f7069636161",
+            "a4 6174 6151 63636964 1b0000000000000007 666d6574686f64 66617070656e64 66706172616d73"
+            " a165746f7069636161",
             id="request",
         ),
         pytest.param(
@@ -71,7 +72,8 @@ anything = st.recursive(
         ),
         pytest.param(
             encode_notification("call.cancelled", {"cid": 7}),
-            "a3 6174 614e 666d6574686f64 6e63616c6c2e63616e63656c6c6564 66706172616d73 a16363696407",
+            "a3 6174 614e 666d6574686f64 6e63616c6c2e63616e63656c6c6564 66706172616d73"
+            " a16363696407",
             id="notification",
         ),
         pytest.param(

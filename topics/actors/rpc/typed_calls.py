@@ -2,12 +2,13 @@
 
 A handler is registered by its `Call` or `Event` and gets typed params:
 
-    serve(router, APPEND, handler)           handler(request: InboundCall[AppendParams, AppendResult])
-    subscribe(router, FEED_TAKEN, handler)   handler(session, params: FeedTakenParams)
+    serve(router, DIFF, handler)             handler(request: InboundCall[DiffParams, DiffResult])
+    subscribe(router, FEED_TAKEN, handler)   handler(message, params: FeedTakenParams)
 
 A caller sends typed params:
 
-    call_soon(session, APPEND, AppendParams(...), body)   notify(session, FEED_PAGE, ...)
+    call_soon(session, DIFF, DiffParams(...), body)
+    notify(session, FEED_TAKEN, FeedTakenParams(...))
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ class ShardReply(Generic[R]):
         self._reply, self._link = reply, link
         self.result, self.body = call.result_of(reply.result), reply.attachment
 
-    def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the memory of the body is needed; it leads to `release` soon."""
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of the body is needed; it leads to `release` soon."""
         if isinstance(self.body, memoryview):
-            self._link.on_lost(self.body, let_go)
+            self._link.on_lost(self.body, give_up)
 
     def release(self) -> None:
         """The body is not needed any more."""
@@ -63,7 +63,7 @@ class ShardReply(Generic[R]):
 
 
 class Listener(Protocol):
-    """Is told what shards send unasked. Called from the loop that reads a ring: it must not wait."""
+    """Is told what shards send unasked, by the loop that reads a ring: it must not wait."""
 
     def opened(self, shard: int) -> None:
         """The shard serves, for the first time or again."""

@@ -1,5 +1,5 @@
-"""RPC envelopes: the payload of a message under ``rpc/`` or ``event/`` (ADR 011 §5, §6). Each is one
-CBOR map.
+"""RPC envelopes: the payload of a message under ``rpc/`` or ``event/`` (ADR 011 §5, §6). Each is
+one CBOR map.
 
     envelope       "t"   further keys
     request        "Q"   "cid" unsigned, "method" text, "params" any
@@ -116,12 +116,9 @@ Envelope: TypeAlias = Request | Success | Failure | Notification
 
 def decode(payload: bytes | memoryview) -> Envelope | Malformed:
     """The envelope in ``payload``. Never raises. Ignores bytes behind the map."""
-    try:
-        fields = cbor2.loads(payload)
-    except cbor2.CBORDecodeError as error:
-        return Malformed(f"not CBOR: {error}")
-    if type(fields) is not dict:
-        return Malformed("not a map")
+    fields = _map_of(payload)
+    if isinstance(fields, Malformed):
+        return fields
     kind = fields.get("t")
     read = _READERS.get(kind) if type(kind) is str else None
     return Malformed("t is none of Q, R, E, N") if read is None else read(fields)
@@ -129,12 +126,9 @@ def decode(payload: bytes | memoryview) -> Envelope | Malformed:
 
 def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
     """The content of an ErrorFrame. Never raises."""
-    try:
-        fields = cbor2.loads(payload)
-    except cbor2.CBORDecodeError as error:
-        return Malformed(f"not CBOR: {error}")
-    if type(fields) is not dict:
-        return Malformed("not a map")
+    fields = _map_of(payload)
+    if isinstance(fields, Malformed):
+        return fields
     code, message, about = fields.get("code"), fields.get("message"), fields.get("about")
     if (
         type(code) is not int
@@ -144,6 +138,14 @@ def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
     ):
         return Malformed("code, message or about has a wrong type")
     return ErrorFrame(code, message, about)
+
+
+def _map_of(payload: bytes | memoryview) -> dict[Any, Any] | Malformed:
+    try:
+        fields = cbor2.loads(payload)
+    except cbor2.CBORDecodeError as error:
+        return Malformed(f"not CBOR: {error}")
+    return fields if type(fields) is dict else Malformed("not a map")
 
 
 def encode_request(cid: int, method: str, params: Any) -> bytes:

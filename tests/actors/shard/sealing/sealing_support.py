@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
-from topics.actors.shard import group_commit
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
@@ -50,20 +50,6 @@ async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
     return result
 
 
-class _Event:
-    """A `trio.Event` that is waited for in steps."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    async def wait(self) -> None:
-        while not self._is_set:
-            await _step()
-
-
 def by_hand(patch: pytest.MonkeyPatch) -> None:
     """Let `Sealing` run without a loop, a step at a time."""
     stand_in = SimpleNamespace(
@@ -73,7 +59,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
     )
     for module in (sealing, checkpointing, reclaim, pacing):
         patch.setattr(module, "trio", stand_in)
-    patch.setattr(group_commit, "trio", SimpleNamespace(Event=_Event))
+    patch.setattr(GroupCommit, "wait_progress", _checkpoint)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
