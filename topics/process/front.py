@@ -15,7 +15,7 @@ from topics.actors.link.link import Link, LinkMemory, Side
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.front.http.server import serve
+from topics.front.server import serve
 from topics.process import logs
 from topics.process.children import note_sigterm
 
