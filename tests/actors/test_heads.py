@@ -9,7 +9,7 @@ from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
-from topics.engine.reading import Page, Tombstone
+from topics.engine.page import Page, Tombstone
 from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 

@@ -21,7 +21,7 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.reservation import Reservation
-from topics.engine.reading import Page
+from topics.engine.page import Page
 from topics.engine.topic import Topic
 
 SLOTS = 64

@@ -23,7 +23,8 @@ from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.formats.api.requests import Diff, TagMatch, decode_append, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.storage.verify import Finding, verify_directory

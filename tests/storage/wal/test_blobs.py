@@ -110,7 +110,7 @@ def test_a_disk_that_does_not_give_it_is_damage(
 
 def test_a_missing_file_is_refused(store: BlobStore) -> None:
     put(store).unlink()
-    with pytest.raises(Damaged, match="not there"):
+    with pytest.raises(Damaged, match="is missing"):
         store.verify(5, 10)
 
 

@@ -132,12 +132,12 @@ def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
         (
             "0000000000002000.wal",
             encode_file_header(FileHeader(3, 0x1000, 7)),
-            "belongs to shard 3, position 0x1000",
+            "belongs to shard 3, LSN 0x1000",
         ),
         (
             "0000000000001000.wal",
             encode_file_header(FileHeader(4, 0x1000, 7)),
-            "belongs to shard 4, position 0x1000",
+            "belongs to shard 4, LSN 0x1000",
         ),
         ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7)), "belongs to shard 3"),
     ],
