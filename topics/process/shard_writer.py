@@ -13,11 +13,11 @@ import trio
 
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.shard import interpreter
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.formats.api.requests import limits_of
+from topics.process import interpreter
 from topics.process.children import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
