@@ -18,7 +18,8 @@ from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.formats.api.requests import (
     Diff,
     Limits,

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from topics.actors.link.ring import load_fences
+from topics.actors.link.fences import load_fences
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.reservation import Reservation
-from topics.engine.reading import Page
+from topics.engine.page import Page
 from topics.engine.topic import Topic
 
 SLOTS = 64

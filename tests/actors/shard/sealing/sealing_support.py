@@ -17,12 +17,14 @@ import msgspec
 import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
+from topics.actors.shard import group_commit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.formats.api.requests import Diff, TagMatch, decode_append, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.storage.verify import Finding, verify_directory
@@ -49,6 +51,20 @@ async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
     return result
 
 
+class _Event:
+    """A `trio.Event` that is waited for in steps."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    async def wait(self) -> None:
+        while not self._is_set:
+            await _step()
+
+
 def by_hand(patch: pytest.MonkeyPatch) -> None:
     """Let `Sealing` run without a loop, a step at a time."""
     stand_in = SimpleNamespace(
@@ -58,6 +74,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
     )
     for module in (sealing, checkpointing, reclaim, pacing):
         patch.setattr(module, "trio", stand_in)
+    patch.setattr(group_commit, "trio", SimpleNamespace(Event=_Event))
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,7 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     seen,
 )
-from topics.engine.reading import Page
+from topics.engine.page import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
 
