@@ -15,7 +15,8 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (
     BATCH_BYTES_MAX,
