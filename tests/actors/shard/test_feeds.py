@@ -58,7 +58,7 @@ from topics.formats.wire.calls import (
 )
 from topics.formats.wire.contract import Event
 from topics.formats.wire.envelope import Notification, Success, decode
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
 from topics.storage.wal.file import NoRoom
@@ -136,7 +136,7 @@ class Front(Desk):
         return found
 
 
-def _told(frame: MessageFrame) -> dict[str, Any]:
+def _told(frame: Message) -> dict[str, Any]:
     envelope = decode(frame.payload)
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):
@@ -1065,7 +1065,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
     def page(message: InboundMessage, params: FeedPageParams) -> None:
         got.send_nowait((params, bytes(message.attachment)))
 
-    def arrived(frames: list[MessageFrame]) -> None:
+    def arrived(frames: list[Message]) -> None:
         for frame in frames:
             assert router.dispatch(sessions[0], frame) is None
 

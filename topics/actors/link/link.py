@@ -43,12 +43,12 @@ from topics.formats.wire.message import (
     ARENA_REF,
     ERROR,
     RELEASE,
-    MessageFrame,
+    Message,
     PeerGone,
     encode_head,
 )
 
-OnMessages: TypeAlias = Callable[[list[MessageFrame]], None]
+OnMessages: TypeAlias = Callable[[list[Message]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Link:
         """Bytes that were sent here and are not in the ring yet."""
         return self._outbox.backlog_bytes
 
-    def next_frame_id(self) -> int:
-        """A fresh frame id, for a message that must name itself in its payload."""
+    def next_message_id(self) -> int:
+        """A fresh message id, for a message that must name itself in its payload."""
         self._frame_id += 1
         return self._frame_id
 
@@ -115,38 +115,38 @@ class Link:
         payload: bytes,
         attachment: Buffer | ArenaBlock = b"",
         *,
-        frame_id: int | None = None,
+        message_id: int | None = None,
     ) -> int:
-        """Queue one message; ``flush`` publishes it. Never blocks. Returns its frame id.
+        """Queue one message; ``flush`` publishes it. Never blocks. Returns its message id.
 
         A long attachment goes through the arena, or through the ring piece by piece when the arena
         is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
         or has not begun.
         """
-        if frame_id is None:
-            self._frame_id = frame_id = self._frame_id + 1
+        if message_id is None:
+            self._frame_id = message_id = self._frame_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            self._put(frame_id, subject, payload, attachment)
+            self._put(message_id, subject, payload, attachment)
         else:
-            self._send_long(frame_id, subject, payload, attachment)
-        return frame_id
+            self._send_long(message_id, subject, payload, attachment)
+        return message_id
 
     def _put(
-        self, frame_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
+        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
     ) -> None:
         if not self._open or self._cell[0] != self._session:
             raise self._peer_gone()
-        head = encode_head(frame_id, subject, payload, len(attachment), flags)
+        head = encode_head(message_id, subject, payload, len(attachment), flags)
         self._outbox.put(head, attachment)
 
     def _send_long(
-        self, frame_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
+        self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
     ) -> None:
         if not isinstance(attachment, ArenaBlock):
             view = memoryview(attachment).cast("B")
             if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
                 # A copy, because the caller may change what is behind a view before it is written.
-                self._put(frame_id, subject, payload, bytes(view))
+                self._put(message_id, subject, payload, bytes(view))
                 return
             block.view[:] = view
             attachment = block
@@ -155,17 +155,17 @@ class Link:
             raise self._peer_gone()
         self._writer.take_over(attachment)
         reference = ARENA_REF.pack(attachment.offset, attachment.length)
-        self._put(frame_id, subject, payload, reference, ARENA)
+        self._put(message_id, subject, payload, reference, ARENA)
 
     def _peer_gone(self) -> PeerGone:
         return PeerGone(f"link {self._name} is not connected")
 
-    def send_error(self, code: int, message: str, about: int) -> None:
-        """Queue an ErrorFrame about the message with frame id ``about``. Raises PeerGone as
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        """Queue a refusal about the message with id ``about``. Raises PeerGone as
         ``send`` does.
         """
         payload = cbor2.dumps({"code": code, "message": message, "about": about})
-        self._put(self.next_frame_id(), "", payload, b"", ERROR)
+        self._put(self.next_message_id(), "", payload, b"", ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
@@ -187,7 +187,7 @@ class Link:
         """``release`` is called if a session waits for the memory of the attachment ``view``."""
         self._reader.on_lost(view, release)
 
-    def release(self, message: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """The receiver is done with the message's attachment. Nothing happens for an inline one,
         nor the second time.
 
@@ -198,7 +198,7 @@ class Link:
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self._reader.release(message.attachment)
         if block is not None and self.connected:
-            self._put(self.next_frame_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
+            self._put(self.next_message_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
 
     # --- the session ---
 
