@@ -178,7 +178,7 @@ class Internal(TopicsError):
 
 
 class NotReady(TopicsError):
-    """The shard that owns the topic cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
+    """The topic's shard cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
 
     code = "not_ready"
 

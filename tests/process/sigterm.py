@@ -1,7 +1,7 @@
 """One child of the supervisor that gets a SIGTERM in a certain gap of its life.
 
-``python -m tests.process.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or the
-negative number of a signal. Run by tests/process/test_sigterm.py.
+``python -m tests.process.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or
+the negative number of a signal. Run by tests/process/test_sigterm.py.
 """
 
 from __future__ import annotations

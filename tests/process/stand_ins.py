@@ -4,9 +4,10 @@
 A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
 starts:
 
-    exit N      leave with status N               raise       fail with an exception
-    stubborn    ignore SIGTERM                    stuck       be ready, then show no further sign of life
-    replay      (shard) recover, until the file is gone       wait    (front) serve only when the file is gone
+    exit N      exit with code N                  raise    fail with an exception
+    stubborn    ignore SIGTERM                    stuck    be ready, then show no sign of life
+    replay      (shard) recover until the         wait     (front) serve only when the file
+                file is removed                            is removed
 
 A front answers every connection with one line of JSON about what it sees, and closes it.
 """

@@ -106,11 +106,11 @@ def test_an_uncaught_exception_is_a_line_like_any_other(out: io.StringIO) -> Non
         {"headers": {"Authorization": "bearer s3cret", "x": 1}},
         {"headers": [(b"authorization", b"Bearer s3cret")]},
         {"path": "/v0/watch/w1?token=s3cret"},
-        {"request": 'GET /v0/watch/w1?token=s3cret HTTP/1.1'},
+        {"request": "GET /v0/watch/w1?token=s3cret HTTP/1.1"},
         {"url": "http://127.0.0.1:4000/?s3cret"},
         {"error": ValueError("bad Bearer s3cret")},
     ],
-)  # fmt: skip
+)
 def test_tokens_and_query_strings_never_leave(out: io.StringIO, told: dict[str, object]) -> None:
     structlog.get_logger().info("event", **told)
     assert "s3cret" not in out.getvalue()

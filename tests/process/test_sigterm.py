@@ -1,4 +1,4 @@
-"""SIGTERM at every moment of a child's life, from the fork to its end (tests/process/sigterm.py)."""
+"""SIGTERM at every moment of a child's life, from the fork to its end."""
 
 from __future__ import annotations
 

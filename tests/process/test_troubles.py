@@ -50,7 +50,7 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-def test_calls_of_a_stopped_shard_end_soon_the_others_are_served_and_it_goes_on_when_it_is_continued(
+def test_calls_of_a_stopped_shard_end_soon_and_it_goes_on_when_it_is_continued(
     server: Server,
 ) -> None:
     with (

@@ -33,8 +33,13 @@ class Mute(Server):
         closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr is None else []
         self.process = subprocess.Popen(
             [*closing, sys.executable, "-m", "topics", "serve"],
-            cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
         nothing, end = os.pipe()
         os.close(end)
         self.log = Log(os.fdopen(nothing, "rb"))

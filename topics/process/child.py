@@ -1,9 +1,9 @@
 """A child process as the supervisor sees it: signs of life, and when it is started again.
 
-                 fork                       serves                     30 s of service
-    WAITING ──────────────▶ STARTED ────────────────────▶ UP ──────────────────────▶ UP, clean record
-       ▲                       │                           │
-       └──── due after the back-off ◀──────────────────────┴── death
+               fork                serves            30 s of service
+    WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record
+       ▲                   │                    │                          │
+       └── back-off ◀──────┴──────── death ◀────┴──────────────────────────┘
 
 The first restart comes at once, the next after 0.1 s, doubling up to 5 s, until a child has served
 for HEALTHY_S. A child that is damaged is never due again.

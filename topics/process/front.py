@@ -14,6 +14,7 @@ import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.ledger import LimitsLedger
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import front_id
@@ -36,22 +37,22 @@ def main(
     index: int,
     listener: socket.socket,
 ) -> None:
-    """Run front ``index``; returns after SIGTERM, when the requests in flight have been answered."""
+    """Run front ``index``; returns after SIGTERM, when the requests in flight are answered."""
     gc.freeze()  # what was imported stays: the collector need not look at it again
-    trio.run(_serve, settings, access, board, links, index, listener)
+    own = [Link(memory, board, front_id(index)) for memory in links]
+    trio.run(_serve, settings, access, listener, board, index, own)
     board.front(index).state = FrontState.DOWN
 
 
 async def _serve(
     settings: Settings,
     access: Access,
-    board: Board,
-    links: Sequence[LinkMemory],
-    index: int,
     listener: socket.socket,
+    board: Board,
+    index: int,
+    links: Sequence[Link],
 ) -> None:
-    own = [Link(memory, board, front_id(index)) for memory in links]
-    shards = Shards(own, board)
+    shards = Shards(links, board)
     stop = trio.Event()
     words = board.front(index)
     told_early = note_sigterm()
@@ -62,10 +63,16 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)
             nursery.start_soon(_beat, board, index)
-            nursery.start_soon(measure, CounterWords(board, front_id(index)), own)
+            nursery.start_soon(measure, CounterWords(board, front_id(index)), links)
             nursery.start_soon(_stop_on, signals, stop, board, index)
             await serve(
-                settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth
+                settings,
+                access,
+                shards,
+                listener,
+                stop=stop,
+                probe_auth=settings.probe_auth,
+                ledger=LimitsLedger(board, front_id(index)),
             )
             nursery.cancel_scope.cancel()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
+import trio.testing
 
 from topics.actors.link.arena_memory import PAGE_BYTES
 from topics.actors.link.board import Board
@@ -101,3 +102,13 @@ class Running:
 def echo(link: Link, frame: Message) -> None:
     link.send(frame.subject, bytes(frame.payload), frame.attachment)
     link.release(frame)
+
+
+async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
+    """The shard's end of a connected pair, running and asleep."""
+    pair.connect()
+    shard = Running(pair.shard.link)
+    nursery.start_soon(shard.run)
+    while not pair.shard.link._asleep:
+        await trio.testing.wait_all_tasks_blocked()
+    return shard

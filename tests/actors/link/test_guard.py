@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.link.link_support import Pair, Running
+from tests.actors.link.link_support import Pair, Running, asleep
 from topics.actors.link.guard import GUARD_S, Guard
 
 
@@ -16,11 +16,7 @@ async def test_the_guard_finds_data_whose_bell_was_lost_and_counts_it(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair()
-    pair.connect()
-    shard = Running(pair.shard.link)
-    nursery.start_soon(shard.run)
-    while not pair.shard.link._asleep:
-        await trio.testing.wait_all_tasks_blocked()
+    shard = await asleep(nursery, pair)
     with monkeypatch.context() as lost:
         lost.setattr(os, "eventfd_write", lambda fd, value: None)
         pair.front.link.send("n", b"")

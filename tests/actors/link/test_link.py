@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.link.link_support import Pair, Running, echo, exchange
+from tests.actors.link.link_support import Pair, Running, asleep, echo, exchange
 from topics.actors.link.process_id import front_id
 from topics.actors.link.ring import HEAD
 from topics.formats.wire.message import ERROR, Message, PeerGone
@@ -184,11 +184,7 @@ async def test_a_sleeping_link_is_woken_once_for_what_was_flushed_together(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pair = Pair()
-    pair.connect()
-    shard = Running(pair.shard.link)
-    nursery.start_soon(shard.run)
-    while not pair.shard.link._asleep:
-        await trio.testing.wait_all_tasks_blocked()
+    shard = await asleep(nursery, pair)
     before = pair.front.link.statistics().bells
     for _ in range(10):
         pair.front.link.send("n", b"")

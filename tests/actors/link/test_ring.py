@@ -1,4 +1,4 @@
-"""The ring: its arithmetic without memory, its two ends in one process, its sessions in any order."""
+"""The ring: its arithmetic, its two ends in one process, its sessions in any order."""
 
 from __future__ import annotations
 

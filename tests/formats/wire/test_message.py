@@ -147,7 +147,13 @@ def test_any_bytes_give_an_answer(junk: bytes) -> None:
     assert (
         stream_of(
             [
-                (f.message_id, f.subject, bytes(f.payload), bytes(f.attachment), f.flags)
+                (
+                    one.message_id,
+                    one.subject,
+                    bytes(one.payload),
+                    bytes(one.attachment),
+                    one.flags,
+                )
                 for one in found
             ]
         )

@@ -45,7 +45,7 @@ class Inbox:
         return messages
 
     def _resolve(self, message: Message) -> Message | None:
-        """The message with its arena block as attachment; None for a RELEASE, which is done here."""
+        """The message with its arena block as attachment; None for a RELEASE, done here."""
         if not message.flags & (ARENA | RELEASE):
             return message
         if len(message.attachment) == ARENA_REF.size:

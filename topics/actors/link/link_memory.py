@@ -1,4 +1,4 @@
-"""Link memory: everything that the two ends of a link share, made by the supervisor before any fork.
+"""Link memory: what the two ends of a link share, made by the supervisor before any fork.
 
 A link joins two processes, named by their ids; the lower id is the first end (fronts come before
 shards). Each end writes one ring and one arena and waits for one doorbell (eventfd):
