@@ -42,7 +42,7 @@ def test_a_message_arrives_as_it_was_sent(pair: Pair) -> None:
     assert pair.shard.turn() == [Message(message_id, 0, "rpc/append", b"payload", b"attachment")]
 
 
-def test_frame_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
+def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
     link = pair.front.link
     first = link.send("a", b"")
     taken = link.next_message_id()

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import cbor2
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaWriter
@@ -38,6 +37,7 @@ from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import RingConsumer, RingProducer
 from topics.formats.buffers import Buffer
+from topics.formats.wire.envelope import encode_refusal
 from topics.formats.wire.message import (
     ARENA,
     ARENA_REF,
@@ -84,7 +84,7 @@ class Link:
         self._backlog_max = sizes.ring_bytes if end == 1 else None
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
-        self._frame_id = 0
+        self._message_id = 0
         self._asleep = False
         self._sleeps = self._late = 0
 
@@ -106,8 +106,8 @@ class Link:
 
     def next_message_id(self) -> int:
         """A fresh message id, for a message that must name itself in its payload."""
-        self._frame_id += 1
-        return self._frame_id
+        self._message_id += 1
+        return self._message_id
 
     def send(
         self,
@@ -124,7 +124,7 @@ class Link:
         or has not begun.
         """
         if message_id is None:
-            self._frame_id = message_id = self._frame_id + 1
+            self._message_id = message_id = self._message_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
             self._put(message_id, subject, payload, attachment)
         else:
@@ -161,10 +161,8 @@ class Link:
         return PeerGone(f"link {self._name} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal about the message with id ``about``. Raises PeerGone as
-        ``send`` does.
-        """
-        payload = cbor2.dumps({"code": code, "message": message, "about": about})
+        """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
+        payload = encode_refusal(code, message, about)
         self._put(self.next_message_id(), "", payload, b"", ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
