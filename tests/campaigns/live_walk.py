@@ -1,5 +1,5 @@
-"""Walks through what may happen to a front's streams: ``python -m tests.campaigns.live_walk [--walks
-1000] [--seed 0]``.
+"""Walks through what may happen to a front's streams: ``python -m tests.campaigns.live_walk
+[--walks 1000] [--seed 0]``.
 
 A shard of a few lines (topics are a head and a floor, messages take their time), clients with small
 sockets that read now and then, break off and come back with or without an id. Every client must be
@@ -58,9 +58,13 @@ class Topic:
         to_seq = min(start + LIMIT, last) if from_seq < last else min(from_seq, self.head)
         seqs = range(start + 1, to_seq + 1)
         fields = {
-            "from_seq": from_seq, "to_seq": to_seq, "head_seq": self.head, "earliest_seq": self.floor + 1, "record_count": len(seqs),
+            "from_seq": from_seq,
+            "to_seq": to_seq,
+            "head_seq": self.head,
+            "earliest_seq": self.floor + 1,
+            "record_count": len(seqs),
             "tombstone": tombstone,
-        }  # fmt: skip
+        }
         return fields, b",".join(
             json_bytes({"$seq": seq, "epoch": self.epoch, "data": "x" * self.size}) for seq in seqs
         )
@@ -224,9 +228,8 @@ class Client:
             return
         assert name not in self.gone, f"after the end of {name}: {body}"
         at, epoch = self.at[name]
-        if (
-            epoch is None or at == 0
-        ):  # told that it was made again, or has nothing of it yet: what comes first says where it begins
+        if epoch is None or at == 0:
+            # Recreated, or nothing of it has come yet: what comes first says where it begins.
             epoch = None
             at = (
                 body["records"][0]["$seq"] - 1
@@ -285,9 +288,16 @@ class Walk:
             self.clients[-1].come(with_id=False)
             await wait_all_tasks_blocked()
         weighted: list[tuple[int, Callable[[], None]]] = [
-            (30, self.append), (3, self.evict), (2, self.delete), (60, self.hear), (60, self.tell), (40, self.read), (3, self.die),
-            (6, self.leave_and_come), (2, self.take_over),
-        ]  # fmt: skip
+            (30, self.append),
+            (3, self.evict),
+            (2, self.delete),
+            (60, self.hear),
+            (60, self.tell),
+            (40, self.read),
+            (3, self.die),
+            (6, self.leave_and_come),
+            (2, self.take_over),
+        ]
         for _ in range(steps):
             (step,) = self.random.choices(
                 [step for _, step in weighted], [weight for weight, _ in weighted]

@@ -189,7 +189,10 @@ def test_the_byte_budget_holds(
 
 def test_line_ends_in_a_payload_do_not_end_a_frame(api: Api, topic: str) -> None:
     create(api, topic)
-    inner = b'{"a":\n\n1,\r\n"event: x":\r[2,\n\n\n3],\n"id":\n"\\n\\r\\u2028\xe2\x80\xa8\xe2\x80\xa9\xc2\x85"}'
+    inner = (
+        b'{"a":\n\n1,\r\n"event: x":\r[2,\n\n\n3],\n"id":\n'
+        b'"\\n\\r\\u2028\xe2\x80\xa8\xe2\x80\xa9\xc2\x85"}'
+    )
     body = b'{"records":[{"data":%s,"meta":{\n\n"data:":\r\n\r\n"x"}},{"data":\n"next"\n}]}' % inner
     for _ in range(2):
         ok(api.call("POST", f"/v0/topics/{topic}", body))

@@ -89,7 +89,7 @@ class Chromium:
             time.sleep(0.01)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression, awaited when it is a promise; AssertionError when it throws."""
+        """The value of an expression, awaited if it is a promise; AssertionError if it throws."""
         answer = self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )

@@ -41,7 +41,7 @@ class NodeSource:
             pytest.skip("Node.js is not installed")
         if not (FOLDER / "node_modules" / "eventsource").exists():
             pytest.skip(
-                f"the npm package eventsource is not installed: npm ci --prefix {FOLDER.relative_to(FOLDER.parents[2])}"
+                "the npm package eventsource is not installed: npm ci --prefix tests/contract/live"
             )
         self._process = subprocess.Popen(
             [program, "eventsource.mjs", url, *bearer],

@@ -3,10 +3,10 @@
     open --socket takes less than all--> stalled --client reads again--> open
       '------------------------------------'--close, socket error--> closed
 
-While the outbox is open, `write` sends from the caller's turn of the loop and nothing is kept. While
-it is stalled, a task of its own sends the unsent part of one write, and then the backlog: answers
-and ends that belong behind it. Streams show no further pages to a stalled client, so an outbox never
-holds more than the end of one write and what answers the client's own requests.
+While the outbox is open, `write` sends from the caller's turn of the loop and nothing is kept.
+While it is stalled, a task of its own sends the unsent part of one write, and then the backlog:
+answers and ends that belong behind it. Streams show no further pages to a stalled client, so an
+outbox never holds more than the end of one write and what answers the client's own requests.
 """
 
 from __future__ import annotations
