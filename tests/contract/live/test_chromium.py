@@ -45,7 +45,8 @@ globalThis.stream = async (url, bearer) => {
     for (const block of blocks) {
       const lines = block.split("\\n");
       const field = (name) =>
-        lines.filter((line) => line.startsWith(`${name}: `)).map((line) => line.slice(name.length + 2));
+        lines.filter((line) => line.startsWith(`${name}: `))
+          .map((line) => line.slice(name.length + 2));
       const data = field("data");
       if (data.length) collect(field("event")[0], field("id")[0], data.join("\\n"));
     }
