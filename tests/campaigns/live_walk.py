@@ -26,6 +26,7 @@ from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.watch_sessions import WatchSession
 from topics.front.live.watches import Watches
@@ -274,8 +275,8 @@ class Walk:
     def __init__(self, seed: int, nursery: trio.Nursery) -> None:
         self.random, self._nursery = random.Random(seed), nursery
         self.shard = Shard()
-        self.live = self.shard.live = Live(self.shard, Settings())  # type: ignore[arg-type]
-        self._watches = Watches(Settings(), self.live)
+        self.live = self.shard.live = Live(self.shard, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
+        self._watches = Watches(self.live)
         self.clients: list[Client] = []
         self._old: list[Any] = []
 

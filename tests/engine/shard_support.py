@@ -11,7 +11,8 @@ from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
 from topics.engine.now import Now
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
 from topics.formats.api.requests import (

@@ -13,7 +13,7 @@ from tests.engine.test_reading import seqs_of
 from topics.engine.changes.append import Append
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.now import Now
-from topics.engine.reading import Page
+from topics.engine.page import Page
 from topics.engine.record_index import IndexEntry, RecordIndex
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound

@@ -18,6 +18,7 @@ from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.limits import make_slots
 from topics.front.live.live import Live
 from topics.front.live.sse import WatchStream
 from topics.front.live.watch_sessions import WatchSession
@@ -149,7 +150,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.shards = Shards()
-        self.live = Live(self.shards, Settings())  # type: ignore[arg-type]
+        self.live = Live(self.shards, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
         self.clients: list[Client] = []
 
     async def client(self, seq: int = 0, **fields: Any) -> Client:

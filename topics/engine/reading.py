@@ -1,67 +1,27 @@
-"""The difference read (§3): which records a cursor gets, and where it stands afterwards."""
+"""Difference read (§3): the records that a cursor gets, and where it stands afterwards.
+
+A read walks the entries of the topic's index from the cursor on. An entry of which the reader gets
+every record as it stands is one slice; from others it selects and cuts records. What was lost on
+the way is told with a tombstone, at the start of a page: a page with records ends before it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from topics.engine.locators import in_log
+from topics.engine.locators import Locator, in_log
+from topics.engine.page import Page, Tombstone
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Diff
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import json_nodes, live_runs
+from topics.formats.disk.records import View, json_nodes, live_runs
 from topics.formats.ranges import SeqRange
 
-# A read that must skip most of what it sees gives way to others after so many records; one that
-# skips nothing never gets there.
+# A read that skips most of what it scans gives way to others after so many records. One that skips
+# nothing never gets there.
 SCAN_RECORDS_MAX = 4000
 _NOWHERE = in_log(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """Loss, told in band (§3.3). Both ends of the gap are lost."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-    earliest_seq: int
-    head_seq: int
-
-    def as_json(self) -> dict[str, Any]:
-        """As readers are told."""
-        return {
-            "gap_from": self.gap_from, "gap_to": self.gap_to, "reason": self.reason,
-            "missed_estimate": self.gap_to - self.gap_from + 1, "earliest_seq": self.earliest_seq, "head_seq": self.head_seq,
-        }  # fmt: skip
-
-
-@dataclass(slots=True)
-class Page:
-    """Answer to one read."""
-
-    from_seq: int
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    tombstone: Tombstone | None
-    pieces: list[Buffer] = field(default_factory=list)  # rendered records, to be joined by commas
-    count: int = 0
-    scanned: int = 0
-    unfinished: bool = (
-        False  # nothing was found yet and there is more to look at: ask again from next_from_seq
-    )
-
-    @property
-    def caught_up(self) -> bool:
-        """The only sign that there is no more right now."""
-        return self.next_from_seq >= self.head_seq
-
-    @property
-    def worth_answering(self) -> bool:
-        """Whether a long poll ends with this page."""
-        return bool(self.count or self.tombstone)
 
 
 def read(
@@ -71,13 +31,12 @@ def read(
     from_seq: int | None = None,
     head_seq: int | None = None,
 ) -> Page:
-    """Records after the cursor, at most ``limit`` of them and about ``max_batch_bytes``, but at
+    """Records after the cursor: at most ``limit`` of them and about ``max_batch_bytes``, but at
     least one.
 
     ``from_seq`` replaces the cursor of ``asked`` when a read goes on where an unfinished one
-    stopped. ``head_seq`` is what the reader is to take for the head, if it may not see all that is
-    committed. No page goes past that, nor does a gap; past ``asked.until_seq`` only one whose gap
-    does: a gap is told whole.
+    stopped. ``head_seq`` is the head for this reader, if it may not see all that is committed. No
+    page goes past that, nor does a gap. Past ``asked.until_seq`` goes only a gap: it is told whole.
     """
     start = asked.from_seq if from_seq is None else from_seq
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
@@ -91,17 +50,17 @@ def read(
         tombstone = _evicted(topic, start, last, head)
     page = Page(start, min(start, topic.head_seq), head, _earliest(topic, head), tombstone)
     if start < last:
-        _collect(topic, asked, store, page, last)
+        _Reader(topic, asked, store, page, last).fill_page()
     return page
 
 
 def _earliest(topic: Topic, head: int) -> int:
-    """First live seq as a reader sees it for whom ``head`` is the head."""
+    """First live seq for a reader whose head is ``head``."""
     return min(topic.start_seq, head + 1)
 
 
 def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
-    """The cursor belongs to an earlier topic of this name: its epoch says so, or a seq that this
+    """The cursor belongs to an earlier topic of this name: it has another epoch, or a seq that this
     one never had.
     """
     if asked.epoch == topic.epoch or (asked.epoch is None and asked.from_seq <= topic.head_seq):
@@ -110,51 +69,25 @@ def _recreated(topic: Topic, asked: Diff, head: int) -> Tombstone | None:
 
 
 def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
-    """The cursor has fallen behind a floor. The reason is the cause that took something above it;
-    several, or a restart, are mixed.
+    """The cursor is below a floor. The reason is the cause that took something above the cursor;
+    several causes, or a restart, are ``mixed``.
     """
+    floors = topic.floors
     causes = {
-        "cap": topic.cap_floor,
-        "ttl": topic.ttl_floor,
-        "mixed": topic.loss_floor,
-        "damaged": topic.damage_floor,
+        "cap": floors.cap,
+        "ttl": floors.ttl,
+        "mixed": floors.loss,
+        "damaged": floors.damage,
     }
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
+    reason = met[0] if len(met) == 1 else "mixed"
     gap_to = min(topic.start_seq - 1, last)
-    return Tombstone(
-        from_seq + 1, gap_to, met[0] if len(met) == 1 else "mixed", _earliest(topic, head), head
-    )
+    return Tombstone(from_seq + 1, gap_to, reason, _earliest(topic, head), head)
 
 
-def _lost(topic: Topic, page: Page, lost: SeqRange) -> Tombstone:
-    """The reader has come to what a restart took, or to what was damaged, and has got nothing
-    before it.
-
-    What its filter dropped is not part of the gap.
-    """
-    if lost in topic.damaged:
-        return _damaged(
-            page, SeqRange(max(lost[0], page.from_seq + 1), min(lost[1], page.head_seq))
-        )
-    gap_from = lost[0] if page.scanned else page.from_seq + 1
-    return Tombstone(
-        gap_from, min(lost[1], page.head_seq), "mixed", page.earliest_seq, page.head_seq
-    )
-
-
-def _next_loss(topic: Topic, seq: int, last: int) -> SeqRange | None:
-    """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
-    if seq > last or not (topic.losses or topic.damaged):
-        return None
-    return min(
-        (lost for lost in (*topic.losses, *topic.damaged) if lost[1] >= seq and lost[0] <= last),
-        default=None,
-    )
-
-
-class Hurt(NamedTuple):
-    """Seqs ``first`` to ``last`` cannot be read. ``told``: those that the reader would get, first
-    and last.
+class _Damage(NamedTuple):
+    """Seqs ``first`` to ``last`` cannot be read. ``told``: those of them that the reader would
+    get.
     """
 
     first: int
@@ -162,148 +95,260 @@ class Hurt(NamedTuple):
     told: SeqRange | None
 
 
-def _hurt(
-    topic: Topic, store: Store, index: int, seq: int, end: int, nodes: frozenset[bytes]
-) -> Hurt:
-    """Of the seqs from ``seq`` to ``end`` (exclusive) of an entry, the first that cannot be read."""
-    first_seq, _, locator, _ = topic.index.entry(index)
-    start, stop, dead = seq - first_seq, end - first_seq, None
-    try:
-        dead = store.delete_flags(locator) if first_seq in topic.index.gone else None
-        view = store.records(locator)
-        start, stop = view.bad_run(start, stop) or (start, stop)
-        told = view.wanted(start, stop, nodes, dead)
-    except Unreadable:  # not even the tables: whatever is not deleted
-        runs = [*live_runs(dead, start, stop)]
-        told = (runs[0][0], runs[-1][1] - 1) if runs else None
-    return Hurt(
-        first_seq + start,
-        first_seq + stop - 1,
-        told and SeqRange(first_seq + told[0], first_seq + told[1]),
+class _Reader:
+    """One read under way: it walks the index from entry to entry.
+
+        what comes next                 the step
+        a loss or damage                tell the gap; a page with records ends before it
+        an entry without live records   pass over it
+        deleted records                 pass over them
+        records for the reader          take those that fit into the page
+
+    ``seq`` is the next seq to look at, ``_at`` the entry that holds it or comes next. ``_end`` is
+    the entry behind the last one to look at, ``_cut_at`` the one that goes on behind ``_last``.
+    """
+
+    __slots__ = (
+        *("_topic", "_asked", "_store", "_page", "_index", "_nodes", "_budget", "_scanned"),
+        *("seq", "_at", "_last", "_end", "_cut_at", "_loss", "_damage", "_may_take_whole"),
     )
 
+    def __init__(self, topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
+        self._topic, self._asked, self._store, self._page = topic, asked, store, page
+        self._index = topic.index
+        is_filtered = asked.nodes and topic.committed.dedupe_node
+        self._nodes = json_nodes(asked.nodes) if is_filtered else frozenset[bytes]()
+        self._budget = asked.max_batch_bytes
+        self._scanned = 0
+        self._damage: _Damage | None = None  # the nearest, in the entry at ``_at``
+        self._may_take_whole = True
+        self._go_to(max(page.from_seq + 1, topic.start_seq), last)
 
-def _damaged(page: Page, lost: SeqRange) -> Tombstone:
-    return Tombstone(lost[0], lost[1], "damaged", page.earliest_seq, page.head_seq)
+    def fill_page(self) -> None:
+        """Read until the page is full or the way ends."""
+        self._take_whole_entries()
+        at = self._at
+        while self._step():
+            if self._at != at:
+                self._take_whole_entries()
+                at = self._at
+        self._page.next_from_seq = self.seq - 1
+
+    # The way
+
+    def _go_to(self, seq: int, last: int) -> None:
+        """Go on with ``seq``, up to ``last``."""
+        self.seq, self._last = min(seq, last + 1), last
+        self._end, self._cut_at = _end_of(self._topic, last)
+        self._at = self._index.find(self.seq) if self.seq <= last else self._end
+        self._loss = _next_loss(self._topic, self.seq, last)
+
+    def _pass_to(self, seq: int, end: int) -> None:
+        """Everything before ``seq`` is done; ``end``: the seq behind the entry."""
+        self.seq = seq
+        if seq == end:
+            self._at += 1
+
+    def _step(self) -> bool:
+        """Go one step; False when the page ends before ``seq``."""
+        first_seq, count, locator, size = (
+            self._index.entry(self._at)
+            if self._at < self._end
+            else (self._last + 1, 0, _NOWHERE, 0)
+        )
+        end = first_seq + count if self._at != self._cut_at else self._last + 1
+        self.seq = max(self.seq, first_seq)
+        if self._loss is not None and self._loss.first <= self.seq:
+            return self._pass_loss(self._loss)
+        if self._damage is not None and self._damage.first <= self.seq:
+            return self._pass_damage(self._damage, end)
+        if self._at == self._end:
+            return False
+        if self._scanned >= SCAN_RECORDS_MAX:
+            self._page.unfinished = not self._page.worth_answering
+            return False
+        if not size:
+            self._scanned += 1
+            self._pass_to(end, end)
+            return True
+        try:
+            return self._take_records(first_seq, end, locator)
+        except Unreadable:
+            self._damage = self._damage_from(first_seq, end, locator)
+            return True
+
+    # Records
+
+    def _take_whole_entries(self) -> None:
+        """Take entries as long as the reader gets each as it stands: most reads are nothing else.
+        `_step` does the rest.
+        """
+        page, at, seq, budget = self._page, self._at, self.seq, self._budget
+        room, scanned, asked, nodes = self._asked.limit - page.count, 0, self._asked, self._nodes
+        entry_at, records, gone = self._index.entry, self._store.records, self._index.gone
+        stop = self._end if self._cut_at < 0 else self._cut_at
+        stop_seq = self._last + 1 if self._loss is None else self._loss.first
+        may_scan = SCAN_RECORDS_MAX - self._scanned
+        try:
+            while self._may_take_whole and at < stop and scanned < may_scan:
+                first_seq, count, locator, size = entry_at(at)
+                if (
+                    not (seq <= first_seq < stop_seq and 0 < size <= budget and count <= room)
+                    or first_seq in gone
+                ):
+                    break
+                view = records(locator)
+                if not view.cuts_nothing(
+                    nodes, asked.include_tags, asked.include_meta, asked.include_data
+                ):
+                    self._may_take_whole = False
+                    break
+                piece = view.slice(0, count)
+                page.pieces.append(piece)
+                room -= count
+                scanned += count
+                budget -= len(piece)
+                seq = first_seq + count
+                at += 1
+        except Unreadable:
+            pass  # `_step` comes to it again
+        page.count += scanned
+        page.scanned += scanned
+        self._scanned += scanned
+        self._at, self.seq, self._budget = at, seq, budget
+
+    def _take_records(self, first_seq: int, end: int, locator: Locator) -> bool:
+        """Take records of an entry, or pass over deleted ones; False when the page is full."""
+        start, deleted = self.seq - first_seq, None
+        stop = bound = (end if self._damage is None else self._damage.first) - first_seq
+        if first_seq in self._index.gone:
+            deleted = self._store.delete_flags(locator)
+        if deleted is not None:
+            window = min(start + SCAN_RECORDS_MAX, bound)
+            start, stop = next(live_runs(deleted, start, window), (window, window))
+            self._scanned += first_seq + start - self.seq
+            self._pass_to(first_seq + start, end)
+            if start == stop:
+                return True
+        page, asked = self._page, self._asked
+        if page.count >= asked.limit or self._budget <= 0:
+            return False
+        view = self._store.records(locator)
+        is_whole = view.cuts_nothing(
+            self._nodes, asked.include_tags, asked.include_meta, asked.include_data
+        )
+        room = start + asked.limit - page.count
+        stop = view.fit(start, min(stop if is_whole else bound, room), self._budget)
+        if stop == start:
+            if page.count:
+                return False
+            stop = start + 1  # at least one record, whatever its size
+        if is_whole:
+            self._add_slice(view.slice(start, stop), stop - start)
+        else:
+            self._add_selected(view, start, stop, deleted)
+        self._scanned += stop - start
+        self._pass_to(first_seq + stop, end)
+        return True
+
+    def _add_slice(self, piece: memoryview, count: int) -> None:
+        page = self._page
+        page.pieces.append(piece)
+        page.count += count
+        page.scanned += count
+        self._budget -= len(piece)
+
+    def _add_selected(self, view: View, start: int, stop: int, deleted: Buffer | None) -> None:
+        asked, page = self._asked, self._page
+        found = view.select(
+            start,
+            stop,
+            self._nodes,
+            asked.include_tags,
+            asked.include_meta,
+            deleted,
+            asked.include_data,
+        )
+        page.pieces.extend(record for _, record in found)
+        page.count += len(found)
+        deleted_count = 0 if deleted is None else bytes(deleted[start:stop]).count(1)
+        page.scanned += stop - start - deleted_count
+        self._budget -= sum(len(record) for _, record in found)
+
+    # Loss and damage
+
+    def _pass_loss(self, lost: SeqRange) -> bool:
+        """The read has come to what a restart took, or to what was found damaged."""
+        page = self._page
+        if page.worth_answering:  # the next page begins with the tombstone
+            self.seq = lost.first
+            return False
+        # A gap is told whole, and the reader goes on behind it.
+        last = page.head_seq if lost.last > self._last else self._last
+        gap_to = min(lost.last, page.head_seq)
+        if lost in self._topic.damaged:
+            page.tell_gap(SeqRange(max(lost.first, page.from_seq + 1), gap_to), "damaged")
+        else:
+            # What the reader's filter dropped before it is no part of the gap.
+            gap_from = lost.first if page.scanned else page.from_seq + 1
+            page.tell_gap(SeqRange(gap_from, gap_to), "mixed")
+        self._go_to(gap_to + 1, last)
+        return True
+
+    def _pass_damage(self, damage: _Damage, end: int) -> bool:
+        """The read has come to damaged records of an entry."""
+        page = self._page
+        if damage.told is not None:
+            if page.worth_answering:
+                return False
+            page.tell_gap(damage.told, "damaged")
+        page.scanned += damage.last + 1 - self.seq
+        self._scanned += 1
+        self._damage = None
+        self._pass_to(damage.last + 1, end)
+        return True
+
+    def _damage_from(self, first_seq: int, end: int, locator: Locator) -> _Damage:
+        """The first seqs from ``seq`` to ``end`` (exclusive) of an entry that cannot be read."""
+        start, stop, deleted = self.seq - first_seq, end - first_seq, None
+        told: tuple[int, int] | None
+        try:
+            if first_seq in self._index.gone:
+                deleted = self._store.delete_flags(locator)
+            view = self._store.records(locator)
+            start, stop = view.bad_run(start, stop) or (start, stop)
+            told = view.wanted(start, stop, self._nodes, deleted)
+        except Unreadable:  # not even the tables: whatever is not deleted
+            runs = [*live_runs(deleted, start, stop)]
+            told = (runs[0][0], runs[-1][1] - 1) if runs else None
+        return _Damage(
+            first_seq + start,
+            first_seq + stop - 1,
+            told and SeqRange(first_seq + told[0], first_seq + told[1]),
+        )
 
 
-def _end(topic: Topic, last: int) -> tuple[int, int]:
+def _end_of(topic: Topic, last: int) -> tuple[int, int]:
     """Index past the entries that hold anything up to ``last``, and of the one that goes on behind
     it, -1 for none.
     """
-    frames = topic.index
+    index = topic.index
     if last == topic.head_seq:
-        return len(frames), -1
-    end = frames.find(last + 1)
-    cut = end < len(frames) and frames.entry(end)[0] <= last
-    return (end + 1, end) if cut else (end, -1)
+        return len(index), -1
+    end = index.find(last + 1)
+    is_cut = end < len(index) and index.entry(end)[0] <= last
+    return (end + 1, end) if is_cut else (end, -1)
 
 
-def _collect(topic: Topic, asked: Diff, store: Store, page: Page, last: int) -> None:
-    nodes = json_nodes(asked.nodes) if asked.nodes and topic.committed.dedupe_node else frozenset()
-    frames, gone, limit, budget = (
-        topic.index,
-        topic.index.gone,
-        asked.limit,
-        asked.max_batch_bytes,
+def _next_loss(topic: Topic, seq: int, last: int) -> SeqRange | None:
+    """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
+    if seq > last or not (topic.losses or topic.damaged):
+        return None
+    return min(
+        (
+            lost
+            for lost in (*topic.losses, *topic.damaged)
+            if lost.last >= seq and lost.first <= last
+        ),
+        default=None,
     )
-    seq = min(max(page.from_seq + 1, topic.start_seq), last + 1)
-    end, cut = _end(topic, last)
-    index, lost, looked = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last), 0
-    hurt: Hurt | None = None  # ahead, in the entry that is read
-    while True:
-        first_seq, count, locator, size = (
-            frames.entry(index) if index < end else (last + 1, 0, _NOWHERE, 0)
-        )
-        if index == cut:
-            count = last + 1 - first_seq
-        if first_seq > seq:
-            seq = first_seq
-        if lost is not None and lost[0] <= seq:
-            if page.worth_answering:  # the next read gets the tombstone
-                seq = lost[0]
-                break
-            if lost[1] > last:  # a gap is told whole, and the reader goes on behind it
-                last = page.head_seq
-                end, cut = _end(topic, last)
-            page.tombstone = _lost(topic, page, lost)
-            seq = page.tombstone.gap_to + 1
-            index, lost = frames.find(seq) if seq <= last else end, _next_loss(topic, seq, last)
-            continue
-        if hurt is not None and hurt.first <= seq:
-            if hurt.told is not None:
-                if page.worth_answering:
-                    break
-                page.tombstone = _damaged(page, hurt.told)
-            page.scanned += hurt.last + 1 - seq
-            index, seq, looked, hurt = (
-                index + (hurt.last + 1 == first_seq + count),
-                hurt.last + 1,
-                looked + 1,
-                None,
-            )
-            continue
-        if index == end:
-            seq = last + 1
-            break
-        if looked >= SCAN_RECORDS_MAX:
-            page.unfinished = not page.worth_answering
-            break
-        if not size:  # nothing lives in it
-            index, seq, looked = index + 1, first_seq + count, looked + 1
-            continue
-        bound = (
-            count if hurt is None else hurt.first - first_seq
-        )  # nothing before it is known as damaged
-        start, stop, dead = seq - first_seq, bound, None
-        try:
-            if first_seq in gone and (dead := store.delete_flags(locator)) is not None:
-                window = min(start + SCAN_RECORDS_MAX, bound)
-                start, stop = next(live_runs(dead, start, window), (window, window))
-                looked += first_seq + start - seq
-                seq = first_seq + start
-                if start == stop:
-                    index += stop == count
-                    continue
-            if page.count >= limit or budget <= 0:
-                break
-            view = store.records(locator)
-            whole = view.cuts_nothing(
-                nodes, asked.include_tags, asked.include_meta, asked.include_data
-            )
-            room = start + limit - page.count
-            stop = view.fit(start, min(stop if whole else bound, room), budget)
-            if stop == start:
-                if page.count:
-                    break
-                stop = start + 1  # at least one record, whatever its size
-            if whole:
-                piece = view.slice(start, stop)
-                page.pieces.append(piece)
-                page.count += stop - start
-                page.scanned += stop - start
-                budget -= len(piece)
-            else:
-                found = view.select(
-                    start,
-                    stop,
-                    nodes,
-                    asked.include_tags,
-                    asked.include_meta,
-                    dead,
-                    asked.include_data,
-                )
-                page.pieces.extend(record for _, record in found)
-                page.count += len(found)
-                page.scanned += (
-                    stop - start - (0 if dead is None else bytes(dead[start:stop]).count(1))
-                )
-                budget -= sum(len(record) for _, record in found)
-        except Unreadable:
-            hurt = _hurt(topic, store, index, seq, first_seq + count, nodes)
-            continue
-        looked += stop - start
-        seq = first_seq + stop
-        if stop == count:
-            index += 1
-    page.next_from_seq = seq - 1

@@ -16,7 +16,8 @@ from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import Internal
 from topics.formats.api.requests import limits_of
-from topics.front.http.connections import Connection, Connections, Timings
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
 from topics.front.live.live import TICK_S
 from topics.front.live.web_socket import WebSocket
 

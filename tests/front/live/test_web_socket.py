@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import trio
 
-from tests.front.support import FakeReply, RawClient, Running, running
+from tests.support.fake_backend import FakeReply
+from tests.support.front import Running, running
+from tests.support.raw_client import RawClient
 from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import web_socket_publish

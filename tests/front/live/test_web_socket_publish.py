@@ -19,7 +19,8 @@ from topics.formats.api.requests import json_bytes, limits_of
 from topics.formats.api.websocket_messages import Close, CloseCode, Text
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
 from topics.formats.wire.contract import Call, P, R
-from topics.front.http.connections import Timings
+from topics.front.http.connection import Timings
+from topics.front.limits import make_slots
 from topics.front.live import web_socket
 from topics.front.live.live import Live
 from topics.front.live.web_socket import WebSocket
@@ -88,7 +89,7 @@ class Desk:
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         self.shards, self.client = Shards(), theirs
-        self.live = Live(self.shards, SETTINGS)  # type: ignore[arg-type]
+        self.live = Live(self.shards, SETTINGS, make_slots(SETTINGS, 100))  # type: ignore[arg-type]
         connection: Any = SimpleNamespace(
             sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
         )

@@ -29,7 +29,8 @@ from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff

@@ -17,7 +17,8 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
 from topics.actors.shard.service import Service
 from topics.engine.changes.change import Change
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
 from topics.formats.api.requests import Diff, decode_diff

@@ -11,23 +11,21 @@ of a stream may end another stream: streams are called with `Isolated.attempt` o
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
 from topics.config import Settings
-from topics.engine.access import ANYONE, Principal
-from topics.errors import Throttled
+from topics.engine.access import Principal
 from topics.front.backend import Backend
+from topics.front.limits import FrontSlots
 from topics.front.live.feeds import Feeds
 from topics.front.live.message_budget import MessageBudget
 from topics.front.live.subscriptions import Isolated
 
 LARGEST_MESSAGES_MAX = 2  # held for all WebSockets together, counted in the longest allowed
 TICK_S = 0.25  # the grain of heartbeats and timeouts
-RETRY_MS = 1000
 
 
 class LiveStream(Isolated, Protocol):
@@ -45,13 +43,12 @@ class LiveStream(Isolated, Protocol):
 class Live:
     """All live streams of a front, and what they share."""
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
-        self.backend, self._settings = backend, settings
+    def __init__(self, backend: Backend, settings: Settings, slots: FrontSlots) -> None:
+        self.backend, self.slots = backend, slots
         self.now = time.monotonic()  # of the last tick
         self.feeds = Feeds(backend, self.now)
         self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
         self.streams: set[LiveStream] = set()
-        self.by_key: Counter[bytes] = Counter()  # streams of each key, by its digest
         self.draining = False
         self.nursery: trio.Nursery
         self._deferred: list[tuple[LiveStream, Callable[[], None]]] = []
@@ -72,30 +69,21 @@ class Live:
         """Check the limits for one more stream, which must begin before its task waits for
         anything; ``leaving`` is a stream that it replaces. Raises `Throttled` (§11).
         """
-        settings, less = self._settings, 0 if leaving is None or leaving.ended else 1
-        if 0 < settings.max_sse_connections <= len(self.streams) - less:
-            raise _too_many("max_sse_connections", settings.max_sse_connections)
-        if (
-            principal is not ANYONE
-            and 0 < settings.max_sse_connections_per_key <= self.by_key[principal.digest] - less
-        ):
-            raise _too_many("max_sse_connections_per_key", settings.max_sse_connections_per_key)
+        replaced = 0 if leaving is None or leaving.ended else 1
+        self.slots.streams.check(principal, leaving=replaced)
 
     def add(self, stream: LiveStream) -> None:
         """A stream begins; one that begins during the drain is told so at once."""
         self.streams.add(stream)
-        self.by_key[stream.principal.digest] += 1
+        self.slots.streams.add(stream.principal)
         if self.draining:
             stream.drain()
 
     def remove(self, stream: LiveStream) -> None:
         """A stream has ended."""
         if stream in self.streams:
-            digest = stream.principal.digest
             self.streams.remove(stream)
-            self.by_key[digest] -= 1
-            if not self.by_key[digest]:
-                del self.by_key[digest]
+            self.slots.streams.release(stream.principal)
 
     def drain(self) -> None:
         """The server shuts down: tell all streams, and those that still begin."""
@@ -115,8 +103,3 @@ class Live:
             deferred, self._deferred = self._deferred, []
             for stream, call in deferred:
                 stream.attempt(call)
-
-
-def _too_many(limit: str, most: int) -> Throttled:
-    message = "there are too many streams and sockets"
-    return Throttled(message, limit=limit, max=most, retry_after_ms=RETRY_MS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from topics.front.http.connections import NEVER, Connection
+from topics.front.http.connection import NEVER, Connection
 
 
 class MessageClock:

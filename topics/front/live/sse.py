@@ -18,7 +18,7 @@ from typing import Any
 from topics.errors import TopicsError
 from topics.formats.api.requests import json_bytes
 from topics.front.errors import status_of
-from topics.front.http.connections import Connection
+from topics.front.http.connection import Connection
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.streams import Stream

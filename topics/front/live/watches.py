@@ -13,20 +13,18 @@ import time
 from base64 import urlsafe_b64encode
 from typing import Any
 
-from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import (
-    Forbidden,
     NotAcceptable,
     NotFound,
-    Throttled,
     TopicNotFound,
     Unauthorized,
 )
 from topics.formats.api.fields import list_members
 from topics.formats.api.watch import Start, WatchRequest
-from topics.front.http.connections import Connection
-from topics.front.live.live import RETRY_MS, Live
+from topics.front.authorization import authorize
+from topics.front.http.connection import Connection
+from topics.front.live.live import Live
 from topics.front.live.sse import RETRY, WatchStream
 from topics.front.live.starts import begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
@@ -40,8 +38,8 @@ _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 class Watches:
     """The watch sessions of a front."""
 
-    def __init__(self, settings: Settings, live: Live) -> None:
-        self._settings, self.live = settings, live
+    def __init__(self, live: Live) -> None:
+        self.live = live
         self._sessions: dict[str, WatchSession] = {}
 
     async def create(
@@ -50,14 +48,14 @@ class Watches:
         """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
         `Throttled`, `NotReady`.
         """
-        if not all(map(principal.covers, asked.starts)):
-            raise Forbidden("a name is outside the key's prefixes")
+        for topic in asked.starts:
+            authorize(principal, None, topic)
         self._collect()
         heads = await heads_of(self.live.backend, asked.starts)
         unknown = asked.starts.keys() - heads.keys()
         if unknown and not lenient:
             raise TopicNotFound(min(unknown))
-        self._check_room()
+        self.live.slots.watch_sessions.acquire()
         begun = {topic: begin_at(asked.starts[topic], head) for topic, head in heads.items()}
         cursors = {topic: (start.from_seq, start.epoch) for topic, start in begun.items()}
         wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
@@ -109,22 +107,13 @@ class Watches:
                 session.stream = None
                 session.left_at = time.monotonic()
 
-    def _check_room(self) -> None:
-        most = self._settings.max_watch_sessions
-        if most and len(self._sessions) >= most:
-            raise Throttled(
-                "there are too many watch sessions",
-                limit="max_watch_sessions",
-                max=most,
-                retry_after_ms=RETRY_MS,
-            )
-
     def _collect(self) -> None:
         """Forget sessions that no stream has used for SESSION_TTL_S."""
         before = time.monotonic() - SESSION_TTL_S
         for wid, session in [*self._sessions.items()]:
             if session.stream is None and session.left_at < before:
                 del self._sessions[wid]
+                self.live.slots.watch_sessions.release()
 
 
 def accepts_events(accept: bytes) -> bool:

@@ -19,7 +19,7 @@ import trio
 
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
-from topics.errors import Forbidden, InvalidRequest, TopicsError
+from topics.errors import InvalidRequest, TopicsError
 from topics.formats.api.requests import Limits
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.api.websocket_commands import (
@@ -40,10 +40,10 @@ from topics.formats.api.websocket_messages import (
     Text,
     close_frame,
 )
-from topics.formats.names import valid_topic_name
-from topics.front.guard import draining
-from topics.front.http.bodies import short_body_max, too_large
-from topics.front.http.connections import RECV_BYTES, Connection
+from topics.front.authorization import authorize, check_topic_name
+from topics.front.body_limits import short_body_max, too_large
+from topics.front.drain import shutting_down
+from topics.front.http.connection import RECV_BYTES, Connection
 from topics.front.live.live import Live
 from topics.front.live.message_clock import MessageClock
 from topics.front.live.web_socket_publish import Publishes
@@ -231,7 +231,7 @@ class WebSocket(WebSocketStream):
 
     def _publish(self, head: CommandHead, request_id: bytes, message: bytes) -> None:
         if self._draining:
-            raise draining()
+            raise shutting_down()
         topic = self._topic(head, Scope.WRITE | Scope.ADMIN if head.config else Scope.WRITE)
         self._publishes.add(topic, head.return_seqs, request_id, message)
 
@@ -243,7 +243,7 @@ class WebSocket(WebSocketStream):
         try:
             asked = decode_subscribe(message, self._limits, most)
             for topic in asked.starts:
-                self._authorize(topic, Scope.READ)
+                authorize(self.principal, Scope.READ, topic)
             await self.subscribe(request_id, asked, most)
         except TopicsError as failure:
             self._replies.append(refusal(request_id, failure))
@@ -251,18 +251,6 @@ class WebSocket(WebSocketStream):
     def _topic(self, head: CommandHead, scope: Scope) -> str:
         if head.topic is None:
             raise InvalidRequest("topic is required", field="topic")
-        if not valid_topic_name(head.topic):
-            raise InvalidRequest(
-                "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
-                field="topic",
-            )
-        self._authorize(head.topic, scope)
+        check_topic_name(head.topic, field="topic")
+        authorize(self.principal, scope, head.topic)
         return head.topic
-
-    def _authorize(self, topic: str, scope: Scope) -> None:
-        if not self.principal.allows(scope):
-            raise Forbidden(
-                f"the key lacks the scope {str(scope.name).lower()}", scope=str(scope.name).lower()
-            )
-        if not self.principal.covers(topic):
-            raise Forbidden("the name is outside the key's prefixes")

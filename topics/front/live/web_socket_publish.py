@@ -20,8 +20,8 @@ from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
 from topics.front.backend import Body, Reply, listed
-from topics.front.http.bodies import no_room
-from topics.front.http.connections import RECV_BYTES
+from topics.front.body_limits import no_room
+from topics.front.http.connection import RECV_BYTES
 from topics.front.live.live import Live, LiveStream
 from topics.front.live.web_socket_replies import refusal
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from topics.errors import InvalidRequest, UpgradeRequired
-from topics.formats.api.fields import Headers, list_members
+from topics.formats.api.fields import Headers, HeadFields, list_members
 from topics.formats.api.websocket_handshake import VERSION, accept_key, is_key
-from topics.front.guard import HeadFields
 
 
 def upgrade(fields: HeadFields) -> Headers:

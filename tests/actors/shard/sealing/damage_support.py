@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from tests.actors.shard.sealing.sealing_support import Sealer
-from topics.engine.reading import Page, read
+from topics.engine.page import Page
+from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api.requests import Diff
 
