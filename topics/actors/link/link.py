@@ -45,7 +45,6 @@ from topics.formats.wire.message import (
     RELEASE,
     MessageFrame,
     PeerGone,
-    encode_head,
 )
 
 OnMessages: TypeAlias = Callable[[list[MessageFrame]], None]
@@ -126,7 +125,10 @@ class Link:
         if frame_id is None:
             self._frame_id = frame_id = self._frame_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            self._put(frame_id, subject, payload, attachment)
+            # As `_put` does, without a call more for each message.
+            if not self._open or self._cell[0] != self._session:
+                raise self._peer_gone()
+            self._outbox.put(frame_id, subject, payload, attachment)
         else:
             self._send_long(frame_id, subject, payload, attachment)
         return frame_id
@@ -134,10 +136,9 @@ class Link:
     def _put(
         self, frame_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
     ) -> None:
-        if not self._open or self._cell[0] != self._session:
+        if not self.connected:
             raise self._peer_gone()
-        head = encode_head(frame_id, subject, payload, len(attachment), flags)
-        self._outbox.put(head, attachment)
+        self._outbox.put(frame_id, subject, payload, attachment, flags)
 
     def _send_long(
         self, frame_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
