@@ -45,7 +45,7 @@ class Notifier:
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; sent when it changes, and again if it was not taken."""
+        """One line for ``systemctl status``; sent when it changes, again if it was not taken."""
         if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
 
