@@ -9,7 +9,6 @@ doubling, capped, jittered pause. Anything else that is not a success is a ``Req
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -118,12 +117,7 @@ class TopicsClient:
     def __enter__(self) -> TopicsClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def close(self) -> None:
