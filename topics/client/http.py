@@ -1,9 +1,9 @@
-"""The requests that a batch writer needs: make a topic, ask its state, append a batch, ask whether
-the server is ready.
+"""HTTP client: the requests of a batch writer. Create a topic, read its state, append a batch, ask
+whether the server is ready.
 
-Every append carries an idempotency key, so every request here may be sent again: 429, 502, 503, 504
-and broken connections are retried, after ``Retry-After`` where the server gives one, else after a
-doubling, capped, jittered pause. Anything else that is not a success is a ``RequestError`` at once.
+Every append has an idempotency key, so every request may be sent again: 429, 502, 503, 504 and
+broken connections are retried, after ``Retry-After`` where the server gives one, else after a pause
+that doubles, with jitter and a maximum. Any other failure is a ``RequestError`` at once.
 """
 
 from __future__ import annotations

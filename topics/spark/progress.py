@@ -1,4 +1,4 @@
-"""Progress of a job: a bar that redraws itself on a terminal, plain lines elsewhere."""
+"""Progress: a bar that redraws itself on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_S = 5.0  # elsewhere: one line each
 
 def line_of(done: int, total: int | None, seconds: float) -> str:
     """``141,000 of 336,776 records, 41 %, 52,311 records/s``; ``141,000 records, 52,311 records/s``
-    when nobody knows the total.
+    when the total is unknown.
     """
     rate = f"{done / seconds if seconds > 0 else 0.0:,.0f} records/s"
     if total is None:
@@ -23,7 +23,7 @@ def line_of(done: int, total: int | None, seconds: float) -> str:
 
 
 def bar_of(done: int, total: int | None, seconds: float) -> str:
-    """The same behind a bar of ``BAR_COLUMNS``, where there is a total to fill it."""
+    """The same after a bar of ``BAR_COLUMNS``, where the total is known."""
     if total is None:
         return line_of(done, total, seconds)
     filled = BAR_COLUMNS * _percent(done, total) // 100

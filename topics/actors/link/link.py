@@ -211,7 +211,7 @@ class Link:
         ``on_open`` is called when both ends are in the session, ``on_messages`` once each time
         with everything that has arrived, ``on_close`` when the session is over (not when this is
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
-        wrote what no process of ours writes.
+        wrote what no correct process writes.
         """
         guard = Guard.of_this_run()
         guard.links.add(self)
@@ -247,8 +247,7 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
 
-        Who reads such a block is asked to release it. Who fills one was told when its session
-        closed.
+        Readers of such blocks are asked to release them; writers learned of it by ``on_close``.
         """
         self._reader.reclaim(session)
         if self._is_half_used(session):
