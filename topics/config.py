@@ -168,7 +168,7 @@ class Tuning:
     Not settings: answers, bytes on disk and promises are the same without them.
     """
 
-    switch_interval: bool = True  # `actors/shard/interpreter.py`, decision 0022
+    switch_interval: bool = True  # `process/interpreter.py`, decision 0022
     sealing_pauses: bool = True  # `actors/shard/sealing/pacing.py`, decision 0022
     read_ahead: bool = True  # `front/routes/read_ahead.py`, decision 0023
     prefetch: bool = True  # `storage/segments/prefetch.py`, decision 0023

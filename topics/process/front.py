@@ -14,6 +14,7 @@ import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.counters import CounterWords
+from topics.actors.link.ledger import LimitsLedger
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory
 from topics.actors.link.process_id import front_id
@@ -65,7 +66,13 @@ async def _serve(
             nursery.start_soon(measure, CounterWords(board, front_id(index)), links)
             nursery.start_soon(_stop_on, signals, stop, board, index)
             await serve(
-                settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth
+                settings,
+                access,
+                shards,
+                listener,
+                stop=stop,
+                probe_auth=settings.probe_auth,
+                ledger=LimitsLedger(board, front_id(index)),
             )
             nursery.cancel_scope.cancel()
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import LIMITS, START, Client
-from topics.actors.shard import group_commit
+from tests.storage.log_support import START, Client
+from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.delete_records import matching_seqs
@@ -25,8 +25,7 @@ from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import Diff, TagMatch, decode_append, json_bytes
-from topics.formats.disk.records import Rendering
+from topics.formats.api.requests import Diff, TagMatch
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
@@ -51,20 +50,6 @@ async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
     return result
 
 
-class _Event:
-    """A `trio.Event` that is waited for in steps."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    async def wait(self) -> None:
-        while not self._is_set:
-            await _step()
-
-
 def by_hand(patch: pytest.MonkeyPatch) -> None:
     """Let `Sealing` run without a loop, a step at a time."""
     stand_in = SimpleNamespace(
@@ -74,7 +59,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
     )
     for module in (sealing, checkpointing, reclaim, pacing):
         patch.setattr(module, "trio", stand_in)
-    patch.setattr(group_commit, "trio", SimpleNamespace(Event=_Event))
+    patch.setattr(GroupCommit, "wait_progress", _checkpoint)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
@@ -317,22 +302,6 @@ def delete(
 ) -> None:
     client.submit(client.engine.delete_records(name, before_seq, match, client.now))
     client.wait()
-
-
-def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
-    body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
-    topic = client.engine.topic(name)
-    rendering = Rendering(body, keep_key=False)
-    ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
-    head = [rendering.ext, ends.tobytes(), *rendering.tables]
-    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
-    writer.write(head)
-    writer.write(rendering.render(0, len(datas), change.first_seq, change.ts))
-    writer.finish()
-    client.submit(change)
-    client.wait()
-    return client.wal.blobs.path(topic.id, change.first_seq)
 
 
 def extents(client: Sealer) -> list[int]:

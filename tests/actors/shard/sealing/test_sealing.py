@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +19,7 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
-from topics.actors.shard import interpreter
-from topics.actors.shard.sealing import sealing
 from topics.formats.api.requests import TagMatch
-from topics.formats.disk.segment_build import build
 
 
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
@@ -47,22 +42,6 @@ def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sea
     assert after == before
     assert findings(client.path) == []
     again.kill()
-
-
-def test_the_switch_interval_is_short_while_a_segment_is_built(
-    client: Sealer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual, seen = sys.getswitchinterval(), []
-
-    def watched(*arguments: Any) -> Iterator[bytes]:
-        seen.append(sys.getswitchinterval())
-        yield from build(*arguments)
-
-    monkeypatch.setattr(sealing, "build", watched)
-    fill(client, "a", rounds=10)
-    client.seal()
-    assert max(seen) == pytest.approx(interpreter.SEALING_S)
-    assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 @pytest.mark.slow
