@@ -125,7 +125,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         NotADataDirectory,
         held_for_reading,
     )
-    from topics.storage.verify import Finding, verify_directory
+    from topics.storage.verify.directory import verify_directory
+    from topics.storage.verify.finding import Finding
 
     files = findings = 0
     try:

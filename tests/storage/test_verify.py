@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.formats.disk.segment_support import Write, plain
-from tests.storage.log_support import Client, log_files
 from tests.storage.segments.segments_support import add
+from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
 from topics.storage.data_dir import (
@@ -26,7 +26,9 @@ from topics.storage.data_dir import (
 from topics.storage.disk import mapped
 from topics.storage.inspect import ForeignFile, describe
 from topics.storage.segments.store import SegmentStore
-from topics.storage.verify import Finding, verify_directory, verify_segment
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
+from topics.storage.verify.segments import verify_segment
 
 MIXED = [
     (

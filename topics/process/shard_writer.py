@@ -20,7 +20,7 @@ from topics.config import Settings
 from topics.formats.api.requests import limits_of
 from topics.process.children import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
-from topics.storage.recovery import Shard, recover
+from topics.storage.recovery.steps import Shard, recover
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from topics.formats.api.requests import decode_append, decode_config, json_bytes
 from topics.formats.disk.frames import FrameKind
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -209,7 +209,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
     assert len(desk.answers()) == 1
     assert desk.seqs("a") == [2, 3, 4, 5]
     assert kinds(desk)[-2:] == [FrameKind.APPEND, FrameKind.FLOOR]
-    assert desk.log.written == desk.log.position, "nothing is left in the group under way"
+    assert desk.log.written == desk.log.next_lsn, "nothing is left in the group under way"
     assert not len(desk.commits)
 
 
@@ -302,7 +302,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     desk.make("a", durability=durability)
     kept = desk.append("a", "kept")
     desk.synced()
-    position = desk.log.position
+    position = desk.log.next_lsn
     lost = [
         desk.append("a", "lost", key="k"),
         desk.append("a", "lost"),
@@ -311,7 +311,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     ]
     assert desk.failed(FULL) is None
     assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
-    assert (desk.log.position, len(desk.commits)) == (position, 0)
+    assert (desk.log.next_lsn, len(desk.commits)) == (position, 0)
     assert desk.seqs("a") == [1]
     assert desk.engine.topics["a"].config.priority is None
     assert "new" not in desk.engine.topics

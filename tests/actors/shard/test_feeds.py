@@ -58,7 +58,7 @@ from topics.formats.wire.contract import Event
 from topics.formats.wire.envelope import Notification, Success, decode
 from topics.formats.wire.message import MessageFrame
 from topics.storage.disk import Damaged
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 from topics.storage.wal.file import NoRoom
 
 VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, strong=False)
@@ -596,7 +596,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     front.taken()
     front.append("a", 7)  # handed over after the sync began
     front.flush()
-    front.log.synced = front.log.written
+    front.log.synced_lsn = front.log.written
     front.turn()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [6]), (1, [6])]
 
@@ -769,7 +769,7 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
     locators = []
     for _ in range(3):
         front.flush()
-        locators.append(front.log.position)
+        locators.append(front.log.next_lsn)
         front.append("a", 1)
     front.flush()
     front.log.write()
@@ -807,7 +807,7 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     front.open("b", 2)
     front.append("a", 1)
     front.flush()
-    locator = front.log.position
+    locator = front.log.next_lsn
     front.append("b", 1)
     front.flush()
     front.log.write()

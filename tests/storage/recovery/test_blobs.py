@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.storage.log_support import LIMITS, START, Client
+from tests.support.log import LIMITS, START, Client
 from topics.engine.changes import start as process_start
 from topics.formats.api.requests import decode_append, json_bytes
 from topics.formats.disk.records import Rendering
 from topics.storage.disk import Damaged
-from topics.storage.recovery import recover
 from topics.storage.recovery import steps as recovery_steps
+from topics.storage.recovery.steps import recover
 from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile

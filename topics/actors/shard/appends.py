@@ -21,7 +21,7 @@ from topics.formats.api import answers
 from topics.formats.api.requests import decode_append
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 
 class Appends(Service):

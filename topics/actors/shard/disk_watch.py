@@ -30,7 +30,7 @@ class DiskWatch:
         waits = (
             len(self._commits) > 0 or self._commits.wal.is_syncing
         ) and self._room.broken is None
-        progress = (self._commits.oldest, self._commits.wal.synced)
+        progress = (self._commits.oldest, self._commits.wal.synced_lsn)
         silent_s = max(
             self._log.look(progress if waits else now, now),
             self._blobs.look((self.pouring, self.poured) if self.pouring else now, now),

@@ -138,13 +138,13 @@ class Feeds(Service):
         if self._losses != self._commits.losses:
             self._losses = self._commits.losses
             self._end_undone()
-        if self._behind and self._synced != self._commits.wal.synced:
+        if self._behind and self._synced != self._commits.wal.synced_lsn:
             self._due.update(self._behind)
             self._behind.clear()
         for feeds in self._changed.values():
             self._due.update(feeds)
         self._changed.clear()
-        self._synced = self._commits.wal.synced
+        self._synced = self._commits.wal.synced_lsn
         cost, unfinished = 0, []
         while self._due and cost < PUMP_COST_MAX:
             feed = next(iter(self._due))
@@ -209,7 +209,7 @@ class Feeds(Service):
         # class is synced itself.
         if not strong or topic.committed.durability != "disk":
             return topic.head_seq
-        index = topic.index.find_locator(self._commits.wal.synced)
+        index = topic.index.find_locator(self._commits.wal.synced_lsn)
         return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
 
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:

@@ -15,7 +15,7 @@ from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.topics import TopicCalls
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 
 class ShardServices(NamedTuple):

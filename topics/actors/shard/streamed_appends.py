@@ -29,7 +29,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, Rendering
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body is done in a few milliseconds
 RUN_BYTES = 512 << 10

@@ -58,7 +58,7 @@ class Shard:
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
     # Of this start: the log has no room for them, and takes nothing else before.
-    unsaid: list[Frame]
+    unwritten_frames: list[Frame]
 
 
 class Folders(NamedTuple):
@@ -85,7 +85,7 @@ def recover(
 
     ``report`` is called with the share done, 0.0 to 1.0, several times a second.
 
-    A log that has no room for the frames of this start can be read: see `Shard.unsaid`.
+    A log that has no room for the frames of this start can be read: see `Shard.unwritten_frames`.
 
     Raises `Damaged` when acknowledged data was hurt, or a file is of an unknown version; OSError
     when the log cannot be written.
@@ -125,9 +125,11 @@ def recover(
         sync_ms=wal_sync_ms,
     )
     frames.append(start_frame(boot, now.ts))
-    unsaid = begin_log(wal, folders.checkpoint, frames)
+    unwritten = begin_log(wal, folders.checkpoint, frames)
     pulse.tell(1.0)
-    return Shard(engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unsaid)
+    return Shard(
+        engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unwritten
+    )
 
 
 def open_folders(data_dir: Path, shard: int) -> Folders:
@@ -204,8 +206,8 @@ def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame]) -> list[Fr
     wal.begin(frames)
     try:
         wal.wait_synced()
-        unsaid = []
+        unwritten = []
     except NoRoom:
-        unsaid = frames
+        unwritten = frames
     wal.rotates_by_blobs = True
-    return unsaid
+    return unwritten

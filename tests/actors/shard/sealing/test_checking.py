@@ -18,7 +18,7 @@ from tests.actors.shard.sealing.sealing_support import (
     files,
     findings,
 )
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames

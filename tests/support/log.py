@@ -28,8 +28,8 @@ from topics.formats.api.requests import (
     decode_delete,
     json_bytes,
 )
-from topics.storage.recovery import Shard, recover
-from topics.storage.wal.writer import Progress
+from topics.storage.recovery.steps import Shard, recover
+from topics.storage.wal.progress import Progress
 
 LIMITS = Limits(
     batch_records=10_000,
