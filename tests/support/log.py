@@ -28,6 +28,7 @@ from topics.formats.api.requests import (
     decode_delete,
     json_bytes,
 )
+from topics.formats.disk.records import Rendering
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import Progress
 
@@ -166,6 +167,24 @@ class Client:
         """An orderly stop, as the shard's process makes it."""
         self.wal.stop()
         Sealing(self.shard, self.commits).write_last()
+
+
+def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) -> Path:
+    """Write records as a streamed append; the file of their blob."""
+    request = {"records": [{"data": data} for data in datas], **body_fields}
+    body = decode_append(json_bytes(request), None, LIMITS)
+    topic = client.engine.topic(name)
+    rendering = Rendering(body, keep_key=False)
+    ends = rendering.ends(topic.next_seq, client.now.ts)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
+    head = [rendering.ext, ends.tobytes(), *rendering.tables]
+    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
+    writer.write(head)
+    writer.write(rendering.render(0, change.count, change.first_seq, change.ts))
+    writer.finish()
+    client.submit(change)
+    assert client.wait() is None
+    return client.wal.blobs.path(topic.id, change.first_seq)
 
 
 def state(client: Client) -> dict[str, Any]:

@@ -291,7 +291,8 @@ def _read_batch(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
     outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
-    content, found, refusals = bytes(frame.attachment), [], iter(failures or ())
+    content, refusals = bytes(frame.attachment), iter(failures or ())
+    found: list[dict[str, Any]] = []
     for outcome, length in zip(outcomes, lengths or [len(content)], strict=True):
         if outcome == AppendOutcome.FAILED:
             assert not length

@@ -1,4 +1,5 @@
-"""Backend: what the front asks of the shards, through the calls table (`topics.formats.wire.calls`).
+"""Backend: what the front asks of the shards. Every request is a `Call` of the calls table
+(`topics.formats.wire.calls`).
 
 The front knows no ring and no process. It is handed one `Backend`, which is
 `topics.actors.shard_client.shards.Shards` in a server and a fake in tests.
@@ -42,8 +43,8 @@ class Reply(Protocol[R_co]):
     def release(self) -> None:
         """The body is not needed any more."""
 
-    def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
 
 
 class BodyBlock(Protocol):
@@ -136,7 +137,7 @@ class Backend(Protocol):
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of §8.2 with all ``shards`` that do not serve. The worst trouble is the reason."""
+    """The failure of §8.2, with all ``shards`` that do not serve and the worst as the reason."""
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
     for shard, state in readiness.unwell:
         if state in TROUBLES:

@@ -25,11 +25,6 @@ PUT = TopicPutParams("a", ["a.", "b."], 7)
 PAGE = FeedPageParams(1, 3, 3, 1, 2, {"gap_to": 2}, 9)
 
 
-@pytest.fixture
-def pair() -> Pair:
-    return Pair()
-
-
 async def test_a_handler_gets_the_params_and_the_caller_the_result(pair: Pair) -> None:
     seen: list[tuple[Any, bytes]] = []
 

@@ -22,12 +22,14 @@ from trio.testing import wait_all_tasks_blocked
 from tests.actors.shard.sealing.sealing_support import FILE_BYTES
 from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc import typed_calls
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
-from topics.actors.shard import context, feeds
+from topics.actors.shard import feeds
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
@@ -433,7 +435,7 @@ async def test_age_is_looked_at_before_a_page_is_made(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Now(10**12, 10**6)
-    monkeypatch.setattr(context, "clock", lambda: now)
+    front.loop.context.clock = lambda: now
     front.commits.now = lambda: now
     front.make("a", ttl_ms=100)
     front.open("a")
@@ -710,7 +712,7 @@ async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Fr
     front.written()
     assert [seqs(event) for event in front.events()] == [[1]]
     assert len(front.loop.services.feeds) == 1
-    assert set(front.loop.services.feeds._by_topic) == {front.engine.topic("b").id}
+    assert set(front.loop.services.feeds._table._by_topic) == {front.engine.topic("b").id}
 
 
 @pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
@@ -735,10 +737,10 @@ async def test_feeds_go_with_their_session(front: Front) -> None:
     store = front.loop.services.feeds
     assert (
         len(store),
-        store._by_topic,
-        store._by_session,
+        store._table._by_topic,
+        store._table._by_session,
         store._due,
-        store._behind,
+        store._unsynced,
         store._changed,
     ) == (0, {}, {}, {}, {}, {})
     front.session = front.loop.open_session("front-0", front.wire)
@@ -861,7 +863,7 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
 async def test_many_feeds_are_served_in_turns_between_which_others_come(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "PUMP_COST_MAX", 40 * feeds.PAGE_COST)
+    monkeypatch.setattr(feeds, "TURN_COST_MAX", 40 * feeds.PAGE_COST)
     names = [f"t{number}" for number in range(30)]
     for name in names:
         front.make(name)
@@ -902,7 +904,7 @@ async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(
     front.open("a")
     front.turn()
     monkeypatch.setattr(feeds, "read", forbidden)
-    monkeypatch.setattr(feeds.Feeds, "_advance", forbidden)
+    monkeypatch.setattr(feeds.Feeds, "_send_pages", forbidden)
     for _ in range(3):
         front.append("b", 1)
         front.written()
@@ -1049,14 +1051,14 @@ async def test_pages_go_over_a_real_link_short_or_long(
     tmp_path: Path, nursery: trio.Nursery, size: int
 ) -> None:
     """Three writes: two pages, and the third only when one of them was taken."""
-    settings = Settings()
-    board, memory = Board.create(shards=1, fronts=1), LinkMemory.create(0, 0, settings)
+    board = Board.create(shards=1, fronts=1)
+    memory = LinkMemory(front_id(0), shard_id(0), LinkSizes.of(Settings()))
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     stop = trio.Event()
     nursery.start_soon(
-        ShardLoop(shard, 0, board, LIMITS).run, [Link(memory, board, Side.SHARD, settings)], stop
+        ShardLoop(shard, 0, board, LIMITS).run, [Link(memory, board, shard_id(0))], stop
     )
-    router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
+    router, link = MessageRouter(), Link(memory, board, front_id(0))
     sessions: list[LinkSession] = []
     got, pages = trio.open_memory_channel[tuple[Any, bytes]](10)
 

@@ -234,7 +234,7 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
     began = turns
-    await desk.loop.services.appends.streamed._decode(raw)
+    await desk.loop.services.streamed_appends._decode(raw)
     assert turns - began > len(raw) // 1000 + len(raw) // 800, (
         "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
     )
@@ -530,7 +530,9 @@ async def test_one_that_is_cancelled_midway_leaves_no_file(
     desk.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
-            mine.start_soon(desk.loop.services.appends.streamed.run, "a", body(PADDING), None, None)
+            mine.start_soon(
+                desk.loop.services.streamed_appends.append, "a", body(PADDING), None, None
+            )
             await held_up(desk, held)
             assert len(files(desk)) == 1
             held.open()

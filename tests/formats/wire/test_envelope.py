@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topics.formats.wire.envelope import (
     CID_MAX,
+    Encoded,
     Envelope,
     ErrorCode,
     ErrorFrame,
@@ -46,12 +47,17 @@ anything = st.recursive(
 )
 
 
+def test_a_result_that_is_encoded_already_travels_as_it_is() -> None:
+    assert encode_success(7, Encoded.of(["a", 1])) == encode_success(7, ["a", 1])
+
+
 @pytest.mark.parametrize(
     ("encoded", "expected"),
     [
         pytest.param(
             encode_request(7, "append", {"topic": "a"}),
-            "a4 6174 6151 63636964 1b0000000000000007 666d6574686f64 66617070656e64 66706172616d73 a165746f7069636161",
+            "a4 6174 6151 63636964 1b0000000000000007 666d6574686f64 66617070656e64 66706172616d73"
+            " a165746f7069636161",
             id="request",
         ),
         pytest.param(
@@ -71,7 +77,8 @@ anything = st.recursive(
         ),
         pytest.param(
             encode_notification("call.cancelled", {"cid": 7}),
-            "a3 6174 614e 666d6574686f64 6e63616c6c2e63616e63656c6c6564 66706172616d73 a16363696407",
+            "a3 6174 614e 666d6574686f64 6e63616c6c2e63616e63656c6c6564 66706172616d73"
+            " a16363696407",
             id="notification",
         ),
         pytest.param(

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.log import LIMITS, START, Client
+from tests.support.log import START, Client, append_streamed
 from topics.engine.changes import start as process_start
-from topics.formats.api.requests import decode_append, json_bytes
-from topics.formats.disk.records import Rendering
 from topics.storage.disk import Damaged
 from topics.storage.recovery import steps as recovery_steps
 from topics.storage.recovery.steps import recover
@@ -22,22 +20,6 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 
 RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
-
-
-def append_streamed(client: Client, name: str, records: list[dict[str, Any]]) -> Path:
-    body = decode_append(json_bytes({"records": records}), None, LIMITS)
-    topic = client.engine.topic(name)
-    rendering = Rendering(body, keep_key=False)
-    ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
-    head = [rendering.ext, ends.tobytes(), *rendering.tables]
-    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
-    writer.write(head)
-    writer.write(rendering.render(0, change.count, change.first_seq, change.ts))
-    writer.finish()
-    client.submit(change)
-    assert client.wait() is None
-    return client.wal.blobs.path(topic.id, change.first_seq)
 
 
 def make(
@@ -51,7 +33,7 @@ def make(
     client = Client(path)
     client.put("a")
     client.append("a", "before")
-    blob = append_streamed(client, "a", records)
+    blob = append_streamed(client, "a", records=records)
     follow(client)
     (client.stop if orderly else client.kill)()
     return blob

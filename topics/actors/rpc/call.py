@@ -21,7 +21,7 @@ from topics.formats.wire.message import MessageFrame
 
 
 class RemoteError(Exception):
-    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on the application's."""
+    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on application."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} ({code})")

@@ -54,14 +54,7 @@ class PeerSession(Protocol):
     def notify(self, method: str, params: Any, attachment: Attachment = b"") -> None:
         """Queue an event. Raises PeerGone."""
 
-    def send(
-        self,
-        subject: str,
-        payload: bytes,
-        attachment: Attachment = b"",
-        *,
-        frame_id: int | None = None,
-    ) -> None:
+    def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
         """Queue any message. Raises PeerGone."""
 
     def release(self, frame: MessageFrame) -> None:
@@ -142,7 +135,7 @@ class RpcContext:
         self._answer(payload, attachment)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Answer with an error, otherwise as `reply`. Codes from 2000 on are the application's (§7)."""
+        """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
         self._answer(encode_failure(self._request.cid, code, message, data), b"")
 
     def outlast(self) -> None:
@@ -152,7 +145,7 @@ class RpcContext:
         self._session.unanswered.pop(self, None)
 
     def expire(self) -> None:
-        """The deadline has passed: answer 1103. The handler may still work and keeps the attachment."""
+        """The deadline has passed: answer 1103. The handler may go on and keeps the attachment."""
         assert self._state is _OPEN, "only an open request can time out"
         self._state = _State.EXPIRED
         log.warning(

@@ -133,7 +133,7 @@ class LinkSession:
                 log.debug("cancel not sent", peer_id=self.peer_id, cid=cid)
 
     def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
-        """Fail these calls with PeerGone, as if the session had closed; late answers are dropped."""
+        """Fail these calls with PeerGone, as if the session had closed. Drop late answers."""
         for call in [call for call in self._calls.values() if which(call)]:
             # A listener of an earlier one may have abandoned this one.
             if self._calls.pop(call.cid, None) is not None:

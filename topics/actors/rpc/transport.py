@@ -35,7 +35,10 @@ class Transport(Protocol):
     def send(
         self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None
     ) -> int:
-        """Queue one message under a fresh id, or under one of ``next_frame_id()``. Raises PeerGone."""
+        """Queue one message, by default under a fresh id. Raises PeerGone.
+
+        ``frame_id``: one of `next_frame_id`.
+        """
 
     def next_frame_id(self) -> int:
         """A fresh message id."""

@@ -7,66 +7,127 @@ order of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from topics.actors.rpc.replies import map_error
+from topics.actors.rpc.replies import map_error, total_ms
 from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.shard.room import unwritable
+from topics.engine.changes.append import Append
+from topics.engine.dedupe import DedupeEntry
 from topics.errors import Internal
+from topics.formats.api import answers
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
+from topics.formats.wire.envelope import Encoded
+from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
-CREATED_ALONE = AppendResult(bytes((CREATED,)))
+APPENDED_ALONE = Encoded.of(AppendResult(bytes((APPENDED,))))
+CREATED_ALONE = Encoded.of(AppendResult(bytes((CREATED,))))
+FAILED_ALONE = bytes((FAILED,))
 UNANSWERED = 255
 
 
 class AppendBatch:
-    """Collects the outcome of each request, by its index in the message."""
+    """Collects the outcome of each request, by its index in the message.
+
+    A single request needs no lists: it is answered as soon as its outcome is known.
+    """
 
     __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "params")
 
     def __init__(self, request: AppendCall) -> None:
-        self._request, self.params = request, request.params
-        lengths = request.params.lengths
-        count = self._unanswered = 1 if lengths is None else len(lengths)
-        assert count, "an append message holds at least one request"
-        self._outcomes = bytearray((UNANSWERED,)) * count
-        self._answers = [b""] * count
-        self._failures: dict[int, Failure] = {}
+        self._request = request
+        self.params = params = request.params
+        if params.lengths is not None:
+            count = self._unanswered = len(params.lengths)
+            assert count, "an append message holds at least one request"
+            self._outcomes = bytearray((UNANSWERED,)) * count
+            self._answers = [b""] * count
+            self._failures: dict[int, Failure] = {}
 
-    def bodies(self) -> Iterator[Buffer]:
+    def bodies(self) -> Sequence[Buffer]:
         """The body of each request."""
         content, lengths = self._request.attachment, self.params.lengths
         if lengths is None:
-            yield content
-            return
-        end = 0
-        for length in lengths:
-            start, end = end, end + length
-            yield content[start:end]
+            return (content,)
+        ends = list(accumulate(lengths, initial=0))
+        return [content[start:end] for start, end in pairwise(ends)]
 
-    def succeed(self, index: int, body: bytes, *, created: bool = False) -> None:
-        """The request has been appended; ``created``: it made the topic."""
-        if self.params.lengths is None:
-            self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
+    # Outcomes
+
+    def settle(
+        self,
+        index: int,
+        change: Append,
+        result: Progress | OSError,
+        *,
+        created: bool = False,
+        deduped: bool = False,
+    ) -> None:
+        """The log has done the request, or lost it. ``created``: it made the topic. ``deduped``: a
+        request with the same key did the append.
+        """
+        if isinstance(result, OSError):
+            self.refuse(index, result)
             return
-        self._answers[index] = body
-        self._settle(index, CREATED if created else APPENDED)
+        sync_ms = result.sync_ms if change.topic.config.durable else 0.0
+        took_ms = (result.write_ms, sync_ms)
+        self._succeed(
+            index, change.first_seq, change.count, took_ms, created=created, deduped=deduped
+        )
+
+    def answer_known(self, index: int, entry: DedupeEntry) -> None:
+        """The request's key stands for an append that was committed before."""
+        self._succeed(index, entry.first_seq, entry.record_count, (0.0, 0.0), deduped=True)
+
+    def refuse(self, index: int, error: OSError) -> None:
+        """The log cannot take the request."""
+        self.fail(index, unwritable(error))
 
     def fail(self, index: int, error: Exception) -> None:
         """The request fails. The log has what is unexpected; the caller is told no more of it."""
         _, message, data = map_error(error, self._request)
-        if data is None or data["code"] == Internal.code:
-            self._failures[index] = Internal.code, "internal error", {}
-        else:
-            self._failures[index] = data["code"], message, data["detail"]
-        self._settle(index, FAILED)
+        failure: Failure = Internal.code, "internal error", {}
+        if data is not None and data["code"] != Internal.code:
+            failure = data["code"], message, data["detail"]
+        if self.params.lengths is None:
+            self._request.reply(AppendResult(FAILED_ALONE, None, (failure,)))
+            return
+        self._failures[index] = failure
+        self._note(index, FAILED)
 
-    def _settle(self, index: int, outcome: int) -> None:
+    def _succeed(
+        self,
+        index: int,
+        first_seq: int,
+        count: int,
+        took_ms: tuple[float, float],
+        *,
+        created: bool = False,
+        deduped: bool,
+    ) -> None:
+        params = self.params
+        body = answers.appended(
+            params.topic,
+            first_seq,
+            count,
+            with_seqs=params.with_seqs,
+            created=created,
+            deduped=deduped,
+        )
+        body += answers.performance(total_ms(params.at), wal_ms=took_ms[0], fsync_ms=took_ms[1])
+        if params.lengths is None:
+            self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
+            return
+        self._answers[index] = body
+        self._note(index, CREATED if created else APPENDED)
+
+    def _note(self, index: int, outcome: int) -> None:
         assert self._outcomes[index] == UNANSWERED, "a request is answered once"
         self._outcomes[index] = outcome
         self._unanswered -= 1
@@ -75,3 +136,10 @@ class AppendBatch:
             failures = [failure for _, failure in sorted(self._failures.items())] or None
             result = AppendResult(bytes(self._outcomes), lengths, failures)
             self._request.reply(result, b"".join(self._answers))
+
+
+def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:
+    """Settle the request that decided ``change``, and all that came meanwhile with its key."""
+    batch.settle(index, change, result, created=change.created)
+    for follower, at in change.followers:
+        follower.settle(at, change, result, deduped=True)

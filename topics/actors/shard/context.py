@@ -42,6 +42,7 @@ class ShardContext:
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words, self.deadlines = words, Deadlines()
+        self.clock = clock
         self.store = RecordStore(shard.engine, shard.wal, shard.segments)
         self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
         self.room = Room(shard, self.commits, words)
@@ -53,7 +54,7 @@ class ShardContext:
 
     def begin_turn(self) -> None:
         """Read the clock for the decisions that follow."""
-        self.now = clock()
+        self.now = self.clock()
 
     def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
         """Run ``task`` beside the loop, until the shard stops."""

@@ -6,6 +6,9 @@ The loop lives meanwhile and says so (`Heartbeat`); a disk that does not answer 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import structlog
 
 from topics.actors.link.board import ShardWords
@@ -23,7 +26,19 @@ class DiskWatch:
         self._commits, self._room, self._words = commits, room, words
         self._log, self._blobs = Pulse(), Pulse()
         self.is_stalled = False
-        self.pouring = self.poured = 0  # streamed appends under way, and steps of all that are done
+        self._streaming = self._steps = 0  # streamed appends under way, and steps of all of them
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[Callable[[], None]]:
+        """A streamed append writes meanwhile; call what this gives at each step."""
+        self._streaming += 1
+        try:
+            yield self._note_step
+        finally:
+            self._streaming -= 1
+
+    def _note_step(self) -> None:
+        self._steps += 1
 
     def look(self, now: float) -> None:
         """Tell the board and the log how long the disk has been silent."""
@@ -33,7 +48,7 @@ class DiskWatch:
         progress = (self._commits.oldest, self._commits.wal.synced_lsn)
         silent_s = max(
             self._log.look(progress if waits else now, now),
-            self._blobs.look((self.pouring, self.poured) if self.pouring else now, now),
+            self._blobs.look((self._streaming, self._steps) if self._streaming else now, now),
         )
         self._words.disk_silent_ms = int(silent_s * 1000)
         if self.is_stalled != (silent_s >= DISK_STALLED_S):

@@ -51,10 +51,10 @@ class ShardReply(Generic[R]):
         self._reply, self._link = reply, link
         self.result, self.body = call.result_of(reply.result), reply.attachment
 
-    def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the memory of the body is needed; it leads to `release` soon."""
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of the body is needed; it leads to `release` soon."""
         if isinstance(self.body, memoryview):
-            self._link.on_lost(self.body, let_go)
+            self._link.on_lost(self.body, give_up)
 
     def release(self) -> None:
         """The body is not needed any more."""
@@ -63,7 +63,7 @@ class ShardReply(Generic[R]):
 
 
 class Listener(Protocol):
-    """Is told what shards send unasked. Called from the loop that reads a ring: it must not wait."""
+    """Is told what shards send unasked, by the loop that reads a ring: it must not wait."""
 
     def opened(self, shard: int) -> None:
         """The shard serves, for the first time or again."""
@@ -98,8 +98,8 @@ class ShardLink:
     """One link and the link session that is open on it, if any. `run` carries its messages."""
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
-        self.link, self.words, self.number = link, words, link.pair[1]
-        self.peer_id = f"shard-{self.number}"
+        self.link, self.words, self.number = link, words, link.peer.index
+        self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener = NoListener()

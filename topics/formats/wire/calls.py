@@ -41,7 +41,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from topics.formats.wire.contract import Call, Direction, Event
+from topics.formats.wire.contract import NO_ATTACHMENT, TO_FRONT, TO_SHARD, Call, Event
 
 
 class NoResult(NamedTuple):
@@ -276,98 +276,46 @@ class CallCancelledParams(NamedTuple):
 
 
 APPEND: Final = Call(
-    method="append",
-    direction=Direction.TO_SHARD,
-    params=AppendParams,
-    attachment="requests",
-    result=AppendResult,
-    answer="answers",
-    is_write=True,
+    "append", TO_SHARD, AppendParams, "requests", AppendResult, "answers", is_write=True
 )
-DIFF: Final = Call(
-    method="diff",
-    direction=Direction.TO_SHARD,
-    params=DiffParams,
-    attachment="request",
-    result=DiffResult,
-    answer="answer",
-)
+DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", DiffResult, "answer")
 DIFF_AHEAD: Final = Call(
-    method="diff.ahead",
-    direction=Direction.TO_SHARD,
-    params=DiffAheadParams,
-    attachment="request",
-    result=DiffAheadResult,
-    answer="answers",
+    "diff.ahead", TO_SHARD, DiffAheadParams, "request", DiffAheadResult, "answers"
 )
 TOPIC_PUT: Final = Call(
-    method="topic.put",
-    direction=Direction.TO_SHARD,
-    params=TopicPutParams,
-    attachment="request",
-    result=TopicPutResult,
-    answer="answer",
-    is_write=True,
+    "topic.put", TO_SHARD, TopicPutParams, "request", TopicPutResult, "answer", is_write=True
 )
-TOPIC_GET: Final = Call(
-    method="topic.get",
-    direction=Direction.TO_SHARD,
-    params=TopicGetParams,
-    result=NoResult,
-    answer="answer",
-)
+TOPIC_GET: Final = Call("topic.get", TO_SHARD, TopicGetParams, NO_ATTACHMENT, NoResult, "answer")
 TOPIC_LIST: Final = Call(
-    method="topic.list",
-    direction=Direction.TO_SHARD,
-    params=TopicListParams,
-    result=TopicListResult,
+    "topic.list", TO_SHARD, TopicListParams, NO_ATTACHMENT, TopicListResult, NO_ATTACHMENT
 )
 TOPIC_DELETE: Final = Call(
-    method="topic.delete",
-    direction=Direction.TO_SHARD,
-    params=TopicDeleteParams,
-    result=NoResult,
-    answer="answer",
-    is_write=True,
+    "topic.delete", TO_SHARD, TopicDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
 )
 DELETE_RECORDS: Final = Call(
-    method="topic.delete_records",
-    direction=Direction.TO_SHARD,
-    params=DeleteRecordsParams,
-    attachment="request",
-    result=NoResult,
-    answer="answer",
+    "topic.delete_records",
+    TO_SHARD,
+    DeleteRecordsParams,
+    "request",
+    NoResult,
+    "answer",
     is_write=True,
 )
 TOPIC_HEADS: Final = Call(
-    method="topic.heads",
-    direction=Direction.TO_SHARD,
-    params=TopicHeadsParams,
-    result=TopicHeadsResult,
+    "topic.heads", TO_SHARD, TopicHeadsParams, NO_ATTACHMENT, TopicHeadsResult, NO_ATTACHMENT
 )
 FEED_OPEN: Final = Call(
-    method="feed.open",
-    direction=Direction.TO_SHARD,
-    params=FeedOpenParams,
-    result=FeedOpenResult,
+    "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
 )
 FEED_READ: Final = Call(
-    method="feed.read",
-    direction=Direction.TO_SHARD,
-    params=FeedReadParams,
-    result=FeedReadResult,
-    answer="records",
+    "feed.read", TO_SHARD, FeedReadParams, NO_ATTACHMENT, FeedReadResult, "records"
 )
 
-FEED_PAGE: Final = Event(
-    method="feed.page", direction=Direction.TO_FRONT, params=FeedPageParams, attachment="records"
-)
-FEED_ENDED: Final = Event(method="feed.ended", direction=Direction.TO_FRONT, params=FeedEndedParams)
-FEED_TAKEN: Final = Event(method="feed.taken", direction=Direction.TO_SHARD, params=FeedTakenParams)
-FEED_CLOSE: Final = Event(method="feed.close", direction=Direction.TO_SHARD, params=FeedCloseParams)
-CALL_CANCELLED: Final = Event(
-    method="call.cancelled", direction=Direction.TO_SHARD, params=CallCancelledParams
-)
+FEED_PAGE: Final = Event("feed.page", TO_FRONT, FeedPageParams, "records")
+FEED_ENDED: Final = Event("feed.ended", TO_FRONT, FeedEndedParams, NO_ATTACHMENT)
+FEED_TAKEN: Final = Event("feed.taken", TO_SHARD, FeedTakenParams, NO_ATTACHMENT)
+FEED_CLOSE: Final = Event("feed.close", TO_SHARD, FeedCloseParams, NO_ATTACHMENT)
+CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, NO_ATTACHMENT)
 
 CALLS: Final[tuple[Call[Any, Any], ...]] = (
     APPEND,

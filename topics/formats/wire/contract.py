@@ -30,22 +30,24 @@ class Direction(StrEnum):
 
 
 NO_ATTACHMENT: Final = "-"
+TO_SHARD, TO_FRONT = Direction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[P, R]):
     """A request under ``subject`` and its answer.
 
-    ``attachment`` and ``answer`` say in a word which bytes travel beside params and result.
+    ``attachment`` and ``answer`` say in a word which bytes travel beside params and result, or
+    NO_ATTACHMENT.
     ``is_write``: the shard answers when its log has spoken.
     """
 
     method: str
     direction: Direction
     params: type[P]
-    attachment: str = NO_ATTACHMENT
+    attachment: str
     result: type[R]
-    answer: str = NO_ATTACHMENT
+    answer: str
     is_write: bool = False
     subject: str = field(init=False)
 
@@ -61,14 +63,14 @@ class Call(Generic[P, R]):
         return tuple.__new__(self.result, array)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Event(Generic[P]):
     """A message under ``subject`` without an answer. Fields as those of `Call`."""
 
     method: str
     direction: Direction
     params: type[P]
-    attachment: str = NO_ATTACHMENT
+    attachment: str
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:

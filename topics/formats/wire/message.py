@@ -142,8 +142,8 @@ def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
 
 
 class Assembler:
-    """Makes messages of a byte stream that is cut anywhere. It copies every byte a bounded number of
-    times.
+    """Makes messages of a byte stream that is cut anywhere. It copies every byte a bounded number
+    of times.
     """
 
     __slots__ = ("_have", "_need", "_parts", "damaged")
@@ -153,7 +153,7 @@ class Assembler:
         self._have = 0  # bytes in _parts
         self._need = 0  # bytes of the message, or of the header, that they begin
         self.damaged = False
-        """The stream holds bytes that no sender of this program wrote; all behind them is ignored."""
+        """The stream holds bytes that no sender of this program wrote; the rest is ignored."""
 
     def feed(self, data: bytes) -> list[MessageFrame]:
         """The messages that ``data`` completes, in order."""

@@ -24,7 +24,8 @@ import crc32c
 from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
-from topics.storage.disk import Damaged, allocate, make_directory, mapped, sync_directory, write_all
+from topics.storage.aside import FileAside
+from topics.storage.disk import Damaged, allocate, make_directory, mapped, write_all
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
@@ -41,10 +42,10 @@ class BlobWriter:
         self._store, self._id, self._body_len = store, (topic_id, first_seq), body_len
         self._crc = blob.body_crc(topic_id, first_seq, body_len)
         self._offset = blob.HEADER_BYTES
-        self._aside = store.path(topic_id, first_seq).with_suffix(NEW)
-        self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = FileAside(store.path(topic_id, first_seq), NEW)
         try:
-            allocate(self._fd, store.folder, blob.HEADER_BYTES + body_len)  # a full disk shows here
+            # A full disk shows here.
+            allocate(self._file.fd, store.folder, blob.HEADER_BYTES + body_len)
         except OSError:
             self.abandon()
             raise
@@ -56,30 +57,21 @@ class BlobWriter:
         """
         for piece in pieces:
             self._crc = crc32c.crc32c(piece, self._crc)
-        write_all(self._fd, pieces, self._offset)
+        write_all(self._file.fd, pieces, self._offset)
         self._offset += sum(map(len, pieces))
-        os.fdatasync(self._fd)
+        os.fdatasync(self._file.fd)
 
     def finish(self) -> None:
         """Make the blob whole and durable under its name."""
         assert self._offset == blob.HEADER_BYTES + self._body_len, "the body is as long as was said"
-        os.pwrite(self._fd, blob.encode_header(*self._id, self._body_len, self._crc), 0)
-        os.fdatasync(self._fd)
-        self._close()
-        path = self._store.path(*self._id)
-        self._aside.replace(path)
-        sync_directory(path.parent)
+        header = blob.encode_header(*self._id, self._body_len, self._crc)
+        os.pwrite(self._file.fd, header, 0)
+        self._file.publish()
         self._store.written(*self._id)
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._close()
-        self._aside.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.abandon()
 
 
 class _Blob:
