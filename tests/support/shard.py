@@ -96,7 +96,7 @@ class Log:
         self.frames = {locator: frame for locator, frame in self.frames.items() if locator < lsn}
         self.next_lsn = self._start = lsn
 
-    def generation(self, locator: int) -> int:
+    def base_of(self, locator: int) -> int:
         return 0
 
     def records(self, locator: int) -> RecordsView:
@@ -145,7 +145,7 @@ class Desk:
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
-                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
+                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unwritten_frames=[]
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
