@@ -145,7 +145,12 @@ class Desk:
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
-                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unwritten_frames=[]
+                engine=self.engine,
+                wal=self.log,
+                segments=segments,
+                kept=[],
+                absorbed=[],
+                unwritten_frames=[],
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
