@@ -1,4 +1,4 @@
-"""The data directory: one owner, one shard count for life, nothing believed that cannot be trusted."""
+"""Data directory: one owner, one shard count for life, nothing believed that is damaged."""
 
 from __future__ import annotations
 

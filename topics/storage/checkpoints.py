@@ -164,7 +164,7 @@ def write(
         _write(path, pieces)
     except OSError:
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # its name may stand and not be durable
+            path.unlink(missing_ok=True)  # its name may be there and not be durable
         raise
     with contextlib.suppress(OSError):  # the next one tries again
         # A damaged one does not count: a start would fall back on the one before it.

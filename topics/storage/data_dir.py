@@ -52,10 +52,10 @@ class NotADataDirectory(Exception):
 
 def check_place(path: Path) -> None:
     """Raise `NotADataDirectory` when ``path`` cannot be a data directory. Nothing is changed."""
-    for place in (path, *path.absolute().parents):
-        if place.exists():
-            if not place.is_dir():
-                raise NotADataDirectory(f"{place} is not a directory")
+    for folder in (path, *path.absolute().parents):
+        if folder.exists():
+            if not folder.is_dir():
+                raise NotADataDirectory(f"{folder} is not a directory")
             break
     if not path.is_dir() or (path / "meta").exists():
         return

@@ -213,7 +213,7 @@ def ts_of(client: Client, name: str, seq: int) -> int:
     return int(record["$ts"])
 
 
-def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(
+def test_ts_does_not_go_back_by_a_change_to_ephemeral_a_stop_and_a_clock_that_steps_back(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path)

@@ -7,7 +7,7 @@
     restore_topics     topics and extents as the checkpoint knows them      restore.py
     LogReplay.run      all frames from where the checkpoint says            replay.py
     restore_keys       idempotency keys that still live                     keys.py
-    verify_blobs       blobs that the log speaks of
+    verify_blobs       the blobs that the log names are there
     end_log            what follows the last frame is gone                  tail.py
     settle             no seq and no `$ts` is given twice
     begin_log          the log holds the frames of this start
@@ -57,7 +57,7 @@ class Shard:
     absorbed: list[Path]  # blobs whose records a segment holds
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
-    # Of this start: the log has no room for them, and takes nothing else before.
+    # Of this start: the log had no room for them, and takes no other frame before them.
     unwritten_frames: list[Frame]
 
 
@@ -174,7 +174,7 @@ def open_segments(
 
 
 def open_log(folder: Path, shard: int) -> list[WalFile]:
-    """Afterwards every file of the log is open, and stands under its name. Raises `Damaged`."""
+    """Afterwards every file of the log is open, under its own name. Raises `Damaged`."""
     files = []
     for path in log_paths(folder, shard):
         file = WalFile.open(path, shard)
@@ -186,7 +186,7 @@ def open_log(folder: Path, shard: int) -> list[WalFile]:
 
 
 def verify_blobs(blobs: BlobStore, pulse: Pulse, *, is_clean: bool) -> None:
-    """Afterwards every blob that the log speaks of is there, and whole. Raises `Damaged`.
+    """Afterwards every blob that the log names is there, and whole. Raises `Damaged`.
 
     After an orderly stop only headers are read: the first reader of the records reads all of it.
     """

@@ -68,7 +68,7 @@ def _misplaced(entries: list[ExtentEntry], trailer: Trailer) -> Iterator[tuple[i
     at, flags_at = HEADER_BYTES, trailer.flags_at
     for index, entry in enumerate(entries):
         if (entry.offset, entry.flags_at) != (at, flags_at):
-            yield index, f"extent {index} does not stand where the one before it ends"
+            yield index, f"extent {index} does not begin where the one before it ends"
         if (
             entry.record_count == 0
             or entry.length != entry.blob_bytes + padding(entry.blob_bytes, 8) + entry.tables_len
