@@ -28,7 +28,7 @@ from topics.process import interpreter
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
-from topics.storage.recovery import Shard, recover
+from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import WalCounters
 
 log = structlog.get_logger()

@@ -35,7 +35,7 @@ from topics.formats.wire.calls import (
     FeedTakenParams,
 )
 from topics.formats.wire.message import Message
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 
 
 async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:

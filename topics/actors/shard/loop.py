@@ -29,7 +29,7 @@ from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
 from topics.formats.api.requests import Limits
 from topics.formats.wire.message import Message
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
 # waits for its topic longer than this is not done; one that is decided is answered when the log has
