@@ -16,8 +16,8 @@ import trio
 from tests.actors.shard_support import Desk
 from topics.actors.shard import actor as shard_actor
 from topics.errors import Internal
-from topics.formats.api.requests import json_bytes
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.envelope import Failure, decode
 from topics.storage.wal.file import NoRoom
 

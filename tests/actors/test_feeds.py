@@ -31,7 +31,7 @@ from topics.config import Settings
 from topics.engine import reading
 from topics.engine.now import Now
 from topics.engine.store import EXTENT
-from topics.formats.api.requests import json_bytes
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.envelope import Notification, Success, decode, encode_notification
 from topics.formats.wire.message import MessageFrame
 from topics.storage.disk import Damaged

@@ -29,10 +29,11 @@ from tests.storage.log_support import LIMITS
 from topics.actors.shard import sealing
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.store import EXTENT, RESIDENT
-from topics.formats.api.requests import TagMatch, decode_append, decode_config, json_bytes
-from topics.formats.disk.records import Rendering
+from topics.formats.api.requests import TagMatch, decode_append, decode_config
+from topics.formats.disk.rendering import Rendering
 from topics.formats.disk.segment_build import build
 from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.formats.json_text import json_bytes
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore, SegmentWriter, split_locator

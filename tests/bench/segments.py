@@ -17,7 +17,8 @@ from pathlib import Path
 
 from topics.formats.api.requests import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, View, encode
+from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
 from topics.storage.segments.store import Segment, SegmentStore, place_of
 

@@ -22,11 +22,12 @@ from topics.formats.api.requests import (
     decode_append,
     decode_config,
     decode_delete,
-    json_bytes,
 )
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
-from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import EncodedRecords, Rendering
+from topics.formats.json_text import json_bytes
 from topics.formats.ranges import IndexRun
 
 LIMITS = Limits(

@@ -36,10 +36,10 @@ from topics.formats.api.requests import (
     decode_append,
     decode_config,
     decode_delete,
-    json_bytes,
 )
 from topics.formats.api.topic_config import TopicConfig, merge
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 
 NAMES = st.sampled_from(["a", "a", "a", "b"])
 TAGS = ["x", "xy", "xyz", 'é"', ""]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from topics.formats.api.requests import Limits, decode_append, json_string
+from topics.formats.api.requests import Limits, decode_append
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.records import RecordsView, encode
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
     TRAILER_BYTES,
@@ -20,6 +21,7 @@ from topics.formats.disk.segment import (
     decode_trailer,
 )
 from topics.formats.disk.segment_build import Source, build
+from topics.formats.json_text import json_string
 
 LIMITS = Limits(
     batch_records=10_000,

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.api.requests import AppendBody, Limits, PlainAppend, decode_append, json_string
-from topics.formats.disk.records import RecordFlags, RecordsView, encode, json_nodes
+from topics.formats.api.requests import AppendBody, Limits, PlainAppend, decode_append
+from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes
+from topics.formats.disk.rendering import encode
+from topics.formats.json_text import json_string
 
 LIMITS = Limits(
     batch_records=10_000,

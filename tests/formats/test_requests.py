@@ -26,9 +26,8 @@ from topics.formats.api.requests import (
     decode_config,
     decode_delete,
     decode_diff,
-    json_bytes,
-    json_string,
 )
+from topics.formats.json_text import json_bytes, json_string
 
 LIMITS = Limits(
     batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000

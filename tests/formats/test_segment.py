@@ -24,7 +24,6 @@ from tests.formats.segment_support import (
     source,
     writes,
 )
-from topics.formats.api.requests import json_string
 from topics.formats.disk import segment, segment_build
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes, live_runs
@@ -46,6 +45,7 @@ from topics.formats.disk.segment import (
 )
 from topics.formats.disk.segment_build import Source, build
 from topics.formats.disk.segment_check import check_extent
+from topics.formats.json_text import json_string
 
 # The documented bytes
 

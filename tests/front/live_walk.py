@@ -22,8 +22,8 @@ from tests.front.live_support import Said, Socket, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
+from topics.formats.json_text import json_bytes
 from topics.front.live.live import Live
 from topics.front.live.watch import Watches, WatchSession
 

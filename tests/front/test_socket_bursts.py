@@ -15,8 +15,9 @@ import pytest
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady
-from topics.formats.api.requests import json_bytes, limits_of
+from topics.formats.api.requests import limits_of
 from topics.formats.api.websocket import Close, CloseCode, Text
+from topics.formats.json_text import json_bytes
 from topics.front.http.connections import Timings
 from topics.front.live import web_socket
 from topics.front.live.live import Live

@@ -19,14 +19,8 @@ from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import (
-    Diff,
-    Limits,
-    decode_append,
-    decode_config,
-    decode_delete,
-    json_bytes,
-)
+from topics.formats.api.requests import Diff, Limits, decode_append, decode_config, decode_delete
+from topics.formats.json_text import json_bytes
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal.writer import Progress
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.storage.log_support import LIMITS, START, Client
 from topics.engine.changes import start as process_start
-from topics.formats.api.requests import decode_append, json_bytes
-from topics.formats.disk.records import Rendering
+from topics.formats.api.requests import decode_append
+from topics.formats.disk.rendering import Rendering
+from topics.formats.json_text import json_bytes
 from topics.storage.disk import Damaged
 from topics.storage.recovery import recover
 from topics.storage.recovery import steps as recovery_steps

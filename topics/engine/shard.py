@@ -35,7 +35,7 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.requests import AppendBody, TagMatch
 from topics.formats.api.topic_config import TopicConfigPatch
-from topics.formats.disk.records import Rendering
+from topics.formats.disk.rendering import Rendering
 
 
 class ShardEngine:

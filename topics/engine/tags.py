@@ -12,8 +12,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from topics.formats.api.requests import TagMatch, json_string
+from topics.formats.api.requests import TagMatch
 from topics.formats.disk.packed import PackedTexts
+from topics.formats.json_text import json_string
 
 PORTION_TAGS = 4096
 Portion = dict[bytes, "int | array[int]"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from topics.actors.rpc.message_router import RpcContext
 from topics.errors import Internal
-from topics.formats.api.requests import json_bytes
+from topics.formats.json_text import json_bytes
 
 
 class Burst:

@@ -27,7 +27,8 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import Diff, Limits, decode_diff, json_bytes
+from topics.formats.api.requests import Diff, Limits, decode_diff
+from topics.formats.json_text import json_bytes
 from topics.storage.disk import Damaged
 
 # A diff looks at all that is there when it comes, whatever its wait_ms; it must be answered before

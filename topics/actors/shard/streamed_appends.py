@@ -26,7 +26,8 @@ from topics.engine.topic import Topic
 from topics.formats.api.requests import AppendBody, Limits, check_append, refusing_bad_bodies
 from topics.formats.api.sliced import slices
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, Rendering
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import Rendering
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_bytes
 
 _BOOL = (b"false", b"true")
 

@@ -357,13 +357,3 @@ def _match(given: Any) -> TagMatch:
     if not text.endswith("*") or "*" in text[:-1]:
         raise InvalidRequest("a Glob has one *, at its end", field="match")
     return TagMatch("Glob", text[:-1])
-
-
-def json_string(text: str) -> bytes:
-    """``text`` as a JSON string, quotes included: the same bytes for the same text, always."""
-    return msgspec.json.encode(text)
-
-
-def json_bytes(value: Any) -> bytes:
-    """A plain value as JSON."""
-    return msgspec.json.encode(value)

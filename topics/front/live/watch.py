@@ -23,7 +23,6 @@ from topics.errors import (
     Unauthorized,
 )
 from topics.formats.api.fields import list_members
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import (
     MAP_TOPICS,
     Start,
@@ -33,6 +32,7 @@ from topics.formats.api.watch import (
     encode_checkpoint,
     encode_id,
 )
+from topics.formats.json_text import json_bytes
 from topics.front.errors import status_of
 from topics.front.http.connections import Connection
 from topics.front.live.live import Live

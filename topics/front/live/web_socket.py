@@ -29,7 +29,7 @@ from topics.errors import (
     UpgradeRequired,
 )
 from topics.formats.api.fields import Headers, list_members
-from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.api.requests import Limits
 from topics.formats.api.watch import (
     HEARTBEAT_MS,
     CommandHead,
@@ -54,6 +54,7 @@ from topics.formats.api.websocket import (
     pong_frame,
     text_frame,
 )
+from topics.formats.json_text import json_bytes
 from topics.formats.names import valid_topic_name
 from topics.front.backend import Body, Reply
 from topics.front.guard import HeadFields, draining
