@@ -115,7 +115,7 @@ def append_frame(
     ext_len: int,
     parts: Sequence[Buffer],
 ) -> Frame:
-    """An APPEND frame that holds its records; the arguments are those of `records.encode`."""
+    """An APPEND frame that holds its records; the arguments are those of `rendering.encode`."""
     return Frame(FrameKind.APPEND, topic_id, first_seq, ts_ms, record_count, flags, ext_len, parts)
 
 
