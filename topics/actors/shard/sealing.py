@@ -508,7 +508,7 @@ def _writes(topic: Topic, base: int, end: int, seq: int = 0) -> Iterator[IndexEn
 
 async def _let_go(tags: TagIndex | None) -> None:
     """Freeing a million small objects at once would take longer than an append may wait."""
-    while tags is not None and tags.let_go():
+    while tags is not None and tags.free_some():
         await trio.lowlevel.checkpoint()
 
 
