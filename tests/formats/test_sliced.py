@@ -102,7 +102,7 @@ def envelopes(draw: st.DrawFn) -> bytes:
 def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced, "SLICE_BYTES", 16)
-        patch.setattr(sliced, "_HEAD_BYTES", 100)
+        patch.setattr(sliced, "HEAD_MAX_BYTES", 100)
         try:
             request, _ = decode(body)
         except msgspec.MsgspecError:
@@ -116,7 +116,7 @@ def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
 def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(
     monkeypatch: pytest.MonkeyPatch, second: bytes
 ) -> None:
-    monkeypatch.setattr(sliced, "_HEAD_BYTES", 100)
+    monkeypatch.setattr(sliced, "HEAD_MAX_BYTES", 100)
     lists = [
         b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50))
         for name in (b"a", b"b")

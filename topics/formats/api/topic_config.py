@@ -1,4 +1,4 @@
-"""The topic config object (§0.10): defaults, merge of a request, clamps."""
+"""Topic config (§0.10): its defaults, the merge of a request, its limits and clamps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicConfigPatch(msgspec.Struct, kw_only=True):
-    """What a request says of a config: only the named fields change (RULINGS, Topics)."""
+    """The fields of a config that a request names: only these change."""
 
     type: Kind | UnsetType = UNSET
     ttl_ms: int | UnsetType = UNSET
@@ -91,8 +91,7 @@ _UNSIGNED = (
 
 
 def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> TopicConfig:
-    """``base`` with the named fields of ``patch``, clamped; ``base`` None means a new topic with
-    the defaults.
+    """``base`` with the fields of ``patch``, clamped; None stands for the defaults of a new topic.
 
     Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
     ``type``.
