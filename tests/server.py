@@ -94,11 +94,12 @@ def _object(line: str) -> dict[str, Any] | None:
 class Server:
     """One server on one data directory; ``start`` may be called again after ``stop`` or ``kill``.
 
-    ``env`` holds settings by their short name: ``shards=2`` is ``TOPICS_SHARDS=2``.
+    ``env`` holds settings by their short name: ``shards=2`` is ``TOPICS_SHARDS=2``. ``root`` is the
+    checkout that runs.
     """
 
     def __init__(self, data_dir: Path, **env: object) -> None:
-        self.data_dir = data_dir
+        self.data_dir, self.root = data_dir, ROOT
         self.env = {f"TOPICS_{name.upper()}": str(value) for name, value in env.items()}
         self.host = ""
         self.port = 0
@@ -144,7 +145,7 @@ class Server:
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "topics", "serve"],
-            cwd=ROOT,
+            cwd=self.root,
             env=inherited | base | self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -21,8 +21,8 @@ import trio
 
 from topics.actors.link.board import Board
 from topics.actors.link.link import LinkMemory
-from topics.actors.shard.actor import ShardActor
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.process import children as process
@@ -36,7 +36,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
     "receiver": (trio, "open_signal_receiver"),
-    "shard serves": (ShardActor, "run"),
+    "shard serves": (ShardLoop, "run"),
     "front serves": (front, "serve"),
     "last checkpoint": (Sealing, "write_last"),
 }

@@ -44,7 +44,7 @@ def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> N
         command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
     ) as server:
         assert server.stderr is not None
-        seen = {}
+        seen: dict[str, dict[str, object]] = {}
         for line in server.stderr:
             seen |= {json.loads(line)["event"]: json.loads(line)}
             if "ready" in seen:

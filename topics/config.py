@@ -244,6 +244,22 @@ class Settings:
 IDLE = frozenset({"max_claim", "max_topics", "max_routers", "max_total_bytes"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Optimizations that can be switched off one by one, to measure what each is worth.
+
+    Not settings: answers, bytes on disk and promises are the same without them.
+    """
+
+    switch_interval: bool = True  # `actors/shard/interpreter.py`, decision 0022
+    sealing_pauses: bool = True  # `actors/shard/sealing/pacing.py`, decision 0022
+    read_ahead: bool = True  # `front/routes/read_ahead.py`, decision 0023
+    prefetch: bool = True  # `storage/segments/prefetch.py`, decision 0023
+
+
+TUNING = Tuning()
+
+
 def variable_of(field_name: str) -> str:
     """The environment variable of a field."""
     return f"TOPICS_{field_name.upper()}"

@@ -9,12 +9,10 @@ from typing import Any
 
 import cbor2
 
-from topics.actors.rpc.message_router import (
-    InboundMessage,
-    LinkSession,
-    MessageHandler,
-    MessageRouter,
-)
+from topics.actors.rpc.inbound import InboundMessage, RpcContext
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.route_table import MessageHandler
+from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.envelope import (
     decode,
     encode_error_frame,
@@ -91,6 +89,19 @@ def readable(frame: MessageFrame) -> dict[str, Any]:
     kind = {"error_frame": True} if frame.flags & ERROR else {"subject": frame.subject}
     fields: dict[str, Any] = cbor2.loads(frame.payload)
     return kind | fields
+
+
+def payload_for(subject: str) -> bytes:
+    """A payload that is valid under the subject."""
+    if subject.startswith("rpc/"):
+        return encode_request(7, subject[4:], None)
+    return encode_notification(subject[6:], None) if subject.startswith("event/") else b"opaque"
+
+
+def rpc_of(message: InboundMessage) -> RpcContext:
+    """The exchange of a request."""
+    assert message.rpc is not None
+    return message.rpc
 
 
 class Bench:

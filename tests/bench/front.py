@@ -30,9 +30,13 @@ from quart import Response
 from quart import request as quart_request
 from quart_trio import QuartTrio
 
+from topics.actors.link.arena import Holder
+from topics.actors.shard_client.readiness import Readiness
 from topics.config import Settings
 from topics.engine.access import Access
-from topics.front.backend import Body, Holder, Readiness
+from topics.formats.wire.calls import AppendOutcome, AppendResult
+from topics.formats.wire.contract import Call
+from topics.front.backend import Body
 from topics.front.http.server import Server
 
 KEY = "a-secret-of-ordinary-length"
@@ -51,7 +55,7 @@ ANSWER = (
 
 
 class StubReply:
-    result: dict[str, Any] = {"status": 200}  # noqa: RUF012
+    result = AppendResult(bytes((AppendOutcome.APPENDED,)))
     body = ANSWER
 
     def release(self) -> None:
@@ -71,7 +75,7 @@ class StubBackend:
         return 0
 
     async def call(
-        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
+        self, shard: int, call: Call[Any, Any], params: Any, body: Body = b""
     ) -> StubReply:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return self.reply

@@ -13,20 +13,25 @@ import cbor2
 import trio
 import trio.testing
 
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, call_soon, serve, subscribe
+from topics.formats.wire.calls import (
+    APPEND,
+    FEED_TAKEN,
+    AppendOutcome,
+    AppendParams,
+    AppendResult,
+    FeedTakenParams,
+)
 from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
 from topics.formats.wire.message import MessageFrame
 
 ROUND = 1_000
 ROUNDS = 20
-PARAMS = {
-    "topic": "orders.eu",
-    "key": None,
-    "seqs": True,
-    "at": 123_456_789_012_345,
-    "prefixes": None,
-}
 BODY = b'{"records":[{"data":{"n":1}}]}'
+PARAMS = AppendParams("orders.eu", None, True, None, 123_456_789_012_345)
+RESULT = AppendResult(bytes((AppendOutcome.CREATED,)))
 
 
 class Counter:
@@ -77,18 +82,20 @@ def again(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def encoding() -> None:
-    request = encode_request(123_456, "append", PARAMS)
-    result = {"status": 201}
-    measure("envelope: encode a request", again(lambda: encode_request(123_456, "append", PARAMS)))
+    request = encode_request(123_456, APPEND.method, PARAMS)
+    measure(
+        "envelope: encode a request",
+        again(lambda: encode_request(123_456, APPEND.method, PARAMS)),
+    )
     measure("envelope: decode a request", again(lambda: decode(request)))
     measure("  of which cbor2.loads", again(lambda: cbor2.loads(request)))
-    measure("envelope: encode a success", again(lambda: encode_success(123_456, result)))
-    measure("  of which cbor2.dumps of the result", again(lambda: cbor2.dumps(result)))
+    measure("envelope: encode a success", again(lambda: encode_success(123_456, RESULT)))
+    measure("  of which cbor2.dumps of the result", again(lambda: cbor2.dumps(RESULT)))
 
 
 def requests(router: MessageRouter, session: LinkSession) -> None:
     frames = [
-        MessageFrame(n, 0, "rpc/append", encode_request(n, "append", PARAMS), BODY)
+        MessageFrame(n, 0, APPEND.subject, encode_request(n, APPEND.method, PARAMS), BODY)
         for n in range(ROUND)
     ]
 
@@ -96,25 +103,19 @@ def requests(router: MessageRouter, session: LinkSession) -> None:
         for frame in frames:
             router.dispatch(session, frame)
 
-    at_once = router.route(
-        "rpc/append", lambda message: message.rpc.reply({"status": 201}) if message.rpc else None
-    )
+    at_once = serve(router, APPEND, lambda request: request.reply(RESULT))
     measure("request: dispatched, answered in the handler", dispatch_all)
     at_once()
 
-    waiting: list[RpcContext] = []
-
-    def answer_later(message: InboundMessage) -> None:
-        if message.rpc is not None:
-            waiting.append(message.rpc)
+    waiting: list[InboundCall[AppendParams, AppendResult]] = []
 
     def dispatch_and_answer() -> None:
         dispatch_all()
-        for rpc in waiting:
-            rpc.reply({"status": 201})
+        for request in waiting:
+            request.reply(RESULT)
         waiting.clear()
 
-    later = router.route("rpc/append", answer_later)
+    later = serve(router, APPEND, waiting.append)
     measure("request: dispatched, answered after the handler", dispatch_and_answer)
     later()
 
@@ -122,7 +123,7 @@ def requests(router: MessageRouter, session: LinkSession) -> None:
         dispatch_all()
         session.unanswered.clear()
 
-    router.route("rpc/append", lambda message: None)
+    serve(router, APPEND, lambda request: None)
     measure("request: dispatched, clock started, not answered", dispatch_only)
 
 
@@ -130,29 +131,27 @@ def events(router: MessageRouter, session: LinkSession) -> None:
     frame = MessageFrame(
         1,
         0,
-        "event/topic.appended",
-        encode_notification("topic.appended", {"topic": "orders.eu"}),
+        FEED_TAKEN.subject,
+        encode_notification(FEED_TAKEN.method, FeedTakenParams(7)),
         b"",
     )
-    router.route("event/topic.appended", lambda message: None)
+    subscribe(router, FEED_TAKEN, lambda message, params: None)
     router.route_prefix("event/", lambda message: None)
     measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, frame)))
 
 
 async def calls(router: MessageRouter, session: LinkSession) -> None:
     def ask_and_answer() -> None:
-        started = [session.call_soon("append", PARAMS, BODY) for _ in range(ROUND)]
+        started = [call_soon(session, APPEND, PARAMS, BODY) for _ in range(ROUND)]
         for call in started:
-            router.dispatch(
-                session,
-                MessageFrame(1, 0, "rpc/append", encode_success(call.cid, {"status": 201}), BODY),
-            )
+            payload = encode_success(call.cid, RESULT)
+            router.dispatch(session, MessageFrame(1, 0, APPEND.subject, payload, BODY))
 
     measure("call: started, answered, nobody parked", ask_and_answer)
 
     async def ask(done: list[int]) -> None:
-        reply = await session.call("append", PARAMS, BODY)
-        done.append(reply.result["status"])
+        reply = await call_soon(session, APPEND, PARAMS, BODY).wait()
+        done.append(APPEND.result_of(reply.result).outcomes[0])
 
     report(
         f"call: {ROUND} parked tasks woken by one batch, each",
@@ -171,10 +170,8 @@ async def wake_all(
         await trio.testing.wait_all_tasks_blocked()
         start = time.process_time()
         for cid in range(first, first + ROUND):
-            router.dispatch(
-                session,
-                MessageFrame(1, 0, "rpc/append", encode_success(cid, {"status": 201}), BODY),
-            )
+            payload = encode_success(cid, RESULT)
+            router.dispatch(session, MessageFrame(1, 0, APPEND.subject, payload, BODY))
         while len(done) < ROUND:
             await trio.lowlevel.checkpoint()
         return time.process_time() - start

@@ -67,7 +67,10 @@ def measure(
 
 def _sealed_s(server: Server) -> float:
     assert server.log is not None
-    return sum(event["seconds"] for event in server.log.events() if event.get("event") == "sealed")
+    events = server.log.events()
+    return sum(
+        float(event["seconds"]) for event in events if event.get("event") == "segment sealed"
+    )
 
 
 def _stolen_s() -> float:

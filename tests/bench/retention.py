@@ -133,7 +133,7 @@ def wait_sealed(server: Server, records: int, timeout_s: float = 120) -> None:
         sum(
             event.get("records", 0)
             for event in server.log.events()
-            if event.get("event") == "sealed"
+            if event.get("event") == "segment sealed"
         )
         < records
     ):

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from topics.engine.locators import in_extent
 from topics.formats.api.requests import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
-from topics.storage.segments.store import Segment, SegmentStore, place_of
+from topics.storage.segments.file import Segment
+from topics.storage.segments.store import SegmentStore
 
 RECORD_BYTES = 200  # rendered, without a tag
 FRAME_BYTES = 64 + 8
@@ -81,19 +83,19 @@ def cost(read: Callable[[], object], times: int = 200) -> float:
     return best * 1e6
 
 
-def mark(store: SegmentStore, locator: int, indexes: list[int]) -> None:
+def flag(store: SegmentStore, locator: int, indexes: list[int]) -> None:
     """In memory, then in the file."""
-    store.mark(locator, indexes, 0)
-    store.write_marks(0)
+    store.flag_deleted(locator, indexes, 0)
+    store.write_due_flags(0)
 
 
-def reads(view: View, start: int, dead: Buffer | None) -> list[float]:
+def reads(view: View, start: int, flags: Buffer | None) -> list[float]:
     stop = start + PAGE
     return [
         cost(lambda: view.slice(start, stop)),
-        cost(lambda: view.slices(start, stop, dead)),
+        cost(lambda: view.slices(start, stop, flags)),
         cost(lambda: view.select(start, stop, NOBODY, False, True), 20),
-        cost(lambda: view.select(start, stop, NOBODY, False, True, dead), 20),
+        cost(lambda: view.select(start, stop, NOBODY, False, True, flags), 20),
     ]
 
 
@@ -123,9 +125,9 @@ def main(mib: int) -> None:
             built(store, number, frames(mib, PAGE, tags), READ_RECORDS)
             locator, entry = next(store.entries(number))
             view = store.records(locator)
-            dead = bytes(dice.random() < 0.01 for _ in range(entry.record_count))
-            of_write = reads(RecordsView(*small), 0, dead[:PAGE])
-            of_extent = reads(view, entry.record_count - PAGE - 7, dead)
+            flags = bytes(dice.random() < 0.01 for _ in range(entry.record_count))
+            of_write = reads(RecordsView(*small), 0, flags[:PAGE])
+            of_extent = reads(view, entry.record_count - PAGE - 7, flags)
             for name, row in (
                 ("write", of_write),
                 (f"extent of {entry.record_count:,}", of_extent),
@@ -138,18 +140,18 @@ def main(mib: int) -> None:
                     for extent, write in zip(of_extent, of_write, strict=True)
                 )
             )
-        locator = place_of(number, 0)
+        locator = in_extent(number, 0)
         view = store.records(locator)
         one, many = b'"tag-77777"', b'"tag-777'
         print(
             f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix {cost(lambda: view.find_prefix(many)):.1f} us"
         )
-        marks = dice.sample(range(view.count), 1000)
+        indexes = dice.sample(range(view.count), 1000)
         one_us, all_us = (
-            cost(lambda: mark(store, locator, marks[:1])),
-            cost(lambda: mark(store, locator, marks), 20),
+            cost(lambda: flag(store, locator, indexes[:1])),
+            cost(lambda: flag(store, locator, indexes), 20),
         )
-        print(f"mark one {one_us:.1f} us, a thousand {all_us:.1f} us")
+        print(f"flag one {one_us:.1f} us, a thousand {all_us:.1f} us")
         path = store.segments[number].path
         print(f"open a segment {cost(lambda: Segment(path, 0, number), 5):.0f} us")
 

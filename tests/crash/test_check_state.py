@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.crash.check_state import History, judge
-from tests.crash.opened import Found
+from tests.campaigns.check_state import History, judge
+from tests.campaigns.opened import Found
 
 NEVER = 10**6
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.churn import campaign
+from tests.campaigns.churn import campaign
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def test_what_was_taken_away_stays_away_and_the_rest_is_there(tmp_path: Path) ->
     try:
         summary = campaign(tmp_path / "data", seed=SEED, kills=KILLS)
     except BaseException:
-        print(f"repeat with: python -m tests.crash.churn --kills {KILLS} --seed {SEED}")
+        print(f"repeat with: python -m tests.campaigns.churn --kills {KILLS} --seed {SEED}")
         raise
     assert not summary.problems, str(summary)
     assert summary.log_files > 0

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns.mounts import Lossy, needs_lossy
 from tests.contract.api import Api, ok, refused
-from tests.crash.mounts import Lossy, needs_lossy
 from tests.server import Server
 
 pytestmark = [pytest.mark.slow, needs_lossy]

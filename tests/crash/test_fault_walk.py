@@ -1,4 +1,4 @@
-"""A part of the walk over all faults; the whole is a program of its own (`tests.crash.fault_walk`)."""
+"""A part of the walk over all faults; the whole is a program of its own (`tests.campaigns.fault_walk`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.crash.fault_walk import Case, in_folder, quiet
+from tests.campaigns.fault_walk import Case, in_folder, quiet
 from topics.storage.wal.file import WalFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -17,10 +17,17 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns.mounts import (
+    Lossy,
+    freezable_disk,
+    needs_lossy,
+    needs_root,
+    remount,
+    small_disk,
+)
+from tests.campaigns.opened import Opened
 from tests.contract.api import Answer, Api, ok, refused
 from tests.contract.sse import watch
-from tests.crash.mounts import Lossy, freezable_disk, needs_lossy, needs_root, remount, small_disk
-from tests.crash.opened import Opened
 from tests.crash.test_kill import topics_of
 from tests.server import Server
 from topics.formats.disk.segment import CHUNK_BYTES
@@ -119,7 +126,7 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": durability}), 201)
-            acknowledged = []
+            acknowledged: list[object] = []
             for number in range(5):
                 ok(api.append("t", number))
                 acknowledged.append(number)

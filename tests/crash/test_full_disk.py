@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns.mounts import needs_root, small_disk
 from tests.contract.api import Answer, Api, ok, refused
-from tests.crash.mounts import needs_root, small_disk
 from tests.server import Server
 from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header, encode_file_header
 

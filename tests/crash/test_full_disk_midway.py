@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.campaigns.mounts import Lossy, needs_lossy
 from tests.contract.api import Api, ok
-from tests.crash.mounts import Lossy, needs_lossy
 from tests.server import Server
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,10 @@ def until(found: Callable[[], Any], what: str) -> None:
     while not found():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
+
+
+def is_refused(api: Api, size: int) -> bool:
+    return bool(api.append("other", "x" * size).status == 503)
 
 
 def fill_with_deletes(api: Api) -> None:
@@ -72,10 +77,7 @@ def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothi
             )
             lossy.ctl("limit", bytes=lossy.ctl("stat")["used"])
             for size in (4000, 200, 0):
-                until(
-                    lambda size=size: api.append("other", "x" * size).status == 503,
-                    "the disk is full",
-                )
+                until(partial(is_refused, api, size), "the disk is full")
             fill_with_deletes(api)
             until(lambda: api.state("t")["count"] == 0, "the old record is too old")
             assert not answers, "the long append is under way"

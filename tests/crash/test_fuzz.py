@@ -1,4 +1,4 @@
-"""Malformed and mutated bytes, for a few seconds; the program ``tests.crash.fuzz`` goes on for
+"""Malformed and mutated bytes, for a few seconds; the program ``tests.campaigns.fuzz`` goes on for
 longer and measures.
 """
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.fuzz import fuzz
-from tests.crash.fuzz_inputs import LANES, case
-from tests.crash.hostile import MIB
+from tests.campaigns.fuzz import fuzz
+from tests.campaigns.fuzz_inputs import LANES, case
+from tests.campaigns.hostile import MIB
 from tests.server import Server
 
 LOOSE_MS = 500  # the program measures; here the machine may be busy

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.api import Api, Wire, ok, refused, request
-from tests.crash.hostile import (
+from tests.campaigns.hostile import (
     MIB,
     beside,
     pile_up_answers,
@@ -19,13 +18,14 @@ from tests.crash.hostile import (
     send_malformed,
     watched,
 )
+from tests.contract.api import Api, Wire, ok, refused, request
 from tests.server import Server, open_files
 
 pytestmark = pytest.mark.slow
 
 ONE = b'{"records":[{"data":1}]}'
 MOST = 3 * 64 * MIB  # §2: a body is at most 64 MiB; no process may hold it more than three times
-LOOSE_MS = 500  # the program tests.crash.hostile measures; here the machine may be busy
+LOOSE_MS = 500  # the program tests.campaigns.hostile measures; here the machine may be busy
 SEED = 5
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import crc32c
 import pytest
 
+from tests.campaigns.kills import Campaign
+from tests.campaigns.writers import Writer, finish, verify
 from tests.contract.api import Answer, Api, Wire, ok, refused, request
-from tests.crash.campaign import Campaign
-from tests.crash.writers import Writer, finish, verify
 from tests.server import Server, kill_one
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_kill_campaign_loses_and_doubles_nothing(tmp_path: Path) -> None:
     try:
         summary = Campaign(tmp_path / "data", seed=SEED, kills=KILLS).run()
     except BaseException:
-        print(f"repeat with: python -m tests.crash.campaign --kills {KILLS} --seed {SEED}")
+        print(f"repeat with: python -m tests.campaigns.kills --kills {KILLS} --seed {SEED}")
         raise
     assert not summary.problems, str(summary)
     assert summary.writes > 10 * KILLS, str(summary)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.mounts import needs_lossy
-from tests.crash.power_load import Mix
-from tests.crash.power_loss import judge, record
+from tests.campaigns.mounts import needs_lossy
+from tests.campaigns.power_load import Mix
+from tests.campaigns.power_loss import judge, record
 
 pytestmark = [pytest.mark.slow, needs_lossy, pytest.mark.timeout(300)]
 
@@ -25,7 +25,7 @@ def test_a_power_loss_takes_nothing_that_was_promised(tmp_path: Path) -> None:
         tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict"
     )
     assert not verdict.violations, (
-        f"repeat with: python -m tests.crash.power_loss --steps 120 --seed {SEED}\n{verdict}"
+        f"repeat with: python -m tests.campaigns.power_loss --steps 120 --seed {SEED}\n{verdict}"
     )
     assert verdict.states >= POINTS
 
@@ -40,6 +40,8 @@ def test_a_delete_that_is_lost_has_deleted_nothing(tmp_path: Path) -> None:
     verdict = judge(
         tmp_path, points=4 * POINTS, policies="drop,prefix,subset", models="ext4,strict"
     )
-    again = f"python -m tests.crash.power_loss --steps 240 --seed {SEED} {' '.join(mix.options)}"
+    again = (
+        f"python -m tests.campaigns.power_loss --steps 240 --seed {SEED} {' '.join(mix.options)}"
+    )
     assert not verdict.violations, f"repeat with: {again}\n{verdict}"
     assert verdict.states >= POINTS

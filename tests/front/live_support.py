@@ -16,14 +16,26 @@ from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import TopicsError
 from topics.formats.api.watch import Start, View
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.live.live import Live
 from topics.front.live.watch import WatchSession, WatchStream
+
+BY_METHOD = {call.method: call for call in calls.CALLS}
+
+
+def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+    """An event of a shard, by its method and the names of its params."""
+    if method == calls.FEED_PAGE.method:
+        live.page(shard, calls.FeedPageParams(**params), body)
+    else:
+        live.feed_ended(shard, calls.FeedEndedParams(**params))
 
 
 class Said:
     """A shard's answer."""
 
-    def __init__(self, result: dict[str, Any], body: bytes) -> None:
+    def __init__(self, result: tuple[Any, ...], body: bytes) -> None:
         self.result, self.body = result, body
 
     def release(self) -> None:
@@ -49,11 +61,11 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
-    def ask(self, shard: int, method: str, params: dict[str, Any], body: bytes, then: Then) -> None:
-        self.asked.append((method, params, then))
+    def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
+        self.asked.append((call.method, params._asdict(), then))
 
-    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
-        self.told.append((name, params))
+    def notify(self, shard: int, event: Event[P], params: Any) -> None:
+        self.told.append((event.method, params._asdict()))
 
     def flush(self, shard: int) -> None:
         """Nothing waits."""
@@ -61,7 +73,7 @@ class Shards:
     def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
         """Answer the oldest question of this kind; what was asked."""
         params, then = self._next(method)
-        then(Said(result, body))
+        then(Said(BY_METHOD[method].result(**result), body))
         return params
 
     def refuse(self, method: str, failure: TopicsError) -> None:
@@ -155,13 +167,17 @@ class Desk:
         self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None
     ) -> None:
         """A page of a feed, with all that lies between, and all that follows from it."""
-        self.live.event(
+        self.event(
             0,
             "feed.page",
             {"feed": feed, **page(from_seq, to_seq, tombstone)},
             records(from_seq, to_seq, tombstone),
         )
         await wait_all_tasks_blocked()
+
+    def event(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+        """An event of a shard."""
+        tell(self.live, shard, method, params, body)
 
 
 def page(
@@ -171,7 +187,7 @@ def page(
     first_seq = tombstone["gap_to"] if tombstone else from_seq
     return {
         "from_seq": from_seq, "to_seq": to_seq, "head_seq": to_seq if head_seq is None else head_seq, "earliest_seq": 1,
-        "count": to_seq - first_seq, "tombstone": tombstone,
+        "record_count": to_seq - first_seq, "tombstone": tombstone,
     }  # fmt: skip
 
 

@@ -18,12 +18,14 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.contract.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, Frame
-from tests.front.live_support import Said, Socket, socket_pair
+from tests.front.live_support import Said, Socket, socket_pair, tell
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
 from topics.formats.api.watch import View
 from topics.formats.json_text import json_bytes
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.live.live import Live
 from topics.front.live.watch import Watches, WatchSession
 
@@ -98,46 +100,44 @@ class Shard:
     def flush(self, shard: int) -> None:
         """Everything takes its time anyway."""
 
-    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
+    def notify(self, shard: int, event: Event[P], params: Any) -> None:
         if self.is_up:
-            self.to_shard.append(lambda: self._notified(name, params["feed"]))
+            self.to_shard.append(lambda: self._notified(event, params.feed))
 
     def ask(
         self,
         shard: int,
-        method: str,
-        params: dict[str, Any],
+        call: Call[P, R],
+        params: Any,
         body: bytes,
         then: Callable[[Any], None],
     ) -> None:
         if not self.is_up:
             then(NotReady("down"))
             return
-        call = object()
-        self.asked[call] = then
-        self.to_shard.append(lambda: self._asked(call, method, params))
+        number = object()
+        self.asked[number] = then
+        self.to_shard.append(lambda: self._asked(number, call, params))
 
     # What it does
 
-    def _asked(self, call: object, method: str, params: dict[str, Any]) -> None:
-        topic = self.topics.get(params["topic"])
-        answer: Any = TopicNotFound(params["topic"])
-        if topic is not None and method == "feed.open":
-            self.feeds[params["feed"]] = [params["topic"], topic.head, 0]
-            answer = Said(
-                {"head_seq": topic.head, "earliest_seq": topic.floor + 1, "epoch": topic.epoch}, b""
-            )
+    def _asked(self, number: object, call: Call[P, R], params: Any) -> None:
+        topic = self.topics.get(params.topic)
+        answer: Any = TopicNotFound(params.topic)
+        if topic is not None and call is calls.FEED_OPEN:
+            self.feeds[params.feed] = [params.topic, topic.head, 0]
+            answer = Said(calls.FeedOpenResult(topic.head, topic.floor + 1, topic.epoch), b"")
         elif topic is not None:
-            fields, body = topic.read(params["from_seq"], params["until_seq"], params["epoch"])
-            answer = Said({**fields, "epoch": topic.epoch}, body)
-        self.to_front.append(lambda: self.asked.pop(call)(answer))
+            fields, body = topic.read(params.from_seq, params.until_seq, params.epoch)
+            answer = Said(calls.FeedReadResult(**fields, epoch=topic.epoch), body)
+        self.to_front.append(lambda: self.asked.pop(number)(answer))
 
-    def _notified(self, name: str, number: int) -> None:
+    def _notified(self, event: Event[P], number: int) -> None:
         feed = self.feeds.get(number)
-        if feed is not None and name == "feed.taken":
+        if feed is not None and event is calls.FEED_TAKEN:
             feed[2] -= 1
             self.pump()
-        elif name == "feed.close":
+        elif event is calls.FEED_CLOSE:
             self.feeds.pop(number, None)
 
     def pump(self) -> None:
@@ -149,7 +149,7 @@ class Shard:
                 self._tell("feed.page", {"feed": number, **fields}, body)
 
     def _tell(self, name: str, params: dict[str, Any], body: bytes = b"") -> None:
-        self.to_front.append(lambda: self.live.event(0, name, params, body))
+        self.to_front.append(lambda: tell(self.live, 0, name, params, body))
 
     def delete(self, name: str, *, again: bool) -> None:
         head = self.topics.pop(name).head

@@ -16,6 +16,9 @@ from zlib import crc32
 import trio
 import trio.testing
 
+from topics.actors.link.arena import Holder
+from topics.actors.shard_client.readiness import Readiness
+from topics.actors.shard_client.shard_link import Listener
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.errors import (
@@ -26,15 +29,15 @@ from topics.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.front.backend import Body, Holder, Listener, Readiness
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.backend import Body
 from topics.front.http.connections import Timings
 from topics.front.http.server import Server
 
 
 class FakeReply:
-    def __init__(
-        self, result: dict[str, Any], body: bytes | memoryview, owner: FakeBackend
-    ) -> None:
+    def __init__(self, result: Any, body: bytes | memoryview, owner: FakeBackend) -> None:
         self.result = result
         self.body = body
         self._owner = owner
@@ -87,7 +90,7 @@ class FakeBackend:
     let_go: list[Callable[[], object]] = field(default_factory=list)  # of replies that took long
     replies_out: int = 0
     blocks_out: int = 0
-    calls: list[tuple[str, dict[str, Any], bytes]] = field(default_factory=list)
+    calls: list[tuple[str, Any, bytes]] = field(default_factory=list)
     cancelled: int = 0
     waiting: int = 0
     gate: trio.Event | None = None  # calls of topic "slow" wait for it
@@ -97,15 +100,13 @@ class FakeBackend:
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
 
-    async def call(
-        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
-    ) -> FakeReply:
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
         raw = self._take(body)
-        self.calls.append((method, params, raw))
+        self.calls.append((call.method, params, raw))
         if not self.ready:
             await trio.lowlevel.checkpoint()
             raise NotReady("the shard is recovering")
-        if params.get("topic") == "slow" and self.gate is not None:
+        if getattr(params, "topic", "") == "slow" and self.gate is not None:
             self.waiting += 1
             try:
                 await self.gate.wait()
@@ -115,8 +116,7 @@ class FakeBackend:
             finally:
                 self.waiting -= 1
         await trio.lowlevel.checkpoint()
-        status, answer, extra = self._answer(method, params, raw, shard)
-        return FakeReply({"status": status, **extra}, answer, self)
+        return FakeReply(*self._answer(call, params, raw, shard), self)
 
     def listen(self, listener: Listener) -> None:
         self.listener = listener
@@ -124,18 +124,17 @@ class FakeBackend:
     def ask(
         self,
         shard: int,
-        method: str,
-        params: dict[str, Any],
+        call: Call[P, R],
+        params: Any,
         body: Body,
         then: Callable[[FakeReply | TopicsError], None],
     ) -> None:
         raw = self._take(body)
-        self.calls.append((method, params, raw))
-        status, answer, extra = self._answer(method, params, raw, shard)
-        then(FakeReply({"status": status, **extra}, answer, self))
+        self.calls.append((call.method, params, raw))
+        then(FakeReply(*self._answer(call, params, raw, shard), self))
 
-    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
-        self.calls.append((name, params, b""))
+    def notify(self, shard: int, event: Event[P], params: P) -> None:
+        self.calls.append((event.method, params, b""))
 
     def flush(self, shard: int) -> None:
         pass
@@ -161,11 +160,11 @@ class FakeBackend:
         return bytes(body)  # type: ignore[arg-type]
 
     def _answer(
-        self, method: str, params: dict[str, Any], raw: bytes, shard: int
-    ) -> tuple[int, bytes, dict[str, Any]]:
-        if method == "topic.list":
-            return 200, b"", {"items": self._items(params, shard)}
-        topic = params["topic"]
+        self, call: Call[P, R], params: Any, raw: bytes, shard: int
+    ) -> tuple[tuple[Any, ...], bytes]:
+        if call is calls.TOPIC_LIST:
+            return calls.TopicListResult(self._items(params, shard)), b""
+        topic = params.topic
         assert self.shard_of(topic) == shard
         if topic == "bug":
             raise RuntimeError("a secret of the inside")
@@ -177,43 +176,45 @@ class FakeBackend:
             raise InvalidRequest("the body is not JSON") from None
         rows = self.topics.get(topic)
         answer: dict[str, Any] = {"topic": topic}
-        status = 200
-        if method == "append":
-            status = 201 if rows is None else 200
+        result: tuple[Any, ...] = calls.NO_RESULT
+        if call is calls.APPEND:
+            outcome = calls.AppendOutcome.CREATED if rows is None else calls.AppendOutcome.APPENDED
+            result = calls.AppendResult(bytes((outcome,)))
             self.topics.setdefault(topic, []).extend(document["records"])
             head = len(self.topics[topic])
-            answer |= {"head_seq": head, "created": status == 201}
-        elif method == "topic.put":
-            status = 201 if rows is None else 200
+            answer |= {"head_seq": head, "created": rows is None}
+        elif call is calls.TOPIC_PUT:
+            result = calls.TopicPutResult(rows is None)
             self.topics.setdefault(topic, [])
-            answer |= {"created": status == 201, "config": document}
-        elif method == "topic.delete":
-            if params["if_empty"] and rows:
+            answer |= {"created": rows is None, "config": document}
+        elif call is calls.TOPIC_DELETE:
+            if params.if_empty and rows:
                 raise TopicNotEmpty("the topic holds records")
             answer |= {"deleted": self.topics.pop(topic, None) is not None}
         elif rows is None:
             raise TopicNotFound(topic)
-        elif method == "diff":
+        elif call is calls.DIFF:
+            result = calls.DiffResult(None)
             answer |= {
                 "records": rows[document.get("from_seq", 0) :],
                 "filler": "x" * self.answer_bytes,
             }
         else:
-            answer |= {"head_seq": len(rows), "touch": params.get("touch")}
+            answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
         answer["performance"] = {"server_total_ms": 0.01}
-        return status, json.dumps(answer).encode(), {}
+        return result, json.dumps(answer).encode()
 
-    def _items(self, params: dict[str, Any], shard: int) -> list[tuple[str, bytes]]:
-        prefixes = params["prefixes"]
+    def _items(self, params: calls.TopicListParams, shard: int) -> list[tuple[str, bytes]]:
+        prefixes = None if params.prefixes is None else tuple(params.prefixes)
         names = sorted(
             name
             for name in self.topics
             if self.shard_of(name) == shard
-            and name.startswith(params["prefix"])
-            and (params["after"] is None or name > params["after"])
+            and name.startswith(params.prefix)
+            and (params.after is None or name > params.after)
             and (prefixes is None or name.startswith(prefixes))
         )
-        return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params["limit"]]]
+        return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params.limit]]
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.test_arena_room import Front
+from tests.actors.shard_client.test_reservations import Front
 from topics.actors.link.arena import ArenaBlock
 from topics.errors import NotReady, PayloadTooLarge, Throttled
 from topics.front.http import bodies

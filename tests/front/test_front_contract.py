@@ -11,6 +11,7 @@ import trio
 
 from tests.front.support import FakeBackend, running
 from topics.config import Settings
+from topics.formats.wire.calls import AppendParams
 
 LANES = pytest.mark.parametrize("fast", [True, False], ids=["fast", "cold"])
 RECORD = b'{"records":[{"data":1}]}'
@@ -55,8 +56,8 @@ async def test_parameters_reach_the_shard(fast: bool) -> None:
         ).status == 201
         method, params, body = run.backend.calls[-1]
         assert (method, body) == ("append", RECORD)
-        assert params.pop("at") > 0
-        assert params == {"topic": "t.x", "key": "klé", "seqs": False, "prefixes": ("t.",)}
+        assert params.at > 0
+        assert params == AppendParams("t.x", "klé", False, ["t."], params.at)
 
 
 @LANES

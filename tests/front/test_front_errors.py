@@ -7,8 +7,9 @@ import json
 import pytest
 
 from topics import errors
-from topics.actors.rpc.message_router import ErrorCode, RemoteError
-from topics.actors.shards import _as_ours
+from topics.actors.rpc.call import RemoteError
+from topics.actors.shard_client.errors import failure_of
+from topics.formats.wire.envelope import ErrorCode
 from topics.front.errors import STATUS, error_answer, retry_after_s
 
 
@@ -50,7 +51,7 @@ def test_what_may_be_tried_again_says_when(failure: errors.TopicsError) -> None:
 
 
 def test_what_a_shard_did_not_come_to_in_time_may_be_tried_again() -> None:
-    failure = _as_ours(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
+    failure = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
     answer = error_answer(failure)
     assert (answer.status, json.loads(bytes(answer.body))["error"]["code"]) == (503, "not_ready")
     assert dict(answer.headers)[b"retry-after"] == b"1"

@@ -97,7 +97,7 @@ async def test_an_end_that_cannot_be_told_ends_one_stream(
         first, second = await two(front)
         for name in ("shown_deleted", "shown_failure"):
             monkeypatch.setattr(first.stream, name, broken)
-        front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
+        front.event(0, "feed.ended", {"feed": 1, "head_seq": 0}, b"")
         assert b"topic-deleted" in second.hear()
         assert (first.stream.ended, first.hear()) == (True, b"")
         assert not second.stream.ended

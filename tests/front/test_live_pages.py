@@ -30,7 +30,7 @@ async def follow(front: Desk, topics: int) -> None:
 
 async def come(front: Desk, feed: int, from_seq: int, size: int) -> None:
     """A page of so many bytes."""
-    front.live.event(
+    front.event(
         0,
         "feed.page",
         {"feed": feed, **page(from_seq, from_seq + 1)},

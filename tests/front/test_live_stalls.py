@@ -40,7 +40,7 @@ async def live(front: Desk) -> Client:
 
 async def long_page(front: Desk) -> None:
     """One record, more than a socket takes at once."""
-    front.live.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
+    front.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
     await wait_all_tasks_blocked()
 
 
@@ -118,7 +118,7 @@ async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front:
     client = await live(front)
     await front.page(0, 1)
     assert client.session.cursors == {"t": (1, 1)}
-    front.live.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
+    front.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
     assert client.stream.is_stalled
     client.close()
     client.session.resume(b"")
@@ -137,7 +137,7 @@ async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
 async def test_a_topic_that_ended_behind_what_was_not_taken_has_ended(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
-    front.live.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
+    front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
     client.close()
     client.session.resume(b"")
     assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})

@@ -15,6 +15,8 @@ import trio
 from topics.actors.link.heads import HeadMark
 from topics.errors import NotReady, TopicsError
 from topics.formats.api.answers import difference, difference_end
+from topics.formats.wire.calls import DiffAheadResult, DiffResult
+from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer
 from topics.front.guard import Request
 from topics.front.routes import read_ahead
@@ -22,7 +24,7 @@ from topics.front.routes.read_ahead import GUESSES_MAX, RUN_PAGES_MAX, RUNS_MAX,
 
 
 class Reply:
-    def __init__(self, result: dict[str, Any], body: bytes) -> None:
+    def __init__(self, result: DiffResult | DiffAheadResult, body: bytes) -> None:
         self.result, self.body, self.released = result, body, False
 
     def release(self) -> None:
@@ -42,26 +44,26 @@ class Shard:
         self.gone = False
         self.replies: list[Reply] = []
 
-    async def call(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> Reply:
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: bytes) -> Reply:
         await trio.lowlevel.checkpoint()
         asked = msgspec.json.decode(body)
         self.asked.append(asked["from_seq"])
         page, following = self._page(asked["from_seq"], asked["limit"])
         end = difference_end(**self._end(following))
-        more = {"next": following} if following < self.top else {}
-        return self._reply({"status": 200, **more}, difference("t", page, end))
+        result = DiffResult(following if following < self.top else None)
+        return self._reply(result, difference("t", page, end))
 
     def ask(
         self,
         shard: int,
-        method: str,
-        params: dict[str, Any],
+        call: Call[P, R],
+        params: Any,
         body: bytes,
         then: Callable[[Any], None],
     ) -> None:
         asked = msgspec.json.decode(body)
-        self.runs.append((asked["from_seq"], params["ahead"]))
-        answer = self._ahead(asked["from_seq"], asked["limit"], params["ahead"])
+        self.runs.append((asked["from_seq"], params.page_count))
+        answer = self._ahead(asked["from_seq"], asked["limit"], params.page_count)
         if self.holds:
             self.waiting.append(lambda: then(answer))
         else:
@@ -80,8 +82,8 @@ class Shard:
             page, cursor = self._page(cursor, limit)
             bodies.append(difference("t", page))
             found.append((len(bodies[-1]), cursor, len(page)))
-        result = {"mark": (0, self.version), "pages": found, "earliest": 1, "epoch": 7}
-        return self._reply(result if found else {}, b"".join(bodies))
+        result = DiffAheadResult(found, (0, self.version), 1, 7) if found else DiffAheadResult()
+        return self._reply(result, b"".join(bodies))
 
     def _page(self, cursor: int, limit: int) -> tuple[list[bytes], int]:
         numbers = range(cursor + 1, min(cursor + limit, self.top) + 1)
@@ -93,7 +95,7 @@ class Shard:
             "tombstone": None, "scanned": 0, "total_ms": 0.0,
         }  # fmt: skip
 
-    def _reply(self, result: dict[str, Any], body: bytes) -> Reply:
+    def _reply(self, result: DiffResult | DiffAheadResult, body: bytes) -> Reply:
         self.replies.append(Reply(result, body))
         return self.replies[-1]
 

@@ -14,10 +14,12 @@ import pytest
 
 from topics.config import Settings
 from topics.engine.access import ANYONE
-from topics.errors import NotReady
+from topics.errors import NotReady, TopicFull, TopicsError
 from topics.formats.api.requests import limits_of
 from topics.formats.api.websocket import Close, CloseCode, Text
 from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.contract import Call, P, R
 from topics.front.http.connections import Timings
 from topics.front.live import web_socket
 from topics.front.live.live import Live
@@ -28,18 +30,22 @@ SETTINGS = Settings(inline_bytes=LONG)
 
 
 class Asked(NamedTuple):
-    method: str
-    params: dict[str, Any]
+    params: AppendParams
     body: bytes
     then: Callable[[Any], None]
 
-    def answer(self, *answers: bytes, failed: tuple[int, ...] = ()) -> None:
-        result = (
-            {"lengths": [*map(len, answers)], "failed": [*failed]}
-            if self.method == "append.many"
-            else {"status": 200}
+    def answer(self, *answers: bytes | TopicsError) -> None:
+        bodies = [b"" if isinstance(answer, TopicsError) else answer for answer in answers]
+        failures = [answer for answer in answers if isinstance(answer, TopicsError)]
+        result = AppendResult(
+            bytes(
+                AppendOutcome.FAILED if isinstance(answer, TopicsError) else AppendOutcome.APPENDED
+                for answer in answers
+            ),
+            [len(body) for body in bodies] if len(answers) > 1 else None,
+            [(failure.code, failure.message, failure.detail) for failure in failures],
         )
-        self.then(SimpleNamespace(result=result, body=b"".join(answers), release=lambda: None))
+        self.then(SimpleNamespace(result=result, body=b"".join(bodies), release=lambda: None))
 
 
 class Shards:
@@ -61,14 +67,14 @@ class Shards:
     def ask(
         self,
         shard: int,
-        method: str,
-        params: dict[str, Any],
+        call: Call[P, R],
+        params: Any,
         body: Any,
         then: Callable[[Any], None],
     ) -> None:
-        assert shard == self.shard_of(params["topic"])
+        assert (shard, call) == (self.shard_of(params.topic), APPEND)
         self.asked.append(
-            Asked(method, params, body if isinstance(body, bytes) else bytes(body.view), then)
+            Asked(params, body if isinstance(body, bytes) else bytes(body.view), then)
         )
 
     def reserve(self, shard: int, length: int, holder: object) -> Any:
@@ -94,16 +100,16 @@ class Desk:
         """They come in one read."""
         assert await self.stream._take([Text(message) for message in messages])
 
-    def sent(self) -> list[tuple[str, list[bytes]]]:
-        """What the shards were asked: the method, and the bodies."""
+    def sent(self) -> list[list[bytes]]:
+        """The bodies of each message to the shards."""
         found = []
-        for method, params, body, _ in self.shards.asked:
+        for params, body, _ in self.shards.asked:
             pieces = []
-            for length in params.get("lengths", [len(body)]):
+            for length in params.lengths or [len(body)]:
                 pieces.append(body[:length])
                 body = body[length:]
             assert not body
-            found.append((method, pieces))
+            found.append(pieces)
         return found
 
     def heard(self) -> list[tuple[str, str]]:
@@ -148,14 +154,14 @@ async def test_what_came_together_goes_together_and_to_each_topic_apart(desk: De
         [publish(f"b{at}", "b2") for at in range(2)],
     )
     await desk.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
-    assert desk.sent() == [("append.many", a), ("append.many", b), ("append", [publish("c", "c2")])]
+    assert desk.sent() == [a, b, [publish("c", "c2")]]
     assert sorted(desk.shards.flushed) == [0, 1]
 
 
 async def test_what_came_alone_goes_alone(desk: Desk) -> None:
     await desk.say(publish("1"))
     await desk.say(publish("2"))
-    assert desk.sent() == [("append", [publish("1")]), ("append", [publish("2")])]
+    assert desk.sent() == [[publish("1")], [publish("2")]]
 
 
 async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
@@ -169,13 +175,7 @@ async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
         publish("7"),
     ]
     await desk.say(*said)
-    alone = [
-        ("append", [said[2]]),
-        ("append.many", said[3:5]),
-        ("append", [said[5]]),
-        ("append", [said[6]]),
-    ]
-    assert desk.sent() == [("append.many", said[:2]), *alone]
+    assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
 
 
 async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(
@@ -183,20 +183,20 @@ async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_other
 ) -> None:
     desk.shards.is_full = True
     await desk.say(publish("1"), publish("2", size=LONG), publish("3"))
-    assert desk.sent() == [("append", [publish("1")]), ("append", [publish("3")])]
+    assert desk.sent() == [[publish("1")], [publish("3")]]
     assert desk.heard() == [("error", "2")]
     assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
 
 
-async def test_no_burst_is_longer_than_what_goes_inline(desk: Desk) -> None:
+async def test_no_batch_is_longer_than_what_goes_inline(desk: Desk) -> None:
     said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
     await desk.say(*said)
-    assert [body for _, bodies in desk.sent() for body in bodies] == said
+    assert [body for bodies in desk.sent() for body in bodies] == said
     lengths = [len(call.body) for call in desk.shards.asked]
     assert max(lengths) <= LONG
     assert all(
         first + len(bodies[0]) > LONG
-        for first, (_, bodies) in zip(lengths, desk.sent()[1:], strict=False)
+        for first, bodies in zip(lengths, desk.sent()[1:], strict=False)
     )
 
 
@@ -205,19 +205,15 @@ async def test_the_shard_is_at_work_while_the_rest_is_read(
 ) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
     await desk.say(*(publish(str(at)) for at in range(10)))
-    assert [len(bodies) for _, bodies in desk.sent()] == [4, 4, 2]
+    assert [len(bodies) for bodies in desk.sent()] == [4, 4, 2]
     assert len(desk.shards.flushed) == 3
 
 
 async def test_those_that_want_seqs_and_those_that_do_not_keep_their_order(desk: Desk) -> None:
     said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
     await desk.say(*said)
-    assert desk.sent() == [
-        ("append.many", said[:2]),
-        ("append.many", said[2:4]),
-        ("append.many", said[4:]),
-    ]
-    assert [call.params["seqs"] for call in desk.shards.asked] == [True, False, True]
+    assert desk.sent() == [said[:2], said[2:4], said[4:]]
+    assert [call.params.with_seqs for call in desk.shards.asked] == [True, False, True]
 
 
 async def test_every_answer_finds_its_publish(desk: Desk) -> None:
@@ -225,11 +221,9 @@ async def test_every_answer_finds_its_publish(desk: Desk) -> None:
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
     assert desk.heard() == [("error", "null"), ("error", "3")]
-    burst, alone = desk.shards.asked
+    batch, alone = desk.shards.asked
     alone.answer(b'{"topic":"u"}')
-    burst.answer(
-        b'{"topic":"t"}', b'{"code":"topic_full","message":"m"}', b'{"topic":"t"}', failed=(1,)
-    )
+    batch.answer(b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
     assert desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
@@ -245,7 +239,7 @@ async def test_what_stands_before_a_close_is_sent(desk: Desk) -> None:
     assert not await desk.stream._take(
         [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
     )
-    assert desk.sent() == [("append.many", [publish("1"), publish("2")])]
+    assert desk.sent() == [[publish("1"), publish("2")]]
     assert desk.shards.flushed == [0]
 
 

@@ -11,11 +11,13 @@ import trio
 from tests.contract.ws import BINARY, CONTINUATION, PING, TEXT, frame_bytes, handshake
 from tests.front.support import FakeReply, RawClient, Running, running
 from topics.formats.api.websocket import FrameParser, Text
+from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.front.live import message_budget, web_socket
 from topics.front.live.message_budget import PROGRESS_BYTES, STALLED_S, MessageBudget
 from topics.front.live.streams import Stream
 from topics.front.live.web_socket import FRAMES_PER_TURN, SocketStream
 
+APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
 KEY = bytes(4)
 ROOM = 1 << 20
 
@@ -217,9 +219,9 @@ async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(held) == 2, "the first one waits for its answer"
         for *_, then in held:
-            then(FakeReply({}, b'{"topic":"a"}', run.backend))
+            then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
         await run.until(lambda: len(held) == 3)
-        held[2][-1](FakeReply({}, b'{"topic":"a"}', run.backend))
+        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
 
 
 async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:

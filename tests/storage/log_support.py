@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from topics.actors.shard.commits import Commits
-from topics.actors.shard.sealing import Sealing
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.record_store import RecordStore
+from topics.actors.shard.sealing.sealing import Sealing
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
@@ -51,7 +52,8 @@ class Client:
             path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
         )
         self.engine, self.wal = self.shard.engine, self.shard.wal
-        self.commits = Commits(self.engine, self.wal, self.shard.segments, lambda: self.now)
+        store = RecordStore(self.engine, self.wal, self.shard.segments)
+        self.commits = GroupCommit(self.engine, self.wal, store, lambda: self.now)
 
     def later(self, ms: int) -> None:
         self.now = Now(self.now.ts + ms, self.now.ms + ms)
@@ -138,7 +140,9 @@ class Client:
             assert self.wait() is None
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000) -> Page:
-        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits)
+        return read(
+            self.engine.topic(name), Diff(from_seq=from_seq, limit=limit), self.commits.store
+        )
 
     def records(self, name: str) -> bytes:
         """All records of the topic, rendered and joined."""

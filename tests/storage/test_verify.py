@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.segment_support import Write, plain
+from tests.formats.disk.segment_support import Write, plain
 from tests.storage.log_support import Client, log_files
-from tests.storage.test_segments import add
+from tests.storage.segments.segments_support import add
+from topics.engine.locators import in_extent
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
 from topics.storage.data_dir import (
     DataDirectory,
@@ -24,7 +25,7 @@ from topics.storage.data_dir import (
 )
 from topics.storage.disk import mapped
 from topics.storage.inspect import ForeignFile, describe
-from topics.storage.segments.store import SegmentStore, place_of
+from topics.storage.segments.store import SegmentStore
 from topics.storage.verify import Finding, verify_directory, verify_segment
 
 MIXED = [
@@ -53,9 +54,9 @@ def reasons(path: Path) -> list[str]:
 def test_a_segment_as_it_was_written_is_whole(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
     assert reasons(segment.path) == []
-    store.mark(place_of(1, 0), [1, 4], 0)
-    store.write_marks(0)
-    store.punch([place_of(1, 2)])
+    store.flag_deleted(in_extent(1, 0), [1, 4], 0)
+    store.write_due_flags(0)
+    store.punch([in_extent(1, 2)])
     assert reasons(segment.path) == []
 
 
@@ -91,7 +92,7 @@ def test_a_flipped_delete_flag_that_is_0_or_1_cannot_be_told(store: SegmentStore
 
 def test_an_extent_of_zeros_is_damage_where_a_record_lives(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
-    store.punch([place_of(1, 1)])
+    store.punch([in_extent(1, 1)])
     with segment.path.open("r+b") as file:
         file.seek([*segment.entries()][1].flags_at)
         file.write(b"\0")
@@ -120,7 +121,7 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
         ({"offset": 8192}, "does not stand where the one before it ends"),
         ({"flags_at": 1}, "does not stand where"),
         ({"record_count": 0}, "another length than its parts"),
-        ({"first_seq": 6}, "seq 6 is not the one that the tables speak of"),
+        ({"first_seq": 6}, "seq 6 is not that of the tables"),
         ({"first_ts": 1}, "other times"),
         ({"last_ts": 1}, "other times"),
     ],
@@ -356,7 +357,7 @@ def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
 def test_damage_is_shown_in_its_line(data: Path) -> None:
     path = next(data.rglob("*.seg"))
     store = SegmentStore.open(path.parent, 0, [1])
-    store.punch([place_of(1, 0)])
+    store.punch([in_extent(1, 0)])
     (_, entry), *_ = [*store.entries(1)][1:]
     whole = bytearray(path.read_bytes())
     whole[entry.tables_at] ^= 1

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
+from topics.engine.locators import Locator
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View
 from topics.formats.ranges import IndexRun
 
-RESIDENT = FIRST_MEMORY
-EXTENT = FIRST_EXTENT
 FLAGS_STEP = 4096
 
 

@@ -45,7 +45,7 @@ class Answer:
         self,
         status: int,
         body: bytes | memoryview,
-        reply: Reply | None = None,
+        reply: Reply[Any] | None = None,
         headers: Headers = (),
         stream: StreamAnswer | None = None,
     ) -> None:

@@ -1,47 +1,59 @@
-"""What the front asks of the shards. The front knows no ring and no process: it is handed one
-`Backend`.
+"""Backend: what the front asks of the shards. Every request is a `Call` of the calls table
+(`topics.formats.wire.calls`).
+
+The front knows no ring and no process. It is handed one `Backend`, which is
+`topics.actors.shard_client.shards.Shards` in a server and a fake in tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, Protocol, TypeVar
 
 from topics.actors.link.arena import Holder
 from topics.actors.link.heads import HeadMark
 from topics.actors.link.pulse import DAMAGED, DISK_STALLED, STALLED
-from topics.actors.shards import Listener, Readiness
+from topics.actors.shard_client.readiness import Readiness
+from topics.actors.shard_client.shard_link import Listener
 from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
+from topics.formats.wire.contract import Call, Event, P, R
 
-TROUBLES = {
+TROUBLES: Final = {
     DAMAGED: "has damaged data",
     STALLED: "does not answer",
     DISK_STALLED: "waits for its disk",
 }
+R_co = TypeVar("R_co", covariant=True, bound=tuple[Any, ...])
 
 
-class Reply(Protocol):
-    """A shard's answer. ``body`` may live in shared memory: it is valid until `release`, which is
+class Reply(Protocol[R_co]):
+    """A shard's answer. ``body`` may lie in shared memory: it is valid until `release`, which is
     called exactly once.
     """
 
     @property
-    def result(self) -> dict[str, Any]: ...
+    def result(self) -> R_co:
+        """What happened, as the calls table says."""
+
     @property
-    def body(self) -> bytes | memoryview: ...
-    def release(self) -> None: ...
-    def on_lost(self, let_go: Callable[[], object]) -> None:
-        """``let_go`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
+    def body(self) -> bytes | memoryview:
+        """The attachment of the answer."""
+
+    def release(self) -> None:
+        """The body is not needed any more."""
+
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of ``body`` is needed; it leads to `release` soon."""
 
 
 class BodyBlock(Protocol):
-    """Shared memory for one request body. It has one owner, who hands it to `Backend.call` or frees
-    it.
-    """
+    """Shared memory for one request body. Its one owner hands it to `Backend.call` or frees it."""
 
     @property
-    def view(self) -> memoryview: ...
+    def view(self) -> memoryview:
+        """The memory."""
+
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
         """Make it longer and keep the first bytes; None when there is no room.
 
@@ -52,23 +64,31 @@ class BodyBlock(Protocol):
     def shrink(self, n: int) -> None:
         """Keep the first ``n`` bytes."""
 
-    def free(self) -> None: ...
+    def free(self) -> None:
+        """Give the memory back."""
 
 
 Body = Buffer | BodyBlock
+
+
+def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
+    """A key's prefixes as the calls table has them."""
+    return None if prefixes is None else list(prefixes)
 
 
 class Backend(Protocol):
     """The shards, as the front sees them."""
 
     @property
-    def shards(self) -> int: ...
+    def shards(self) -> int:
+        """How many there are."""
 
-    def shard_of(self, topic: str) -> int: ...
+    def shard_of(self, topic: str) -> int:
+        """The shard that owns the topic."""
 
-    async def call(
-        self, shard: int, method: str, params: dict[str, Any], body: Body = b""
-    ) -> Reply:
+    def call(
+        self, shard: int, call: Call[P, R], params: P, body: Body = b""
+    ) -> Coroutine[Any, Any, Reply[R]]:
         """Ask one shard and wait. Raises the shard's `TopicsError`; `NotReady` while it is down or
         recovering.
 
@@ -79,28 +99,29 @@ class Backend(Protocol):
     def ask(
         self,
         shard: int,
-        method: str,
-        params: dict[str, Any],
+        call: Call[P, R],
+        params: P,
         body: Body,
-        then: Callable[[Reply | TopicsError], None],
+        then: Callable[[Reply[R] | TopicsError], None],
     ) -> None:
         """As `call`, without a task that waits: ``then`` is called with the answer. `flush` sends
-        it off.
+        it.
         """
 
-    def notify(self, shard: int, name: str, params: dict[str, Any]) -> None:
-        """Tell one shard ``event/NAME``. `flush` sends it off."""
+    def notify(self, shard: int, event: Event[P], params: P) -> None:
+        """Tell one shard; nobody answers. `flush` sends it."""
 
-    def flush(self, shard: int) -> None: ...
+    def flush(self, shard: int) -> None:
+        """Send what was asked and notified."""
 
     def listen(self, listener: Listener) -> None:
-        """``listener`` hears what the shards say without being asked."""
+        """``listener`` is told what the shards send unasked."""
 
     def reserve(self, shard: int, length: int, holder: Holder | None) -> BodyBlock | None:
         """Shared memory for a body above ``settings.inline_bytes``; None when it is full.
 
         Raises `NotReady` when the shard is away. The holder is told to give up when the shard goes
-        or others need the room more. None: the block is filled and sent at once.
+        or others need the room more. Without a holder the block is filled and sent at once.
         """
 
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
@@ -111,11 +132,12 @@ class Backend(Protocol):
         more.
         """
 
-    def readiness(self) -> Readiness: ...
+    def readiness(self) -> Readiness:
+        """How far the shards are."""
 
 
 def unready(readiness: Readiness) -> NotReady:
-    """The failure of §8.2, with all ``shards`` that do not serve; the worst trouble is the reason."""
+    """The failure of §8.2, with all ``shards`` that do not serve and the worst as the reason."""
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unwell]
     for shard, state in readiness.unwell:
         if state in TROUBLES:
@@ -126,16 +148,3 @@ def unready(readiness: Readiness) -> NotReady:
                 shards=shards,
             )
     return NotReady("the log is being replayed", replay_progress=readiness.progress, shards=shards)
-
-
-__all__ = [
-    "Backend",
-    "Body",
-    "BodyBlock",
-    "HeadMark",
-    "Holder",
-    "Listener",
-    "Readiness",
-    "Reply",
-    "unready",
-]

@@ -12,7 +12,7 @@ import trio
 
 from topics.actors.link.board import Board, FrontState
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.shards import Shards
+from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.front.http.server import serve

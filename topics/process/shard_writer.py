@@ -13,20 +13,21 @@ import trio
 
 from topics.actors.link.board import Board, ShardState
 from topics.actors.link.link import Link, LinkMemory, Side
-from topics.actors.shard.actor import ShardActor, clock
+from topics.actors.shard import interpreter
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.formats.api.requests import limits_of
 from topics.process.children import DAMAGED, FAILED, note_sigterm
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
 
-SWITCH_S = 0.0005  # the log's threads need the interpreter after every call, for moments; by default they wait 5 ms for it
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
     """Run shard ``index``; returns after SIGTERM. ``links`` are its links, one to each front."""
-    sys.setswitchinterval(SWITCH_S)
+    interpreter.favour_log_threads()
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
@@ -65,7 +66,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
 async def _serve(
     settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: Shard
 ) -> None:
-    actor = ShardActor(shard, index, board, limits_of(settings))
+    loop = ShardLoop(shard, index, board, limits_of(settings))
     stop = trio.Event()
     told_early = note_sigterm()
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -73,13 +74,13 @@ async def _serve(
             stop.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on, signals, stop)
-            await actor.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)
+            await loop.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)
             nursery.cancel_scope.cancel()
     # Nothing is answered any more: what the checkpoint says is the last word.
     shard.wal.stop()
-    if actor.room.broken is None:
+    if loop.context.room.broken is None:
         try:
-            actor.sealing.write_last()
+            loop.services.sealing.write_last()
         except OSError as error:  # the next start replays more of the log
             log.warning("last checkpoint not written", error=str(error))
 

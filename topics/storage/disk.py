@@ -23,7 +23,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 DAMAGED = ".damaged"  # ends the name of what was kept aside
-_KEEP_SIZE, _ZERO_RANGE = 0x01, 0x10  # of fallocate(2)
+_KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 0x01, 0x02, 0x10  # of fallocate(2)
 _ZEROS = bytes(1 << 20)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -159,6 +159,16 @@ def write_zeros(fd: int, offset: int, length: int) -> None:
     """Write zeros there. Raises OSError."""
     for start in range(0, length, len(_ZEROS)):
         write_all(fd, [_ZEROS[: length - start]], offset + start)
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Give the blocks of these bytes back, where the file system can; they read as zeros. Raises
+    OSError.
+    """
+    if _fallocate is not None and _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
+        code = ctypes.get_errno()
+        if code not in NOT_SUPPORTED:
+            raise OSError(code, os.strerror(code))
 
 
 def write_again(fd: int, offset: int, length: int) -> None:

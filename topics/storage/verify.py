@@ -36,8 +36,8 @@ from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, FileHeader
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED, mapped
-from topics.storage.segments.store import SUFFIX as SEGMENT_SUFFIX
-from topics.storage.segments.store import segment_path
+from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
+from topics.storage.segments.file import segment_path
 from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
 from topics.storage.wal.file import RESERVE, SPARE, log_name, log_paths
 

@@ -1,1 +1,1 @@
-"""Messages to handlers: the message router of ADR 011, sessions and calls."""
+"""RPC between processes: the message router of ADR 011, and the typed calls on top of it."""

@@ -1,16 +1,17 @@
-"""The caller's side of one RPC: the answer that a task waits for.
+"""The caller's side of one RPC: a pending call and its reply.
 
-          answer, error, PeerGone
-WAITING ---------------------------> OVER: the waiting task is woken, or the next wait() returns at
-once; or then()'s function is called
-   |        abandon(), cancelled
-   +-------------------------------> OVER: the session forgets the call, a late answer is released
+         answer, error, PeerGone
+WAITING --------------------------> OVER  the waiting task wakes, or the next `wait` returns at
+   |                                      once, or the listener of `then` is called
+   |     abandon(), cancelled
+   +------------------------------> OVER  the session forgets the call and releases a late
+                                          answer
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import outcome
 import trio
@@ -18,14 +19,9 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 
 from topics.formats.wire.message import MessageFrame
 
-if TYPE_CHECKING:
-    from topics.actors.rpc.session import LinkSession
-
 
 class RemoteError(Exception):
-    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on it is the
-    application's.
-    """
+    """The peer answered with an error. ``code`` as in ADR 011 §7; from 2000 on application."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -34,53 +30,63 @@ class RemoteError(Exception):
         self.data = data
 
 
+class CallOwner(Protocol):
+    """The link session, as its pending calls see it."""
+
+    def forget_call(self, cid: int) -> None:
+        """Nobody waits for the call any more."""
+
+    def release(self, frame: MessageFrame) -> None:
+        """Give the attachment's memory back to the peer."""
+
+
 class RpcReply:
-    """A successful answer. Whoever gets it calls ``release()`` when the attachment has been read."""
+    """A successful answer. Its receiver calls `release` when it has read the attachment."""
 
-    __slots__ = ("_frame", "_session", "result")
+    __slots__ = ("_frame", "_owner", "result")
 
-    def __init__(self, result: Any, frame: MessageFrame, session: LinkSession) -> None:
+    def __init__(self, result: Any, frame: MessageFrame, owner: CallOwner) -> None:
         self.result = result
         self._frame = frame
-        self._session = session
+        self._owner = owner
 
     @property
     def attachment(self) -> bytes | memoryview:
-        """Valid until ``release()`` or the end of the session."""
+        """Valid until `release` or the end of the session."""
         return self._frame.attachment
 
     def release(self) -> None:
-        """Give the attachment's memory back to the peer; calling it again does nothing."""
-        self._session.release(self._frame)
+        """Give the attachment's memory back to the peer. Does nothing the second time."""
+        self._owner.release(self._frame)
 
 
-class Call:
-    """A request that is under way. One task waits for it; waking it costs no event, no scope and no
+class PendingCall:
+    """A request under way. One task waits for it; waking the task costs no event, no scope and no
     closure.
     """
 
-    __slots__ = ("_answer", "_listener", "_over", "_session", "_task", "cid", "method", "patient")
+    __slots__ = ("_answer", "_listener", "_over", "_owner", "_task", "cid", "is_patient", "method")
 
-    def __init__(self, cid: int, method: str, session: LinkSession) -> None:
+    def __init__(self, cid: int, method: str, owner: CallOwner) -> None:
         self.cid, self.method = cid, method
-        self.patient = False  # it may wait long by its nature; the caller says so
-        self._session = session
-        self._task: Task | None = None  # the one that is parked in wait(), or was
+        self.is_patient = False  # the answer may take long by its nature; the caller says so
+        self._owner = owner
+        self._task: Task | None = None  # the one that waits, or did
         self._answer: outcome.Outcome[RpcReply] | None = None  # came before anybody waited
         self._listener: Callable[[outcome.Outcome[RpcReply]], None] | None = None
         self._over = False
 
     def then(self, listener: Callable[[outcome.Outcome[RpcReply]], None]) -> None:
-        """Instead of a task that waits: call ``listener`` with the answer, from the loop that takes
-        it out of the ring.
+        """Instead of a task that waits: call ``listener`` with the answer, in the loop that reads
+        the ring.
         """
-        assert not self._over, "a call has just been made"
+        assert not self._over, "then() follows the request at once"
         self._listener = listener
 
     async def wait(self) -> RpcReply:
-        """The reply. Raises RemoteError or PeerGone. When it is cancelled, the call is abandoned.
+        """The reply. Raises RemoteError or PeerGone. Cancelling it abandons the call.
 
-        RuntimeError when another task waits already, or the answer was taken or given up before.
+        RuntimeError when another task waits, or the answer was taken or abandoned before.
         """
         answer = self._answer
         if answer is not None:
@@ -98,33 +104,34 @@ class Call:
         return reply
 
     async def wait_at_most(self, seconds: float) -> RpcReply:
-        """``wait()``, and trio.TooSlowError after ``seconds``."""
+        """As `wait`; raises trio.TooSlowError after ``seconds``."""
         with trio.fail_after(seconds):
             return await self.wait()
 
     def abandon(self) -> None:
-        """Nobody will wait: forget the call and tell the peer, or release the answer that came
-        already.
+        """Forget the call and tell the peer, or release an answer that nobody has taken.
 
-        RuntimeError while a task waits: cancel that one instead.
+        RuntimeError while a task waits: cancel that task instead.
         """
         if not self._over:
             if self._task is not None:
                 raise RuntimeError(f"a task waits for call {self.cid}: cancel it instead")
             self._over = True
-            self._session.forget_call(self.cid)
+            self._owner.forget_call(self.cid)
         elif isinstance(self._answer, outcome.Value):
             self._answer.value.release()
             self._answer = None
 
     def succeed(self, reply: RpcReply) -> None:
+        """The answer has come."""
         self._settle(outcome.Value(reply))
 
     def fail(self, error: Exception) -> None:
+        """The call fails with ``error``."""
         self._settle(outcome.Error(error))
 
     def _settle(self, answer: outcome.Outcome[RpcReply]) -> None:
-        assert not self._over, "the session forgets a call before it settles it"
+        assert not self._over, "a session forgets a call before it settles it"
         self._over = True
         if self._listener is not None:
             self._listener(answer)

@@ -1,13 +1,19 @@
-"""What a handler is given (ADR 011 §2, §9)."""
+"""Inbound messages: what a handler is given (ADR 011 §2, §9).
+
+An `InboundMessage` stands for every message that has handlers; a request has an `RpcContext` as
+well, through which it is answered. Both see the link session as a `PeerSession`, so this module
+knows nothing of calls, registrations and the router.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
-from topics.actors.rpc.session import Attachment, LinkSession, discard
+from topics.actors.rpc.transport import Attachment, Transport, discard
 from topics.formats.wire.envelope import (
     ErrorCode,
     Notification,
@@ -21,9 +27,44 @@ log: Final = structlog.get_logger(__name__)
 
 
 class AlreadyAnsweredError(RuntimeError):
-    """A handler answered the same request a second time: a bug in the handler. The first answer
+    """A handler answered the same request a second time: an error of the handler. The first answer
     stands.
     """
+
+
+class PeerSession(Protocol):
+    """A link session, as handlers see it. Equal only to itself."""
+
+    @property
+    def peer_id(self) -> str:
+        """The name of the peer."""
+
+    @property
+    def transport(self) -> Transport:
+        """What the session sends through."""
+
+    @property
+    def closed(self) -> bool:
+        """The peer is gone; nothing is sent any more."""
+
+    @property
+    def unanswered(self) -> dict[RpcContext, float]:
+        """The router's: open requests and their deadlines, the earliest first."""
+
+    def notify(self, method: str, params: Any, attachment: Attachment = b"") -> None:
+        """Queue an event. Raises PeerGone."""
+
+    def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
+        """Queue any message. Raises PeerGone."""
+
+    def release(self, frame: MessageFrame) -> None:
+        """Give the attachment's memory back to the peer."""
+
+    def on_closed(self, listener: Callable[[PeerSession], None]) -> Callable[[], None]:
+        """Call ``listener`` once when the session closes; the returned callable takes that back."""
+
+    def close(self) -> None:
+        """End the session."""
 
 
 class _State(Enum):
@@ -40,20 +81,19 @@ class RpcContext:
 
                reply(), error()
         OPEN ---------------------> ANSWERED   (again: AlreadyAnsweredError)
-          |  timeout: 1103 goes out    ^
-          +-----------> EXPIRED -------+       a late answer is dropped and logged, once
+          |  timeout: 1103 is sent     ^
+          +-----------> EXPIRED -------+       a late answer is dropped and logged
 
-    A handler that has decided what cannot be taken back calls ``outlast()``: nobody is told of a
-    time-out and finds it done.
+    A handler that has decided what cannot be taken back calls `outlast`: then no caller is told of
+    a time-out and finds the work done.
 
-    When the session closes while it is open, an answer is dropped without a word: nobody is there
-    to hear it. Answers go out under the request's subject and cid and under a frame id of their
-    own.
+    When the session closes while the request is open, an answer is dropped without a log event.
+    Answers are sent under the request's subject and cid and under a message id of their own.
     """
 
     __slots__ = ("_frame", "_request", "_session", "_state", "timed")
 
-    def __init__(self, session: LinkSession, frame: MessageFrame, request: Request) -> None:
+    def __init__(self, session: PeerSession, frame: MessageFrame, request: Request) -> None:
         self._session = session
         self._frame = frame
         self._request = request
@@ -62,14 +102,17 @@ class RpcContext:
 
     @property
     def method(self) -> str:
+        """The envelope's method."""
         return self._request.method
 
     @property
     def params(self) -> Any:
+        """The envelope's params."""
         return self._request.params
 
     @property
     def cid(self) -> int:
+        """The id that joins the answer to the request."""
         return self._request.cid
 
     @property
@@ -78,12 +121,11 @@ class RpcContext:
         return self._state is _OPEN
 
     def reply(self, result: Any = None, attachment: Attachment = b"") -> None:
-        """Answer with success. The request's attachment is given back: it must not be read
-        afterwards.
+        """Answer with success. This releases the request's attachment: do not read it afterwards.
 
-        A handler answers also when the session has closed, so that the attachment goes back. Raises
-        AlreadyAnsweredError the second time, and what cbor2 raises for a ``result`` without a CBOR
-        form; the request is still open then.
+        A handler answers also when the session has closed, so that the attachment is released.
+        Raises AlreadyAnsweredError the second time, and cbor2's error for a ``result`` without a
+        CBOR form; the request is still open then.
         """
         try:
             payload = encode_success(self._request.cid, result)
@@ -93,27 +135,21 @@ class RpcContext:
         self._answer(payload, attachment)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Answer with an error; otherwise like ``reply``. Codes from 2000 on are the application's
-        (§7).
-        """
+        """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
         self._answer(encode_failure(self._request.cid, code, message, data), b"")
 
     def outlast(self) -> None:
-        """The answer comes however long it takes. Only for an open request."""
-        assert self._state is _OPEN or self._state is _State.ANSWERED, (
-            "its caller has not been told of a time-out"
-        )
+        """Never time the request out. Only for one that has not timed out."""
+        assert self._state is not _State.EXPIRED, "the caller has been told of a time-out"
         self.timed = False
         self._session.unanswered.pop(self, None)
 
     def expire(self) -> None:
-        """The time is over: answer 1103 for the handler, which may still be at work and keeps the
-        attachment for it.
-        """
+        """The deadline has passed: answer 1103. The handler may go on and keeps the attachment."""
         assert self._state is _OPEN, "only an open request can time out"
         self._state = _State.EXPIRED
         log.warning(
-            "rpc_timeout",
+            "rpc timed out",
             subject=self._frame.subject,
             peer_id=self._session.peer_id,
             cid=self._request.cid,
@@ -138,28 +174,27 @@ class RpcContext:
         try:
             self._session.transport.send(self._frame.subject, payload, attachment)
         except PeerGone:
-            log.debug("answer_not_sent", subject=self._frame.subject, peer_id=self._session.peer_id)
+            log.debug("answer not sent", subject=self._frame.subject, peer_id=self._session.peer_id)
 
     def _note_second_answer(self) -> None:
         subject, cid = self._frame.subject, self._request.cid
         if self._state is _State.ANSWERED:
             raise AlreadyAnsweredError(f"{subject} (cid {cid}) has been answered already")
-        log.warning("late_answer_dropped", subject=subject, peer_id=self._session.peer_id, cid=cid)
+        log.warning("late answer dropped", subject=subject, peer_id=self._session.peer_id, cid=cid)
 
 
 class InboundMessage:
     """A message on its way through the handlers; nothing of it can be set.
 
-    ``attachment`` may lie in the peer's memory: it is valid until the request is answered, or,
-    where there is nothing to answer, until the last handler has returned. What is needed longer
-    must be copied.
+    ``attachment`` may lie in the peer's memory. It is valid until the request is answered or, for a
+    message without an answer, until the last handler has returned. Copy what is needed longer.
     """
 
     __slots__ = ("_frame", "_notification", "_rpc", "_session")
 
     def __init__(
         self,
-        session: LinkSession,
+        session: PeerSession,
         frame: MessageFrame,
         rpc: RpcContext | None = None,
         notification: Notification | None = None,
@@ -171,43 +206,48 @@ class InboundMessage:
 
     @property
     def subject(self) -> str:
+        """The message's subject."""
         return self._frame.subject
 
     @property
     def payload(self) -> bytes | memoryview:
+        """The message's payload, not decoded."""
         return self._frame.payload
 
     @property
     def attachment(self) -> bytes | memoryview:
+        """The message's raw bytes."""
         return self._frame.attachment
 
     @property
     def peer_id(self) -> str:
+        """The name of the sender."""
         return self._session.peer_id
 
     @property
-    def session(self) -> LinkSession:
+    def session(self) -> PeerSession:
+        """The link session that the message came on."""
         return self._session
 
     @property
     def frame(self) -> MessageFrame:
-        """For diagnostics and tracing only; immutable."""
+        """The message itself, for diagnostics and tracing only; immutable."""
         return self._frame
 
     @property
     def rpc(self) -> RpcContext | None:
-        """Only for a request: there is something to answer."""
+        """The exchange that a request opens; None for other messages."""
         return self._rpc
 
     @property
     def notification(self) -> Notification | None:
-        """Only for an event: its decoded envelope."""
+        """The decoded envelope of an event; None for other messages."""
         return self._notification
 
     def send(self, subject: str, data: bytes, attachment: Attachment = b"") -> None:
-        """Queue a message to the peer, always under a frame id of its own (§9). Raises PeerGone."""
+        """Queue a message to the peer, always under an id of its own (§9). Raises PeerGone."""
         self._session.send(subject, data, attachment)
 
     def release(self) -> None:
-        """Give the attachment's memory back before the answer; calling it again does nothing."""
+        """Release the attachment before the answer. Does nothing the second time."""
         self._session.release(self._frame)

@@ -1,15 +1,20 @@
-"""Messages to handlers (ADR 011). ``decisions/0003-message-router.md`` says how the ADR reads in
-Python, and why.
+"""Message router: dispatches messages to handlers (ADR 011). ``decisions/0003-message-router.md``
+says how the ADR reads in Python, and why.
 
-    frame -> policy: reserved 1003, not allowed 1002
-          -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised, 1103 no answer in time
-                     answer: wakes the call that waits for it
-             event   not a notification: logged, dropped; a handler that raises: logged, the next one runs
-             custom  the payload is opaque; a handler that raises: logged, the next one runs
+    message -> policy: reserved 1003, not allowed 1002
+            -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
+                       1103 no answer in time
+                       answer: wakes the call that waits for it
+               event   not a notification: logged, dropped; a handler that raises: logged, the
+                       next one runs
+               custom  the payload is opaque; a handler that raises: logged, the next one runs
 
 Handlers of one message run in order, each after the one before has finished: exact matches, then
-prefixes, the longest first; among equals those of the session before the global ones, then in
-registration order; up to and with the first one that is exclusive.
+prefixes, longer ones first; among equals the session's handlers before the global ones, then in
+registration order; up to and with the first exclusive handler.
+
+The router is general: it knows no subject of this program. `topics.actors.rpc.typed_calls` puts the
+calls table on top of it.
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 import structlog
 import trio
 
-from topics.actors.rpc.call import Call, RemoteError, RpcReply
-from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage, RpcContext
-from topics.actors.rpc.route_table import MessageHandler, Registration, RouteTable, Unsubscribe
-from topics.actors.rpc.session import Attachment, Block, LinkSession, Transport
-from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectKind, SubjectPolicy
+from topics.actors.rpc.inbound import InboundMessage, PeerSession, RpcContext
+from topics.actors.rpc.route_table import Plan, Registration, RouteTable
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.subject_policy import DEFAULT_MODES, Mode, SubjectPolicy
+from topics.actors.rpc.transport import Transport
 from topics.formats.wire import envelope
 from topics.formats.wire.envelope import (
     ErrorCode,
@@ -39,37 +44,13 @@ from topics.formats.wire.envelope import (
 )
 from topics.formats.wire.message import ERROR, MessageFrame, PeerGone
 
-__all__ = [
-    "AlreadyAnsweredError",
-    "Attachment",
-    "Block",
-    "Call",
-    "ErrorCode",
-    "ErrorMapper",
-    "InboundMessage",
-    "LinkSession",
-    "MessageHandler",
-    "MessageRouter",
-    "Mode",
-    "RemoteError",
-    "RouterConfig",
-    "RpcContext",
-    "RpcErrorPayload",
-    "RpcReply",
-    "SubjectKind",
-    "SubjectPolicy",
-    "Transport",
-    "Unsubscribe",
-    "default_error_mapper",
-]
-
 log: Final = structlog.get_logger(__name__)
 
-PLANS_MAX: Final = 1024  # for each session; a peer that makes up subjects must not fill the memory
+PLANS_MAX: Final = 1024  # of a session; a peer that makes up subjects must not fill the memory
 
 
 class RpcErrorPayload(NamedTuple):
-    """What a failed handler answers (§7). No ``data``: None."""
+    """The error answer of a failed handler (§7)."""
 
     code: int
     message: str
@@ -80,14 +61,13 @@ ErrorMapper: TypeAlias = Callable[[Exception, InboundMessage], RpcErrorPayload]
 
 
 def default_error_mapper(error: Exception, _message: InboundMessage) -> RpcErrorPayload:
+    """2000 with the error's text."""
     return RpcErrorPayload(ErrorCode.APPLICATION, str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """``rpc_timeout_ms``: from the moment that a request's plain handlers have returned, until it
-    is answered or made to outlast it.
-    """
+    """``rpc_timeout_ms`` runs from the moment that a request's plain handlers have returned."""
 
     rpc_timeout_ms: int = 30_000
     subject_policy: SubjectPolicy = field(default_factory=SubjectPolicy)
@@ -98,29 +78,20 @@ class RouterConfig:
             raise ValueError(f"rpc_timeout_ms must be above 0, not {self.rpc_timeout_ms}")
 
 
-class Plan(NamedTuple):
-    """What a subject comes down to for one session. ``kind`` None: no allowed prefix."""
-
-    kind: SubjectKind | None
-    routes: tuple[Registration, ...]
-
-
 class MessageRouter(RouteTable):
-    """Global registrations, the sessions, and the dispatch between them.
+    """Global registrations, the link sessions, and the dispatch between them.
 
-    The owner runs ``expire_overdue()`` in a nursery, opens a session when a link comes up, hands
-    every received message to ``dispatch`` and closes the session when the link goes down.
+    The owner runs `expire_overdue` in a nursery, opens a session when a link comes up, hands every
+    received message to `dispatch` and closes the session when the link goes down.
     """
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self._config = config or RouterConfig()
-        self._sessions: dict[
-            LinkSession, None
-        ] = {}  # a set with an order: the same run expires in the same order
+        # A set with an order: the same run expires in the same order.
+        self._sessions: dict[LinkSession, None] = {}
         self._timeout = self._config.rpc_timeout_ms / 1000
-        self._idle: trio.Event | None = (
-            None  # expire_overdue() waits on it while no request is open
-        )
+        # `expire_overdue` waits for it while no request is open.
+        self._idle: trio.Event | None = None
         super().__init__(self._config.subject_policy, self._drop_plans)
 
     def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
@@ -140,11 +111,11 @@ class MessageRouter(RouteTable):
     def dispatch(
         self, session: LinkSession, frame: MessageFrame
     ) -> Coroutine[Any, Any, None] | None:
-        """Run the plain-function handlers of a message; nothing that the peer sends makes it raise.
+        """Run the plain handlers of a message. Nothing that the peer sends makes it raise.
 
-        None: all is done. Otherwise a handler turned out to be asynchronous, and the coroutine,
-        which the caller starts in a nursery, awaits it and runs the rest. Messages that arrive on a
-        closed session are dropped.
+        None: all handlers have run. Otherwise one is asynchronous: the caller starts the coroutine
+        in a nursery, which awaits that handler and runs the rest. Messages that arrive on a closed
+        session are dropped.
         """
         if session.closed:
             session.release(frame)
@@ -168,8 +139,8 @@ class MessageRouter(RouteTable):
         return None
 
     async def expire_overdue(self) -> NoReturn:
-        """Answer 1103 for every request whose time is over. One task for all of them; it sleeps
-        until the next deadline.
+        """Answer 1103 for every request whose deadline has passed. One task for all requests; it
+        sleeps until the next deadline.
         """
         while True:
             deadline = self._expire_until(trio.current_time())
@@ -180,8 +151,7 @@ class MessageRouter(RouteTable):
                 await self._idle.wait()
                 self._idle = None
 
-    # --- resolving a subject
-    # -----------------------------------------------------------------------------------------
+    # Resolving a subject
 
     def _plan(self, session: LinkSession, subject: str) -> Plan:
         kind = self._config.subject_policy.kind_of(subject)
@@ -198,8 +168,8 @@ class MessageRouter(RouteTable):
     def _routes_for(
         self, session: LinkSession, subject: str, default: Mode
     ) -> tuple[Registration, ...]:
-        # sorted() is stable: among equal ranks the session's stay before the global ones, both in
-        # registration order.
+        # sort() is stable: among equal ranks the session's handlers stay before the global ones,
+        # both in registration order.
         matching = [*session.router.matching(subject), *self.matching(subject)]
         matching.sort(key=attrgetter("rank"), reverse=True)
         for count, route in enumerate(matching, 1):
@@ -214,8 +184,7 @@ class MessageRouter(RouteTable):
         for session in self._sessions:
             session.plans.clear()
 
-    # --- the kinds
-    # ---------------------------------------------------------------------------------------------------
+    # The kinds of subjects
 
     def _dispatch_rpc(
         self, session: LinkSession, frame: MessageFrame, routes: tuple[Registration, ...]
@@ -243,19 +212,18 @@ class MessageRouter(RouteTable):
         if type(decoded) is Notification:
             return self._deliver(InboundMessage(session, frame, None, decoded), routes)
         reason = decoded.reason if type(decoded) is Malformed else "not a notification"
-        log.warning("event_dropped", subject=frame.subject, peer_id=session.peer_id, reason=reason)
+        log.warning("event dropped", subject=frame.subject, peer_id=session.peer_id, reason=reason)
         session.release(frame)
         return None
 
     def _take_error_frame(self, session: LinkSession, frame: MessageFrame) -> None:
-        # Whatever it holds, it is not answered: two sides would refuse each other's refusals for
-        # ever.
+        # An ErrorFrame is never answered: two sides would refuse each other's refusals for ever.
         session.release(frame)
         error = envelope.decode_error_frame(frame.payload)
         if type(error) is ErrorFrame:
             session.take_error_frame(error)
         else:
-            log.warning("error_frame_dropped", peer_id=session.peer_id, frame_id=frame.frame_id)
+            log.warning("error frame dropped", peer_id=session.peer_id, frame_id=frame.frame_id)
 
     def _refuse(self, session: LinkSession, frame: MessageFrame, code: int, reason: str) -> None:
         session.release(frame)
@@ -263,11 +231,10 @@ class MessageRouter(RouteTable):
             session.transport.send_error(code, reason, frame.frame_id)
         except PeerGone:
             log.debug(
-                "refusal_not_sent", subject=frame.subject, peer_id=session.peer_id, code=int(code)
+                "refusal not sent", subject=frame.subject, peer_id=session.peer_id, code=int(code)
             )
 
-    # --- running handlers
-    # --------------------------------------------------------------------------------------------
+    # Running handlers
 
     def _deliver(
         self, message: InboundMessage, routes: tuple[Registration, ...]
@@ -286,7 +253,7 @@ class MessageRouter(RouteTable):
     def _run_plain(
         self, message: InboundMessage, routes: Iterator[Registration]
     ) -> Awaitable[None] | None:
-        """Run handlers until one gives something to await, which is returned."""
+        """Run handlers until one returns an awaitable, and return that."""
         for route in routes:
             if not route.active:
                 continue
@@ -313,49 +280,47 @@ class MessageRouter(RouteTable):
                 if self._handler_failed(message, error):
                     return
             except BaseException:
-                message.release()  # cancelled: this handler reads no more, and the next ones never run
+                message.release()  # cancelled: no handler reads it any more
                 raise
             waiting = self._run_plain(message, routes)
         if message.rpc is None:
             message.release()
 
     def _handler_failed(self, message: InboundMessage, error: Exception) -> bool:
-        """True: no further handler may run. A caller who was told that it failed must not find the
-        work done.
+        """Answer or log the error. True: no further handler may run, because a caller that was told
+        of a failure must not find the work done.
         """
         rpc = message.rpc
         if rpc is not None and rpc.open:
             self._answer_failure(message, rpc, error)
             return True
         log.warning(
-            "handler_failed", subject=message.subject, peer_id=message.peer_id, exc_info=error
+            "handler failed", subject=message.subject, peer_id=message.peer_id, exc_info=error
         )
         if rpc is None:
             return False
-        message.release()  # its time was over, so it has not been given back by an answer
+        message.release()  # it had timed out, so no answer has released it
         return True
 
     def _answer_failure(self, message: InboundMessage, rpc: RpcContext, error: Exception) -> None:
         try:
             rpc.error(*self._config.error_mapper(error, message))
         except Exception:
-            log.exception("error_mapper_failed", subject=message.subject, handler_error=repr(error))
+            log.exception("error mapper failed", subject=message.subject, handler_error=repr(error))
             if rpc.open:
                 rpc.error(ErrorCode.APPLICATION, "handler failed")
 
-    # --- deadlines
-    # ---------------------------------------------------------------------------------------------------
+    # Deadlines
 
-    def _start_clock(self, session: LinkSession, rpc: RpcContext) -> None:
-        # A dict, not a queue: an answered request leaves it at once and does not hold its message
-        # until the deadline.
+    def _start_clock(self, session: PeerSession, rpc: RpcContext) -> None:
+        # A dict, not a queue: an answered request leaves at once and frees its message.
         session.unanswered[rpc] = trio.current_time() + self._timeout
         if self._idle is not None:
             self._idle.set()
 
     def _expire_until(self, now: float) -> float | None:
-        """Expire what is due; the next deadline, or None. One timeout for all, so each session's
-        first is its earliest.
+        """Expire what is due and return the next deadline. All requests have one timeout, so the
+        first of a session is its earliest.
         """
         upcoming: list[float] = []
         for session in tuple(self._sessions):

@@ -1,24 +1,39 @@
-"""How handlers of a shard answer."""
+"""Replies: how the handlers of a shard answer, with JSON for the client or with an error.
+
+A failure of the contract travels with code 2001, its own code and its detail; the front makes it
+again (`topics.actors.shard_client.errors`). Every other error is unexpected and travels with code
+2000; the shard's log has it.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final, Protocol
 
 import structlog
 
-from topics.actors.rpc.message_router import InboundMessage, RpcContext, RpcErrorPayload
+from topics.actors.rpc.message_router import RpcErrorPayload
+from topics.actors.rpc.typed_calls import InboundCall
 from topics.errors import Internal, TopicsError
 from topics.formats.api import answers
+from topics.formats.wire.contract import R
 from topics.storage.disk import Damaged
 
-APPLICATION_ERROR = 2000
-CONTRACT_ERROR = 2001
-log = structlog.get_logger()
+APPLICATION_ERROR: Final = 2000
+CONTRACT_ERROR: Final = 2001
+log: Final = structlog.get_logger()
 
 
-def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
-    """Failures of the contract travel with their code and detail; anything else is a bug."""
+class Inbound(Protocol):
+    """What an error was met in."""
+
+    @property
+    def subject(self) -> str:
+        """The subject of the message."""
+
+
+def map_error(error: Exception, message: Inbound) -> RpcErrorPayload:
+    """The error answer to a request whose handler raised ``error``; logs what is unexpected."""
     if isinstance(error, TopicsError):
         return RpcErrorPayload(
             CONTRACT_ERROR, error.message, {"code": error.code, "detail": error.detail}
@@ -33,25 +48,23 @@ def map_error(error: Exception, message: InboundMessage) -> RpcErrorPayload:
         )
         return RpcErrorPayload(
             CONTRACT_ERROR,
-            "what was asked for is damaged on the disk",
+            "the requested data is damaged on the disk",
             {"code": Internal.code, "detail": {}},
         )
-    log.error("handler_failed", subject=message.subject, exc_info=error)
+    log.error("handler failed", subject=message.subject, exc_info=error)
     return RpcErrorPayload(APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
 
-def request_of(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
-    """The request that a message is, and its params."""
-    assert message.rpc is not None, "rpc/ subjects come with an envelope"
-    return message.rpc, message.rpc.params
+def answer_error(request: InboundCall[Any, Any], error: Exception) -> None:
+    """Answer the request with `map_error`."""
+    request.error(*map_error(error, request))
 
 
-def total_ms(params: dict[str, Any]) -> float:
-    """Since the front had the whole request."""
-    began: int = params["at"]
-    return (time.monotonic_ns() - began) / 1e6
+def total_ms(at: int) -> float:
+    """Since ``at``, when the front had the whole request (monotonic ns)."""
+    return (time.monotonic_ns() - at) / 1e6
 
 
-def reply(rpc: RpcContext, params: dict[str, Any], body: bytes, status: int = 200) -> None:
-    """Answer with a body that lacks its end."""
-    rpc.reply({"status": status}, body + answers.performance(total_ms(params)))
+def reply_json(request: InboundCall[Any, R], result: R, body: bytes, at: int) -> None:
+    """Answer with a JSON body that lacks its ``performance`` member."""
+    request.reply(result, body + answers.performance(total_ms(at)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from topics.actors.rpc.subject_policy import MODES, Mode, SubjectPolicy
+from topics.actors.rpc.inbound import InboundMessage
+from topics.actors.rpc.subject_policy import MODES, Mode, SubjectKind, SubjectPolicy
 
-if TYPE_CHECKING:
-    from topics.actors.rpc.inbound import InboundMessage
-
-MessageHandler: TypeAlias = Callable[["InboundMessage"], Awaitable[None] | None]
+MessageHandler: TypeAlias = Callable[[InboundMessage], Awaitable[None] | None]
 Unsubscribe: TypeAlias = Callable[[], None]
 
 EXACT_RANK: Final = sys.maxsize
@@ -19,7 +17,7 @@ EXACT_RANK: Final = sys.maxsize
 
 class Registration:
     """One handler under one subject or prefix. ``rank`` orders matches: exact above every prefix,
-    longer above shorter.
+    longer prefixes above shorter ones.
     """
 
     __slots__ = ("active", "handler", "is_prefix", "mode", "pattern", "rank")
@@ -35,12 +33,22 @@ class Registration:
         self.active = True
 
     def matches(self, subject: str) -> bool:
+        """Whether messages under ``subject`` are for this handler."""
         return subject.startswith(self.pattern) if self.is_prefix else subject == self.pattern
 
 
+class Plan(NamedTuple):
+    """A subject, resolved for one session: its kind and its handlers in order. ``kind`` None: no
+    allowed prefix.
+    """
+
+    kind: SubjectKind | None
+    routes: tuple[Registration, ...]
+
+
 class RouteTable:
-    """Handlers in registration order. Any change is told to ``changed``, which drops what was
-    resolved from them.
+    """Handlers in registration order. Every change calls ``changed``, which drops the resolved
+    plans.
     """
 
     def __init__(self, policy: SubjectPolicy, changed: Callable[[], None]) -> None:
@@ -61,7 +69,7 @@ class RouteTable:
     def route_prefix(
         self, prefix: str, handler: MessageHandler, *, mode: Mode | None = None
     ) -> Unsubscribe:
-        """Call ``handler`` for every subject that starts with ``prefix``; otherwise like ``route``."""
+        """Call ``handler`` for every subject that starts with ``prefix``; otherwise as `route`."""
         return self._add(prefix, handler, mode, is_prefix=True)
 
     def unroute(self, subject: str) -> None:
@@ -97,6 +105,6 @@ class RouteTable:
 
     def _remove(self, routes: list[Registration]) -> None:
         for route in routes:
-            route.active = False  # a dispatch that is under way passes it over
+            route.active = False  # a dispatch under way skips it
             self._registrations.remove(route)
         self._changed()

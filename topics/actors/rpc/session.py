@@ -1,25 +1,29 @@
-"""A session with one peer: its registrations, the calls that wait for it, and its end (ADR 011 §8).
+"""A link session with one peer: its registrations, its pending calls and its end (ADR 011 §8).
 
-    open --close()--> closing: waiting calls fail, closed-listeners run --> closed: session-scoped
-    handlers are gone
+    open --close()--> closing: pending calls fail, closed-listeners run
+                         --> closed: session-scoped handlers are gone
 
-A session is one connection, not one peer: a peer that comes back gets a new session, and nothing of
-the old one reaches it.
+A session is one connection, not one peer: a peer that comes back gets a new session, and no message
+of the old one reaches it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, TypeAlias
 
 import structlog
 
-from topics.actors.rpc.call import Call, RemoteError, RpcReply
-from topics.actors.rpc.route_table import RouteTable, Unsubscribe
+from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
+from topics.actors.rpc.inbound import RpcContext
+from topics.actors.rpc.route_table import Plan, RouteTable, Unsubscribe
 from topics.actors.rpc.subject_policy import SubjectPolicy
-from topics.formats.buffers import Buffer
+from topics.actors.rpc.transport import Attachment, Transport, discard
+from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams
 from topics.formats.wire.envelope import (
+    EVENT_PREFIX,
+    RPC_PREFIX,
     ErrorFrame,
     Failure,
     Success,
@@ -28,53 +32,9 @@ from topics.formats.wire.envelope import (
 )
 from topics.formats.wire.message import ARENA, MessageFrame, PeerGone
 
-if TYPE_CHECKING:
-    from topics.actors.rpc.inbound import RpcContext
-    from topics.actors.rpc.message_router import Plan
-
 log: Final = structlog.get_logger(__name__)
 
-
-@runtime_checkable
-class Block(Protocol):
-    """Shared memory that was reserved for an attachment. Whoever takes an attachment takes it over,
-    also when it raises.
-    """
-
-    def free(self) -> None: ...
-
-
-Attachment: TypeAlias = Buffer | Block
 ClosedListener: TypeAlias = Callable[["LinkSession"], None]
-
-
-class Transport(Protocol):
-    """What a session sends through. Nothing here blocks. It may outlive the session and serve the
-    next one.
-    """
-
-    def send(
-        self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None
-    ) -> int:
-        """Queue one message under a fresh frame id, or under one of ``next_frame_id()``. Raises
-        PeerGone.
-        """
-
-    def next_frame_id(self) -> int: ...
-
-    def send_error(self, code: int, message: str, about: int) -> None:
-        """Queue an ErrorFrame about the peer's message ``about``. Raises PeerGone."""
-
-    def release(self, frame: MessageFrame) -> None:
-        """Nobody here reads the attachment of ``frame`` any more. Nothing happens the second time,
-        or for an inline one.
-        """
-
-
-def discard(attachment: Attachment) -> None:
-    """Free what will not be sent."""
-    if isinstance(attachment, Block):
-        attachment.free()
 
 
 class LinkSession:
@@ -95,19 +55,16 @@ class LinkSession:
         self.plans: Final[dict[str, Plan]] = {}
         """The router's: subjects that it has resolved for this session."""
         self.unanswered: Final[dict[RpcContext, float]] = {}
-        """The router's: requests that wait for a handler's answer, and their deadlines, the
-        earliest first.
-        """
+        """The router's: open requests and their deadlines, the earliest first."""
         self.router: Final = RouteTable(policy, self.plans.clear)
         """Session-scoped registrations: they go when the session closes."""
         self._forget = forget
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._listeners: list[ClosedListener] = []
 
-    # --- the caller's side
-    # -------------------------------------------------------------------------------------------
+    # Sending
 
-    def call_soon(self, method: str, params: Any, attachment: Attachment = b"") -> Call:
+    def call_soon(self, method: str, params: Any, attachment: Attachment = b"") -> PendingCall:
         """Queue the request and return at once. Await ``call.wait()``, or ``call.abandon()`` it.
         Raises PeerGone.
         """
@@ -117,8 +74,8 @@ class LinkSession:
         except Exception:
             discard(attachment)
             raise
-        self.send("rpc/" + method, payload, attachment, frame_id=cid)
-        call = self._calls[cid] = Call(cid, method, self)
+        self.send(RPC_PREFIX + method, payload, attachment, frame_id=cid)
+        call = self._calls[cid] = PendingCall(cid, method, self)
         return call
 
     async def call(
@@ -129,11 +86,11 @@ class LinkSession:
         *,
         timeout_ms: float | None = None,
     ) -> RpcReply:
-        """Ask and wait.
+        """Queue the request and wait for its answer.
 
-        Without ``timeout_ms`` it waits as long as the peer does, whose own limit ends in a
-        RemoteError with code 1103. Raises RemoteError for an error answer, PeerGone when the
-        session closes, trio.TooSlowError after ``timeout_ms``.
+        Without ``timeout_ms`` the peer's own limit ends the wait, with a RemoteError of code 1103.
+        Raises RemoteError for an error answer, PeerGone when the session closes, trio.TooSlowError
+        after ``timeout_ms``.
         """
         call = self.call_soon(method, params, attachment)
         return await (call.wait() if timeout_ms is None else call.wait_at_most(timeout_ms / 1000))
@@ -145,7 +102,7 @@ class LinkSession:
         except Exception:
             discard(attachment)
             raise
-        self.send("event/" + method, payload, attachment)
+        self.send(EVENT_PREFIX + method, payload, attachment)
 
     def send(
         self,
@@ -155,39 +112,35 @@ class LinkSession:
         *,
         frame_id: int | None = None,
     ) -> None:
-        """Queue any message; without ``frame_id`` under a fresh one.
+        """Queue any message; without ``frame_id`` under a fresh id.
 
-        Raises PeerGone, also when the transport has gone on to a newer session: what was meant for
-        the old one stays out.
+        Raises PeerGone, also when the transport serves a newer session: a message of the old
+        session is never sent in the new one.
         """
         if self.closed:
             discard(attachment)
-            raise PeerGone(f"the session with {self.peer_id} is over")
+            raise PeerGone(f"the link session with {self.peer_id} is closed")
         self.transport.send(subject, payload, attachment, frame_id=frame_id)
 
+    # Pending calls
+
     def forget_call(self, cid: int) -> None:
-        """The caller has gone. The peer hears of it, so that it can stop working on the answer."""
+        """Nobody waits any more. The peer is told, so that it can stop working on the answer."""
         if self._calls.pop(cid, None) is not None:
             try:
-                self.notify("call.cancelled", {"cid": cid})
+                self.notify(CALL_CANCELLED.method, CallCancelledParams(cid))
             except PeerGone:
-                log.debug("cancel_not_sent", peer_id=self.peer_id, cid=cid)
+                log.debug("cancel not sent", peer_id=self.peer_id, cid=cid)
 
-    def fail_calls(self, which: Callable[[Call], bool]) -> None:
-        """These get PeerGone, as if the session had closed. It goes on; late answers are dropped."""
+    def fail_calls(self, which: Callable[[PendingCall], bool]) -> None:
+        """Fail these calls with PeerGone, as if the session had closed. Drop late answers."""
         for call in [call for call in self._calls.values() if which(call)]:
-            if (
-                self._calls.pop(call.cid, None) is not None
-            ):  # a listener of one before may have given it up
+            # A listener of an earlier one may have abandoned this one.
+            if self._calls.pop(call.cid, None) is not None:
                 call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))
 
-    # --- what the router hands in
-    # ------------------------------------------------------------------------------------
-
     def take_answer(self, frame: MessageFrame, answer: Success | Failure) -> None:
-        """Wake the task that waits for it. Nobody may wait any more (cancelled, timed out): then
-        its memory goes back.
-        """
+        """Settle the call of an answer. Without one (cancelled, timed out), release the memory."""
         call = self._calls.pop(answer.cid, None)
         if call is not None and type(answer) is Success:
             call.succeed(RpcReply(answer.result, frame, self))
@@ -197,13 +150,11 @@ class LinkSession:
             call.fail(RemoteError(answer.code, answer.message, answer.data))
 
     def take_error_frame(self, error: ErrorFrame) -> None:
-        """The peer refused a message. A call fails by it; it cannot have been answered and never
-        will be.
-        """
+        """The peer refused a message. If it was a request, its call fails: it is never answered."""
         call = self._calls.pop(error.about, None)
         if call is None:
             log.warning(
-                "message_refused",
+                "message refused",
                 peer_id=self.peer_id,
                 code=error.code,
                 reason=error.message,
@@ -213,20 +164,19 @@ class LinkSession:
             call.fail(RemoteError(error.code, error.message))
 
     def release(self, frame: MessageFrame) -> None:
-        """Give the memory of the attachment back. Nothing happens for an inline one, nor the second
-        time.
+        """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
+        the second time.
 
-        Due after the end of the session too: the memory is not used again while somebody may read
-        it.
+        Due after the end of the session too: the peer does not use memory again that may be read
+        here.
         """
         if frame.flags & ARENA:
             self.transport.release(frame)
 
-    # --- the end
-    # -----------------------------------------------------------------------------------------------------
+    # The end
 
     def on_closed(self, listener: ClosedListener) -> Unsubscribe:
-        """Call ``listener`` once when the session closes, while its registrations can still be seen
+        """Call ``listener`` once when the session closes, while its registrations are still there
         (§8).
         """
         self._listeners.append(listener)
@@ -235,10 +185,9 @@ class LinkSession:
     def close(self) -> None:
         """End the session. Later calls do nothing.
 
-        Waiting calls get PeerGone, then the listeners run in registration order (one that raises is
-        logged and the next one runs), and only then the session's handlers are cleared. Requests
-        that still wait for a handler's answer are not timed any more; what the handler answers goes
-        nowhere.
+        Pending calls fail with PeerGone. Then the listeners run in registration order; when one
+        raises, the error is logged and the next one runs. Then the session's handlers are cleared.
+        Open requests are not timed any more; their answers are dropped.
         """
         if self.closed:
             return
@@ -249,19 +198,19 @@ class LinkSession:
         for call in calls:
             call.fail(
                 PeerGone(
-                    f"the session with {self.peer_id} closed before call {call.cid} was answered"
+                    f"the link session with {self.peer_id} closed, call {call.cid} was pending"
                 )
             )
-        self._emit_closed()
+        self._call_listeners()
         self.router.clear()
         self._forget(self)
 
-    def _emit_closed(self) -> None:
+    def _call_listeners(self) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(self)
             except Exception as error:
-                log.warning("closed_listener_failed", peer_id=self.peer_id, exc_info=error)
+                log.warning("closed listener failed", peer_id=self.peer_id, exc_info=error)
         self._listeners.clear()
 
     def _drop_listener(self, listener: ClosedListener) -> None:

@@ -1,10 +1,12 @@
-"""Which subjects may pass, and what they mean (ADR 011 §3)."""
+"""Subject policy: which subjects may pass, and what kind of message each means (ADR 011 §3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
+
+from topics.formats.wire.envelope import EVENT_PREFIX, RPC_PREFIX
 
 SubjectKind: TypeAlias = Literal["rpc", "event", "custom", "reserved"]
 Mode: TypeAlias = Literal["exclusive", "broadcast"]
@@ -22,23 +24,20 @@ DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
 
 @dataclass(frozen=True, slots=True)
 class SubjectPolicy:
-    """Prefixes are checked in this order: reserved, allowed, then ``classify`` says what the rest
-    means.
+    """Checks a subject's prefix: reserved first, then allowed; then ``classify`` gives the kind.
 
     A subject under a reserved prefix is refused with 1003 even when an allowed prefix covers it
-    too; one under no allowed prefix with 1002. ``classify`` sees only subjects that passed both.
-    Without it ``rpc/`` is rpc, ``event/`` is event and everything else custom. A subject that it
-    calls rpc must carry a valid envelope, whatever its prefix.
+    too, one under no allowed prefix with 1002. ``classify`` sees only subjects that passed both.
+    Without it ``rpc/`` is rpc, ``event/`` is event and everything else custom. Messages of kind rpc
+    must carry a valid envelope, whatever their prefix.
     """
 
-    allowed_prefixes: tuple[str, ...] = ("rpc/", "event/", "stream/", "app/")
+    allowed_prefixes: tuple[str, ...] = (RPC_PREFIX, EVENT_PREFIX, "stream/", "app/")
     reserved_prefixes: tuple[str, ...] = ("stream/",)
     classify: Callable[[str], SubjectKind] | None = None
 
     def kind_of(self, subject: str) -> SubjectKind | None:
-        """None: no allowed prefix. ValueError when ``classify`` answers with something that is not
-        a kind.
-        """
+        """None: no allowed prefix. Raises ValueError when ``classify`` returns no kind."""
         if subject.startswith(self.reserved_prefixes):
             return "reserved"
         if not subject.startswith(self.allowed_prefixes):
@@ -53,9 +52,7 @@ class SubjectPolicy:
         return kind
 
     def check_reachable(self, pattern: str, *, is_prefix: bool) -> None:
-        """ValueError for a registration that no message could ever reach: its author believes that
-        it works.
-        """
+        """Raises ValueError for a registration that no message can ever reach."""
         if pattern.startswith(self.reserved_prefixes):
             raise ValueError(f"{pattern!r} is reserved: no message will ever reach this handler")
         covers_allowed = is_prefix and any(
@@ -68,6 +65,6 @@ class SubjectPolicy:
 
 
 def _kind_by_prefix(subject: str) -> SubjectKind:
-    if subject.startswith("rpc/"):
+    if subject.startswith(RPC_PREFIX):
         return "rpc"
-    return "event" if subject.startswith("event/") else "custom"
+    return "event" if subject.startswith(EVENT_PREFIX) else "custom"

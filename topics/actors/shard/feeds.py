@@ -1,340 +1,221 @@
-"""Feeds: what follows the heads of topics, for the fronts (decision 0010).
+"""Feeds: pages that follow the heads of topics, for the fronts (decision 0010).
 
-A feed is a cursor in a topic. `Feeds.pump` turns what lies between it and the head into pages; two
-of them may be under way to the front, and what is committed meanwhile waits in the topic and makes
-the next page longer.
+A feed is a cursor in a topic. Each turn makes pages of what lies between it and the head; two of
+them may be under way to the front, and what is committed meanwhile waits in the topic and makes the
+next page longer.
 
-    rpc/feed.open -> FOLLOWING --event/feed.page--> ... --event/feed.taken--> ...
-                        |  event/feed.close, another feed.open of the same number, the session is
-                        over: it is forgotten '  the topic is deleted, its records cannot be read:
-                        event/feed.ended, with "error" in the latter case
+    feed.open --> FOLLOWING --feed.page--> ... --feed.taken--> ...
+                     |--feed.close, feed.open of the same number, end of the session--> forgotten
+                     '--topic deleted, or its records unreadable ("error")--> feed.ended
 
 Between two pages of a feed there is no hole. A page may have no records: all between its ends was
-filtered, deleted or lost; or there was so much to pass over that others come first, and the next
-page goes on.
+filtered, deleted or lost; or the scan was long and the next page goes on after other feeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import structlog
 
-from topics.actors.rpc.message_router import InboundMessage, LinkSession, MessageRouter, RpcContext
-from topics.actors.shard.commits import Commits
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.feed_reads import diff_of, joined, page_fields, topic_to_read, visible_head
+from topics.actors.shard.feed_table import Feed, FeedTable
+from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.engine.topic import Topic
 from topics.errors import Internal
-from topics.formats.api.requests import (
-    BATCH_BYTES_MAX,
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_LIMIT,
-    Diff,
-    Limits,
-)
 from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_ENDED,
+    FEED_OPEN,
+    FEED_PAGE,
+    FEED_TAKEN,
+    FeedCloseParams,
+    FeedEndedParams,
+    FeedOpenParams,
+    FeedOpenResult,
+    FeedPageParams,
+    FeedTakenParams,
+)
+from topics.formats.wire.contract import Event, P
 from topics.formats.wire.message import PeerGone
 from topics.storage.disk import Damaged
 
 PAGES_UNDER_WAY = 2
-# A pump gives way to others after this much, counted in bytes that are copied. A page costs about
-# as much as PAGE_COST of them, a record that is looked at as much as RECORD_COST.
-PUMP_COST_MAX = 4 << 20
+# What the feeds of one turn may cost, counted in bytes that are copied. A page costs about as much
+# as PAGE_COST of them, a record that is scanned as much as RECORD_COST.
+TURN_COST_MAX = 4 << 20
 PAGE_COST = 16 << 10
 RECORD_COST = 256
 
 log = structlog.get_logger()
 
 
-class Feed:
-    """``seq``: where the last page ended."""
+class Feeds(Service):
+    """All feeds of a shard."""
 
-    __slots__ = ("number", "seq", "session", "strong", "topic", "under_way", "view")
-
-    def __init__(
-        self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
-    ) -> None:
-        self.session, self.number, self.topic, self.view, self.strong, self.seq = (
-            session,
-            number,
-            topic,
-            view,
-            strong,
-            seq,
-        )
-        self.under_way = 0
-
-
-class Feeds:
-    """All feeds of a shard. ``fresh_topic`` finds a topic as it is now, ``freshen`` lets go what is
-    too old in one.
-    """
-
-    def __init__(
-        self, commits: Commits, limits: Limits, fresh_topic: Callable[[str], Topic], freshen: Callable[[Topic], None]
-    ) -> None:  # fmt: skip
-        self._commits, self._limits = commits, limits
-        self._fresh_topic, self._freshen = fresh_topic, freshen
-        self._by_session: dict[LinkSession, dict[int, Feed]] = {}
-        self._by_topic: dict[int, dict[Feed, None]] = {}
-        self._changed: dict[
-            int, dict[Feed, None]
-        ] = {}  # those of `_by_topic` whose topics have more records
-        self._due: dict[Feed, None] = {}  # to be looked at by the next pump, in this order
-        self._behind: dict[Feed, None] = {}  # strong ones that have come to what is not synced
-        self._synced = 0  # how far the log was synced when they were last looked at
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits = context, context.commits
+        self._table = FeedTable()
+        self._changed: dict[int, None] = {}  # ids of topics with feeds and with new records
+        self._due: dict[Feed, None] = {}  # in the order in which the next turn serves them
+        self._unsynced: dict[Feed, None] = {}  # strong ones that wait for the next sync
+        self._synced = 0  # LSN up to which the log was synced at the last turn
         self._losses = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    # Hooks
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
-        router.route("rpc/topic.heads", self._heads)
-        router.route("rpc/feed.open", self._open)
-        router.route("rpc/feed.read", self._read)
-        router.route("event/feed.taken", self._taken)
-        router.route("event/feed.close", self._close)
+        serve(router, FEED_OPEN, self._open)
+        subscribe(router, FEED_TAKEN, self._taken)
+        subscribe(router, FEED_CLOSE, self._close)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_session.values()))
-
-    # What happens in the shard
-
-    def committed(self, change: Append | DeleteTopic) -> None:
-        """Its topic has new records, or is gone."""
-        feeds = self._by_topic.get(change.topic.id)
-        if feeds is None:
+    def on_commit(self, change: Change) -> None:
+        """Note that a topic has new records; end the feeds of one that is gone."""
+        topic_id = change.topic.id
+        if not self._table.has_feeds(topic_id):
             return
-        if isinstance(change, DeleteTopic):
-            self._end_all(feeds)
-        else:
-            self._changed[change.topic.id] = feeds
+        if isinstance(change, Append):
+            self._changed[topic_id] = None
+        elif isinstance(change, DeleteTopic):
+            for feed in self._table.of_topic(topic_id):
+                self._end(feed)
 
-    def pump(self) -> bool:
-        """Send what there is to send; whether some of it must wait for another call, because others
+    def on_turn(self) -> bool:
+        """Send the pages that may go; whether some of them wait for the next turn, because others
         come first.
         """
-        if self._losses != self._commits.losses:
-            self._losses = self._commits.losses
-            self._end_undone()
-        if self._behind and self._synced != self._commits.wal.synced:
-            self._due.update(self._behind)
-            self._behind.clear()
-        for feeds in self._changed.values():
-            self._due.update(feeds)
+        self._note_log()
+        for topic_id in self._changed:
+            self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
         self._changed.clear()
-        self._synced = self._commits.wal.synced
         cost, unfinished = 0, []
-        while self._due and cost < PUMP_COST_MAX:
+        while self._due and cost < TURN_COST_MAX:
             feed = next(iter(self._due))
             del self._due[feed]
-            spent, finished = self._advance(feed)
+            spent, finished = self._send_pages(feed)
             cost += spent
             if not finished:
                 unfinished.append(feed)
         self._due.update(dict.fromkeys(unfinished))
         return bool(self._due)
 
-    def _end_all(self, feeds: dict[Feed, None]) -> None:
-        for feed in tuple(feeds):
-            self._end(feed)
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Forget its feeds."""
+        for feed in self._table.of_session(session):
+            self._forget(feed)
 
-    def _end_undone(self) -> None:
-        """The log has failed. A topic that is gone now was never made: no commit will tell of its
-        end.
-        """
-        for feeds in tuple(self._by_topic.values()):
-            if next(iter(feeds)).topic.deleted:
-                self._end_all(feeds)
+    def _note_log(self) -> None:
+        """What a sync and a failure of the log make due."""
+        if self._losses != self._commits.losses:
+            # A topic that is gone now was never made: no commit will tell of its end.
+            self._losses = self._commits.losses
+            for feed in self._table.of_deleted_topics():
+                self._end(feed)
+        synced = self._context.wal.synced
+        if self._unsynced and self._synced != synced:
+            self._due.update(self._unsynced)
+            self._unsynced.clear()
+        self._synced = synced
 
     # Pages
 
-    def _advance(self, feed: Feed) -> tuple[int, bool]:
+    def _send_pages(self, feed: Feed) -> tuple[int, bool]:
         """Send the pages that may go; what they cost, and whether no more is there for now."""
         cost = 0
         while feed.under_way < PAGES_UNDER_WAY:
             try:
-                if not feed.topic.deleted:
-                    self._freshen(feed.topic)
-                head_seq = self._head(feed.topic, feed.strong)
-                if head_seq < feed.topic.head_seq:
-                    self._behind[feed] = None
-                if head_seq <= feed.seq:
+                page = self._next_page(feed)
+                if page is None:
                     break
-                page = read(feed.topic, feed.view, self._commits, feed.seq, head_seq)
-                attachment = _joined(page.pieces)
-            except (
-                Damaged,
-                OSError,
-            ) as error:  # costs the readers of this feed their live pages, and nobody else
+                records = joined(page.pieces)
+            except (Damaged, OSError) as error:
+                # It costs the readers of this feed their live pages, and nobody else.
                 self._fail(feed, error)
                 break
-            cost += PAGE_COST + RECORD_COST * page.scanned + len(attachment)
+            cost += PAGE_COST + RECORD_COST * page.scanned + len(records)
             feed.seq = page.next_from_seq
             feed.under_way += 1
-            if not self._send(
-                feed, "feed.page", {"feed": feed.number, **_fields(page)}, attachment
-            ):
+            params = FeedPageParams(*page_fields(page), feed.number)
+            if not self._send(feed, FEED_PAGE, params, records):
                 break
             if page.unfinished:
                 return cost, False
         return cost, True
 
-    def _head(self, topic: Topic, strong: bool) -> int:
-        """The head for a reader: the last seq that is committed, or with ``strong`` the last one
-        that is synced as well.
-        """
-        # Of the other classes nothing waits, or what is committed is synced; and a change of the
-        # class is synced itself.
-        if not strong or topic.committed.durability != "disk":
-            return topic.head_seq
-        index = topic.index.find_locator(self._commits.wal.synced)
-        return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
+    def _next_page(self, feed: Feed) -> Page | None:
+        """The page after the last one; None when the feed is at the head."""
+        topic = feed.topic
+        if not topic.deleted:
+            self._context.freshen(topic)
+        head_seq = visible_head(topic, self._synced, strong=feed.strong)
+        if head_seq < topic.head_seq:
+            self._unsynced[feed] = None
+        if head_seq <= feed.seq:
+            return None
+        return read(topic, feed.view, self._context.store, feed.seq, head_seq)
 
-    def _send(
-        self, feed: Feed, method: str, params: dict[str, Any], attachment: Buffer = b""
-    ) -> bool:
+    def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
-            feed.session.notify(method, params, attachment)
+            notify(feed.session, event, params, attachment)
         except PeerGone:
             self._forget(feed)
             return False
         return True
 
+    # Ends
+
     def _fail(self, feed: Feed, error: Damaged | OSError) -> None:
         if isinstance(error, Damaged):
-            self._commits.tell(error)
+            self._context.store.report(error)
         else:
-            log.error("feed_failed", topic=feed.topic.name, exc_info=error)
-        self._end(feed, error=Internal.code)
+            log.error("feed failed", topic=feed.topic.name, exc_info=error)
+        self._end(feed, Internal.code)
 
-    def _end(self, feed: Feed, **why: str) -> None:
+    def _end(self, feed: Feed, error: str | None = None) -> None:
         self._forget(feed)
-        self._send(
-            feed, "feed.ended", {"feed": feed.number, "head_seq": feed.topic.head_seq, **why}
-        )
+        self._send(feed, FEED_ENDED, FeedEndedParams(feed.number, feed.topic.head_seq, error))
 
     def _forget(self, feed: Feed) -> None:
-        """Nothing of it is left; later calls do nothing."""
-        of_session = self._by_session.get(feed.session, {})
-        if of_session.get(feed.number) is not feed:
-            return
-        del of_session[feed.number]
-        of_topic = self._by_topic[feed.topic.id]
-        del of_topic[feed]
-        if not of_topic:
-            del self._by_topic[feed.topic.id]
-            self._changed.pop(feed.topic.id, None)
-        self._due.pop(feed, None)
-        self._behind.pop(feed, None)
+        if self._table.remove(feed):
+            self._due.pop(feed, None)
+            self._unsynced.pop(feed, None)
 
     # What fronts say
 
-    def _open(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        topic = self._topic_to_read(params["topic"])
-        view, strong = self._view(params["view"])
-        self._forget_number(message.session, params["feed"])
-        head_seq = self._head(topic, strong)
-        feed = Feed(message.session, params["feed"], topic, view, strong, head_seq)
-        if message.session not in self._by_session:
-            self._by_session[message.session] = {}
-            message.session.on_closed(self._forget_session)
-        self._by_session[message.session][feed.number] = feed
-        self._by_topic.setdefault(topic.id, {})[feed] = None
+    def _open(self, request: InboundCall[FeedOpenParams, FeedOpenResult]) -> None:
+        params, session = request.params, request.session
+        topic = topic_to_read(self._context, params.topic)
+        view, strong = diff_of(params.view, self._context.limits)
+        earlier = self._table.find(session, params.feed)
+        if earlier is not None:
+            self._forget(earlier)
+        head_seq = visible_head(topic, self._context.wal.synced, strong=strong)
+        feed = Feed(session, params.feed, topic, view, strong, head_seq)
+        self._table.add(feed)
         if head_seq < topic.head_seq:
             self._due[feed] = None
-        rpc.reply(
-            {
-                "head_seq": head_seq,
-                "earliest_seq": min(topic.start_seq, head_seq + 1),
-                "epoch": topic.epoch,
-            }
-        )
+        earliest_seq = min(topic.start_seq, head_seq + 1)
+        request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 
-    def _read(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        topic = self._topic_to_read(params["topic"])
-        view, strong = self._view(
-            params["view"],
-            from_seq=params["from_seq"],
-            until_seq=params["until_seq"],
-            epoch=params["epoch"],
-        )
-        page = read(topic, view, self._commits, head_seq=self._head(topic, strong))
-        rpc.reply({**_fields(page), "epoch": topic.epoch}, _joined(page.pieces))
-        self._commits.expect(topic, page.next_from_seq + 1)  # whoever is behind reads on
-
-    def _heads(self, message: InboundMessage) -> None:
-        rpc, params = _request(message)
-        known = self._commits.engine.topics
-        topics = [self._fresh_topic(name) for name in params["topics"] if name in known]
-        rpc.reply(
-            {
-                "heads": {
-                    topic.name: [topic.head_seq, topic.start_seq, topic.epoch] for topic in topics
-                }
-            }
-        )
-
-    def _taken(self, message: InboundMessage) -> None:
-        feed = self._named(message)
+    def _taken(self, message: InboundMessage, params: FeedTakenParams) -> None:
+        feed = self._table.find(message.session, params.feed)
         if feed is not None and feed.under_way:
             feed.under_way -= 1
             self._due[feed] = None
 
-    def _close(self, message: InboundMessage) -> None:
-        feed = self._named(message)
+    def _close(self, message: InboundMessage, params: FeedCloseParams) -> None:
+        # It may have ended while the event was on its way.
+        feed = self._table.find(message.session, params.feed)
         if feed is not None:
             self._forget(feed)
-
-    def _named(self, message: InboundMessage) -> Feed | None:
-        """The feed that an event speaks of. It may have ended while the event was on its way."""
-        assert message.notification is not None, "event/ subjects come with a notification"
-        return self._by_session.get(message.session, {}).get(message.notification.params["feed"])
-
-    def _forget_number(self, session: LinkSession, number: int) -> None:
-        feed = self._by_session.get(session, {}).get(number)
-        if feed is not None:
-            self._forget(feed)
-
-    def _forget_session(self, session: LinkSession) -> None:
-        for feed in tuple(self._by_session[session].values()):
-            self._forget(feed)
-        del self._by_session[session]
-
-    def _topic_to_read(self, name: str) -> Topic:
-        topic = self._fresh_topic(name)
-        topic.touch(*self._commits.now())
-        return topic
-
-    def _view(self, view: dict[str, Any], **cursor: Any) -> tuple[Diff, bool]:
-        """What a view asks for, and whether only of what is synced. Clamps as a diff does."""
-        asked = Diff(
-            limit=min(view["limit"] or DEFAULT_LIMIT, self._limits.limit),
-            nodes=frozenset(view["nodes"]),
-            include_tags=view["tags"],
-            include_meta=view["meta"],
-            include_data=view["data"],
-            max_batch_bytes=min(view["bytes"] or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
-            **cursor,
-        )
-        return asked, view["strong"]
-
-
-def _request(message: InboundMessage) -> tuple[RpcContext, dict[str, Any]]:
-    assert message.rpc is not None, "rpc/ subjects come with an envelope"
-    return message.rpc, message.rpc.params
-
-
-def _joined(pieces: list[Buffer]) -> Buffer:
-    return pieces[0] if len(pieces) == 1 else b",".join(pieces)
-
-
-def _fields(page: Page) -> dict[str, Any]:
-    return {
-        "from_seq": page.from_seq, "to_seq": page.next_from_seq, "head_seq": page.head_seq, "earliest_seq": page.earliest_seq,
-        "count": page.count, "tombstone": page.tombstone.as_json() if page.tombstone else None,
-    }  # fmt: skip

@@ -16,21 +16,23 @@ import structlog
 import trio
 
 from topics.actors.link.board import ShardState, ShardWords
-from topics.actors.shard.commits import Commits
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.service import Service
+from topics.errors import NotReady
+from topics.storage import disk
 from topics.storage.recovery import Shard
 from topics.storage.wal.file import NoRoom
 
 LOOK_S = 0.5  # between two looks at the files
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.25, 5.0  # between two attempts to find room
-SYNCED_S = 0.01
 FULL = NoRoom(errno.ENOSPC, "no room on the disk")
 log = structlog.get_logger()
 
 
-class Room:
+class Room(Service):
     """The tasks that look after it, and what a request is refused with."""
 
-    def __init__(self, shard: Shard, commits: Commits, words: ShardWords) -> None:
+    def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
         self._unsaid = list(shard.unsaid)
         self.broken: OSError | None = None  # what ended all writing
@@ -98,11 +100,11 @@ class Room:
 
     async def _say(self) -> bool:
         """Whether the log now knows of this start."""
-        losses = self.commits.losses
         self.wal.begin(self._unsaid)
-        end = self.wal.position
-        while self.wal.synced < end:
-            if self.wal.failed is not None or self.commits.losses != losses:
-                return False
-            await trio.sleep(SYNCED_S)
-        return True
+        return await self.commits.wait_synced(self.wal.position)
+
+
+def unwritable(error: OSError) -> NotReady:
+    """What a client is told when its write failed, or could not be tried, with ``error``."""
+    reason = "disk_full" if error.errno in disk.FULL else "read_only"
+    return NotReady(f"the shard cannot write: {error.strerror or error}", reason=reason)

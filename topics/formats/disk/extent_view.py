@@ -1,4 +1,8 @@
-"""Reads an extent of a segment in place (bytes: ``segment.py``)."""
+"""Extent view: reads an extent of a segment in place (bytes: ``segment.py``).
+
+The tables are checked when the view is made, each 64 KiB chunk of the blob when it is first read.
+Views of an extent and of a write answer the same questions in the same way (`View`).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,20 @@ import cbor2
 import crc32c
 
 from topics.formats.disk.records import RecordFlags, View
-from topics.formats.disk.segment import CHUNK_BYTES, TABLES_HEAD, BadSegment, ExtentEntry, ExtentKey
+from topics.formats.disk.segment import (
+    CHUNK_BYTES,
+    TABLES_HEAD_BYTES,
+    BadSegment,
+    ExtentEntry,
+    ExtentKey,
+    decode_tables_head,
+)
 
 _NODES, _TAGS, _METAS = map(int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS))
 
 
 class Dictionary:
-    """Distinct JSON strings in the order of their bytes. A *ref* counts them from 1."""
+    """Distinct JSON strings in the order of their bytes. A *ref* is a string's number, from 1."""
 
     __slots__ = ("_bytes", "_ends")
 
@@ -27,8 +38,8 @@ class Dictionary:
         return len(self._ends)
 
     @property
-    def whole(self) -> bool:
-        """Whether the texts fill the bytes, to the last."""
+    def is_whole(self) -> bool:
+        """Whether the texts fill the bytes to the last one."""
         return len(self._bytes) == (self._ends[-1] if len(self) else 0)
 
     def text(self, ref: int) -> bytes:
@@ -36,23 +47,21 @@ class Dictionary:
         return bytes(self._bytes[self._ends[ref - 2] if ref > 1 else 0 : self._ends[ref - 1]])
 
     def lens(self, refs: Sequence[int]) -> list[int]:
-        """Bytes of each, 0 for ref 0."""
+        """Length of each text, 0 for ref 0."""
         ends = self._ends
         return [ref and (ends[ref - 1] - ends[ref - 2] if ref > 1 else ends[0]) for ref in refs]
 
     def find(self, text: bytes) -> int:
-        """Its ref, 0 when it is not there."""
+        """The ref of ``text``, 0 when it is missing."""
         refs = range(1, len(self) + 1)
         index = bisect_left(refs, text, key=self.text)
         return index + 1 if index < len(refs) and self.text(index + 1) == text else 0
 
     def span(self, prefix: bytes) -> tuple[int, int]:
-        """How many come before those that begin with ``prefix``, and before what follows on them."""
-        refs = range(1, len(self) + 1)
+        """Indexes (start, stop) of the texts that begin with ``prefix``."""
+        refs, length = range(1, len(self) + 1), len(prefix)
         start = bisect_left(refs, prefix, key=self.text)
-        return start, bisect_right(
-            refs, prefix, start, key=lambda ref: self.text(ref)[: len(prefix)]
-        )
+        return start, bisect_right(refs, prefix, start, key=lambda ref: self.text(ref)[:length])
 
 
 def _bad_segment(offset: int, reason: str) -> Exception:
@@ -60,77 +69,62 @@ def _bad_segment(offset: int, reason: str) -> Exception:
 
 
 class ExtentView(View):
-    """Reads an extent in place. Checks its tables at once, and each chunk of the blob when it is
-    first touched.
+    """The records of an extent.
 
-    ``data`` is the whole file; ``checked`` says that its tables have been checked before. ``fail``
-    makes the exception that is raised for damage, of an offset in the file and a reason.
+    ``data`` is the whole file; ``checked`` says that the tables have been found whole before.
+    ``fail`` makes the exception for damage, from an offset in the file and a reason.
     """
 
     __slots__ = (
-        "_bad",
-        "_checked",
-        "_chunk_crcs",
-        "_data",
-        "_ends",
-        "_fail",
-        "_keys",
-        "_meta_lens",
-        "_node_refs",
-        "_posting_ends",
-        "_postings",
-        "_tag_refs",
-        "entry",
-        "nodes",
-        "tags",
-    )  # fmt: skip
+        *("_bad", "_checked", "_chunk_crcs", "_data", "_ends", "_fail", "_keys", "_meta_lens"),
+        *("_node_refs", "_posting_ends", "_postings", "_tag_refs", "entry", "nodes", "tags"),
+    )
 
     def __init__(
-        self, entry: ExtentEntry, data: memoryview, fail: Callable[[int, str], Exception] = _bad_segment, *, checked: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        entry: ExtentEntry,
+        data: memoryview,
+        fail: Callable[[int, str], Exception] = _bad_segment,
+        *,
+        checked: bool = False,
+    ) -> None:
         super().__init__(entry.flags, entry.record_count)
         self.entry, self._fail = entry, fail
-        start, count, flags = entry.tables_at, entry.record_count, entry.flags
-        if not TABLES_HEAD.size <= entry.tables_len <= entry.length <= len(data) - entry.offset:
+        start, room = entry.tables_at, len(data) - entry.offset
+        if not TABLES_HEAD_BYTES <= entry.tables_len <= entry.length <= room:
             raise fail(entry.offset, "the extent is cut")
-        if (
-            not checked
-            and crc32c.crc32c(data[start : start + entry.tables_len]) != entry.tables_crc
-        ):
+        tables = data[start : start + entry.tables_len]
+        if not checked and crc32c.crc32c(tables) != entry.tables_crc:
             raise fail(start, "the tables of the extent are damaged")
-        node_count, node_bytes, tag_count, tag_bytes, posting_count, chunk_count, keys_len = (
-            TABLES_HEAD.unpack_from(data, start)
-        )
-        parts = (
-            *(count, *(count * bool(flags & flag) for flag in (_NODES, _TAGS, _METAS))),
-            *(chunk_count, node_count, tag_count, tag_count, posting_count),
-        )  # fmt: skip
-        bounds = [start + TABLES_HEAD.size + 4 * length for length in accumulate(parts, initial=0)]
-        if bounds[
-            -1
-        ] + node_bytes + tag_bytes + keys_len != start + entry.tables_len or chunk_count != -(
-            -entry.blob_bytes // CHUNK_BYTES
-        ):
-            raise fail(start, "the tables of the extent have other lengths than they say")
-        tables = [data[begin:end].cast("I") for begin, end in pairwise(bounds)]
-        (
-            self._ends,
-            self._node_refs,
-            self._tag_refs,
-            self._meta_lens,
-            self._chunk_crcs,
-            node_ends,
-            tag_ends,
-        ) = tables[:7]
-        self._posting_ends, self._postings = tables[7:]
-        nodes_at = bounds[-1]
-        tags_at = nodes_at + node_bytes
-        self.nodes = Dictionary(node_ends, data[nodes_at:tags_at])
-        self.tags = Dictionary(tag_ends, data[tags_at : tags_at + tag_bytes])
-        self._keys = data[tags_at + tag_bytes : start + entry.tables_len]
+        self._read_tables(tables)
         self._data = data[entry.offset : entry.offset + entry.blob_bytes]
-        self._checked = bytearray(chunk_count)
+        self._checked = bytearray(len(self._chunk_crcs))
         self._bad: set[int] = set()  # chunks that are known to be damaged
+
+    def _read_tables(self, tables: memoryview) -> None:
+        entry, count, head = self.entry, self.entry.record_count, decode_tables_head(tables, 0)
+        flags = entry.flags
+        lengths = (
+            *(count, *(count * bool(flags & flag) for flag in (_NODES, _TAGS, _METAS))),
+            *(head.chunk_count, head.node_count, head.tag_count, head.tag_count),
+            head.posting_count,
+        )
+        bounds = [TABLES_HEAD_BYTES + 4 * length for length in accumulate(lengths, initial=0)]
+        nodes_at = bounds[-1]
+        tags_at = nodes_at + head.node_bytes
+        keys_at = tags_at + head.tag_bytes
+        chunk_count = -(-entry.blob_bytes // CHUNK_BYTES)
+        if keys_at + head.keys_len != len(tables) or head.chunk_count != chunk_count:
+            raise self._fail(entry.tables_at, "the tables of the extent contradict their head")
+        ends, node_refs, tag_refs, meta_lens, chunk_crcs, node_ends, tag_ends, *postings = [
+            tables[begin:end].cast("I") for begin, end in pairwise(bounds)
+        ]
+        self._ends, self._chunk_crcs = ends, chunk_crcs
+        self._node_refs, self._tag_refs, self._meta_lens = node_refs, tag_refs, meta_lens
+        self._posting_ends, self._postings = postings
+        self.nodes = Dictionary(node_ends, tables[nodes_at:tags_at])
+        self.tags = Dictionary(tag_ends, tables[tags_at:keys_at])
+        self._keys = tables[keys_at:]
 
     @property
     def ends(self) -> memoryview:
@@ -139,12 +133,12 @@ class ExtentView(View):
 
     @property
     def blob(self) -> memoryview:
-        """The rendered records, checked to the last."""
+        """All rendered records, checked."""
         return self.part(0, len(self._data))
 
     @property
     def postings(self) -> Iterator[tuple[int, memoryview]]:
-        """``(tag's ref, indexes of its records)``, all of them."""
+        """``(ref of the tag, indexes of its records)`` of all tags."""
         return ((ref, self._records(ref - 1, ref)) for ref in range(1, len(self.tags) + 1))
 
     def find_tag(self, tag: bytes) -> Sequence[int]:
@@ -168,10 +162,9 @@ class ExtentView(View):
         )
 
     def idempotency_keys(self) -> Iterator[ExtentKey]:
-        """Writes that had an idempotency key, in the order of their seqs."""
-        return (
-            ExtentKey(*fields) for fields in (cbor2.loads(bytes(self._keys)) if self._keys else ())
-        )
+        """Writes with an idempotency key, in the order of their seqs."""
+        keys = cbor2.loads(bytes(self._keys)) if self._keys else ()
+        return (ExtentKey(*fields) for fields in keys)
 
     def _records(self, start: int, stop: int) -> memoryview:
         ends = self._posting_ends
@@ -199,14 +192,12 @@ class ExtentView(View):
         return self._checked[chunk] == 1
 
     def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:
-        """As `View.bad_run`: records that stand, if only in part, in damaged chunks."""
+        """As `View.bad_run`: records that lie in damaged chunks, wholly or in part."""
         ends, run = self._ends, (stop, stop)
         for chunk in range(self._begin(start) // CHUNK_BYTES, -(-self._begin(stop) // CHUNK_BYTES)):
             begin, end = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
-            first, last = (
-                bisect_right(ends, begin, start, stop),
-                bisect_left(ends, end, start, stop),
-            )
+            first = bisect_right(ends, begin, start, stop)
+            last = bisect_left(ends, end, start, stop)
             if first > run[1] or run[0] < stop <= run[1]:
                 break
             if not self._is_whole(chunk):
@@ -214,15 +205,10 @@ class ExtentView(View):
         return run if run[0] < stop else None
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Part of a table; only of one of which ``flags`` say that it is there."""
-        table = (
-            self._node_refs
-            if flag == _NODES
-            else self._tag_refs
-            if flag == _TAGS
-            else self._meta_lens
-        )
-        return table[start:stop]
+        """Part of the table of ``flag``, which the extent's flags must have."""
+        if flag == _NODES:
+            return self._node_refs[start:stop]
+        return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         return {ref for ref in map(self.nodes.find, nodes) if ref}

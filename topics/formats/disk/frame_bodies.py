@@ -115,7 +115,7 @@ def append_frame(
     ext_len: int,
     parts: Sequence[Buffer],
 ) -> Frame:
-    """An APPEND frame that holds its records; the arguments are those of `rendering.encode`."""
+    """An APPEND frame that holds its records; the arguments are those of `records.encode`."""
     return Frame(FrameKind.APPEND, topic_id, first_seq, ts_ms, record_count, flags, ext_len, parts)
 
 
@@ -138,7 +138,7 @@ def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
 
 
 def delete_runs_frame(topic_id: int, runs: Sequence[SeqRun], ts_ms: int) -> Frame:
-    """A DELETE frame: the records of these runs go; the runs are in rising order."""
+    """A DELETE frame: the records of these runs go, in rising order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
     return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), parts=(body,))
 

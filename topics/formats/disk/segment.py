@@ -3,12 +3,13 @@
     part        starts at                  size          meaning
     header      0                          4096
     extents     each at a multiple of 4096
-    flags       a multiple of 4096         record_count  a byte for each record, in the order of the extents: 0 live, 1 deleted
+    flags       a multiple of 4096         record_count  delete flags: a byte for each record, in
+                                                         the order of the extents; 1: deleted
     directory   a multiple of 4096         80 an extent
     trailer     file_length - 64           64
 
-What lies between two parts is zero. Only flags ever change, in place and one byte at a time; they
-are under no checksum.
+Bytes between two parts are zero. Only delete flags ever change, in place and one byte at a time;
+they are under no checksum.
 
 Header:
 
@@ -17,8 +18,8 @@ Header:
     8       4     version       1
     12      4     shard         the shard that writes it
     16      8     number        of the segment: the file's name
-    24      8     base          position of the log from which on the records come
-    32      8     end           position of the log up to which they come
+    24      8     base          LSN from which on the records come
+    32      8     end           LSN up to which they come
     40      4     crc32c        of bytes 0..40
     44      4052  zero
 
@@ -27,7 +28,7 @@ Trailer:
     offset  size  field         meaning
     0       8     magic         "TPSEGEND"
     8       8     directory_at  offset of the directory
-    16      8     flags_at      offset of the flags
+    16      8     flags_at      offset of the delete flags
     24      8     record_count  of all extents
     32      8     file_length
     40      4     entry_count   of the directory
@@ -42,7 +43,7 @@ Entry of the directory, one for each extent:
     8       8     first_seq     the seqs of an extent are contiguous
     16      8     offset        of the extent in the file
     24      8     length        of blob, padding and tables
-    32      8     flags_at      offset in the file of the extent's first flag
+    32      8     flags_at      offset in the file of the extent's first delete flag
     40      8     first_ts      $ts of the first record, signed
     48      8     last_ts       $ts of the last record, signed
     56      4     record_count
@@ -53,32 +54,37 @@ Entry of the directory, one for each extent:
     76      4     zero
 
 Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a
-multiple of 8, the tables:
+multiple of 8, the tables. Their head:
 
-    part             size                present when       meaning
-    node_count       4                   always             distinct nodes
-    node_bytes       4                   always
-    tag_count        4                   always             distinct tags
-    tag_bytes        4                   always
-    posting_count    4                   always             records with a tag
-    chunk_count      4                   always             one for each 64 KiB of the blob
-    keys_len         4                   always
-    zero             4                   always
-    ends             u32[count]          always             end of each record in the blob, its comma included
-    node_refs        u32[count]          flag NODES         0: no node; n: the n-th node
-    tag_refs         u32[count]          flag TAGS          0: no tag; n: the n-th tag
-    meta_lens        u32[count]          flag METAS         length of the record's meta piece, 0: none
-    chunk_crcs       u32[chunk_count]    always             crc32c of each 64 KiB of the blob
-    node_ends        u32[node_count]     always             end of each node in the node bytes
-    tag_ends         u32[tag_count]      always             end of each tag in the tag bytes
-    posting_ends     u32[tag_count]      always             end of each tag's records in the postings
-    postings         u32[posting_count]  always             indexes of the tag's records, ascending
-    node bytes       node_bytes          always             nodes as JSON strings, in the order of their bytes
-    tag bytes        tag_bytes           always             tags as JSON strings, in the order of their bytes
-    keys             keys_len            always             CBOR array of [idempotency key, first_seq, count, $ts] of writes
+    offset  size  field         meaning
+    0       4     node_count    distinct nodes
+    4       4     node_bytes
+    8       4     tag_count     distinct tags
+    12      4     tag_bytes
+    16      4     posting_count records with a tag
+    20      4     chunk_count   one for each 64 KiB of the blob
+    24      4     keys_len
+    28      4     zero
 
-The JSON string of a text is that of its prefix, without the closing quote, and more; and no other
-text's JSON string begins so. So the tags with a prefix stand side by side, and their postings too.
+The tables that follow it:
+
+    part          size                present     meaning
+    ends          u32[record_count]   always      end of each record in the blob, its comma included
+    node_refs     u32[record_count]   flag NODES  0: no node; n: the n-th node
+    tag_refs      u32[record_count]   flag TAGS   0: no tag; n: the n-th tag
+    meta_lens     u32[record_count]   flag METAS  length of the record's meta piece, 0: none
+    chunk_crcs    u32[chunk_count]    always      crc32c of each 64 KiB of the blob
+    node_ends     u32[node_count]     always      end of each node in the node bytes
+    tag_ends      u32[tag_count]      always      end of each tag in the tag bytes
+    posting_ends  u32[tag_count]      always      end of each tag's records in the postings
+    postings      u32[posting_count]  always      indexes of the tag's records, ascending
+    node bytes    node_bytes          always      nodes as JSON strings, in the order of their bytes
+    tag bytes     tag_bytes           always      tags as JSON strings, in the order of their bytes
+    keys          keys_len            always      CBOR array of [idempotency key, first_seq, count,
+                                                  $ts], one for each write with a key
+
+The JSON string of a text without its closing quote begins the JSON string of every text that begins
+with it, and no other. So the tags with one prefix are neighbours, and so are their postings.
 """
 
 from __future__ import annotations
@@ -98,20 +104,21 @@ ALIGNMENT = 4096
 HEADER_BYTES = 4096
 TRAILER_BYTES = 64
 ENTRY_BYTES = 80
+TABLES_HEAD_BYTES = 32
 CHUNK_BYTES = 64 << 10
 _HEADER = struct.Struct("<8sIIQQQ")
 _TRAILER = struct.Struct("<8sQQQQII12x")
 _ENTRY = struct.Struct("<QQQQQqqIIIII4x")
-TABLES_HEAD = struct.Struct("<IIIIIII4x")
+_TABLES_HEAD = struct.Struct("<IIIIIII4x")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == 40
 assert _TRAILER.size + _CRC.size == TRAILER_BYTES
 assert _ENTRY.size == ENTRY_BYTES
-assert TABLES_HEAD.size == 32
+assert _TABLES_HEAD.size == TABLES_HEAD_BYTES
 
 
 class BadSegment(Exception):
-    """The bytes are no segment that this version reads, or not those that were written."""
+    """The bytes are not a segment of a known version, or not the ones that were written."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
@@ -139,7 +146,7 @@ class Trailer(NamedTuple):
 
 
 class ExtentEntry(NamedTuple):
-    """An extent in the directory."""
+    """An extent's entry in the directory."""
 
     topic_id: int
     first_seq: int
@@ -160,8 +167,20 @@ class ExtentEntry(NamedTuple):
         return self.offset + self.length - self.tables_len
 
 
+class TablesHead(NamedTuple):
+    """Head of an extent's tables."""
+
+    node_count: int
+    node_bytes: int
+    tag_count: int
+    tag_bytes: int
+    posting_count: int
+    chunk_count: int
+    keys_len: int
+
+
 class ExtentKey(NamedTuple):
-    """A write that had an idempotency key."""
+    """A write with an idempotency key."""
 
     key: str
     first_seq: int
@@ -170,7 +189,7 @@ class ExtentKey(NamedTuple):
 
 
 def padding(length: int, alignment: int = ALIGNMENT) -> int:
-    """Zeros that follow on so many bytes."""
+    """How many zeros follow ``length`` bytes."""
     return -length % alignment
 
 
@@ -186,7 +205,7 @@ def decode_header(data: Buffer) -> SegmentHeader:
         raise BadSegment(0, "shorter than its header")
     magic, version, *fields = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise BadSegment(0, "is no segment")
+        raise BadSegment(0, "is not a segment file")
     if version != VERSION:
         raise BadSegment(8, f"has format version {version}; this program reads version {VERSION}")
     if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c.crc32c(bytes(data[: _HEADER.size])):
@@ -206,32 +225,23 @@ def decode_trailer(data: Buffer, file_length: int) -> Trailer:
     if at < HEADER_BYTES or len(data) != TRAILER_BYTES:
         raise BadSegment(file_length, "ends before its trailer")
     magic, *fields = _TRAILER.unpack_from(data)
-    if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc32c.crc32c(
-        bytes(data[: _TRAILER.size])
-    ):
+    crc = crc32c.crc32c(bytes(data[: _TRAILER.size]))
+    if magic != END_MAGIC or _CRC.unpack_from(data, _TRAILER.size)[0] != crc:
         raise BadSegment(at, "has a damaged trailer, or is cut")
     trailer = Trailer._make(fields)
-    if (
-        trailer.file_length != file_length
-        or trailer.directory_at + ENTRY_BYTES * trailer.entry_count != at
-    ):
+    directory_end = trailer.directory_at + ENTRY_BYTES * trailer.entry_count
+    if trailer.file_length != file_length or directory_end != at:
         raise BadSegment(at, f"has {file_length} bytes, and was written with {trailer.file_length}")
-    if (
-        not HEADER_BYTES
-        <= trailer.flags_at
-        <= trailer.flags_at + trailer.record_count
-        <= trailer.directory_at
-    ):
+    flags_end = trailer.flags_at + trailer.record_count
+    if not HEADER_BYTES <= trailer.flags_at <= flags_end <= trailer.directory_at:
         raise BadSegment(at, "has a trailer that contradicts itself")
     return trailer
 
 
 def check_directory(data: Buffer, trailer: Trailer) -> None:
-    """Raises `BadSegment`."""
-    if (
-        len(data) != ENTRY_BYTES * trailer.entry_count
-        or crc32c.crc32c(data) != trailer.directory_crc
-    ):
+    """Raises `BadSegment` for a directory that is not the trailer's."""
+    length = ENTRY_BYTES * trailer.entry_count
+    if len(data) != length or crc32c.crc32c(data) != trailer.directory_crc:
         raise BadSegment(trailer.directory_at, "has a damaged directory")
 
 
@@ -248,3 +258,13 @@ def decode_entry(data: Buffer, offset: int = 0) -> ExtentEntry:
 def decode_directory(data: Buffer) -> Iterator[ExtentEntry]:
     """All entries of a directory."""
     return map(ExtentEntry._make, _ENTRY.iter_unpack(data))
+
+
+def encode_tables_head(head: TablesHead) -> bytes:
+    """The 32 bytes at the start of an extent's tables."""
+    return _TABLES_HEAD.pack(*head)
+
+
+def decode_tables_head(data: Buffer, offset: int) -> TablesHead:
+    """The head at ``offset``."""
+    return TablesHead._make(_TABLES_HEAD.unpack_from(data, offset))

@@ -1,5 +1,6 @@
-"""What must hold inside an extent beyond its checksums: for a program that looks for damage, not
-for readers.
+"""Extent check: what must hold in an extent beyond its checksums.
+
+For programs that look for damage, not for readers: every record is compared with the tables.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from topics.formats.disk.extent_view import Dictionary, ExtentView
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import CHUNK_BYTES, BadSegment, ExtentKey
 
+Found = Iterator[tuple[int, str]]
+"""``(offset in the file, reason)`` of everything that is wrong."""
+
 _Made = TypeVar("_Made")
 
 
-def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
-    """``(offset in the file, reason)`` of everything that is wrong behind tables whose checksum was
-    right.
-    """
+def check_extent(view: ExtentView) -> Found:
+    """What is wrong in an extent whose tables have the right checksum."""
     found = [*_check_tables(view)]
     if not found:
         found += _check_chunks(view)
@@ -30,33 +32,31 @@ def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
     yield from found
 
 
-def _check_tables(view: ExtentView) -> Iterator[tuple[int, str]]:
+def _check_tables(view: ExtentView) -> Found:
     entry, at = view.entry, view.entry.tables_at
     if not _ascends([0, *view.ends], entry.blob_bytes):
         yield at, "the ends of the records do not ascend to the end of the blob"
     if entry.flags & RecordFlags.NODES and entry.flags & RecordFlags.ONE_NODE:
         yield at, "there are nodes for some and one for all"
-    for name, flag, texts in (
-        ("node", RecordFlags.NODES, view.nodes),
-        ("tag", RecordFlags.TAGS, view.tags),
-    ):
-        refs: Sequence[int] = view.column(flag, 0, view.count) if entry.flags & flag else ()
-        if refs and max(refs) > len(texts):
-            yield at, f"a record has a {name} that is not in the dictionary"
-        words = _unless_broken(partial(_all_texts, texts))
-        if (
-            words is None
-            or any(word >= next_word for word, next_word in pairwise(words))
-            or not texts.whole
-        ):
-            yield at, f"the {name}s do not ascend"
+    yield from _check_texts(view, "node", RecordFlags.NODES, view.nodes)
+    yield from _check_texts(view, "tag", RecordFlags.TAGS, view.tags)
     if entry.flags & RecordFlags.ONE_NODE and len(view.nodes) != 1:
         yield at, "there is not just one node"
     if entry.flags & RecordFlags.TAGS and not _postings_fit(view):
         yield at, "the postings are not those of the tags"
     keys = _unless_broken(lambda: [*view.idempotency_keys()])
-    if keys is None or any(not _sound(key, view) for key in keys):
+    if keys is None or not all(_is_key_of(key, view) for key in keys):
         yield at, "the idempotency keys are not those of this extent's writes"
+
+
+def _check_texts(view: ExtentView, name: str, flag: RecordFlags, texts: Dictionary) -> Found:
+    at = view.entry.tables_at
+    refs = view.column(flag, 0, view.count) if view.entry.flags & flag else ()
+    if refs and max(refs) > len(texts):
+        yield at, f"a record has a {name} that is not in the dictionary"
+    words = _unless_broken(partial(_all_texts, texts))
+    if words is None or not texts.is_whole or any(word >= after for word, after in pairwise(words)):
+        yield at, f"the {name}s do not ascend"
 
 
 def _all_texts(texts: Dictionary) -> list[bytes]:
@@ -74,11 +74,10 @@ def _unless_broken(make: Callable[[], _Made]) -> _Made | None:
         return None
 
 
-def _sound(key: ExtentKey, view: ExtentView) -> bool:
-    numbers = all(isinstance(number, int) for number in key[1:])
+def _is_key_of(key: ExtentKey, view: ExtentView) -> bool:
     return (
         isinstance(key.key, str)
-        and numbers
+        and all(isinstance(number, int) for number in key[1:])
         and key.first_seq < view.entry.first_seq + view.count
         and key.record_count > 0
     )
@@ -89,12 +88,11 @@ def _postings_fit(view: ExtentView) -> bool:
     for index, ref in enumerate(view.column(RecordFlags.TAGS, 0, view.count)):
         if ref:
             postings.setdefault(ref, []).append(index)
-    return (
-        all(postings.pop(ref, []) == [*indexes] for ref, indexes in view.postings) and not postings
-    )
+    alike = all(postings.pop(ref, []) == [*indexes] for ref, indexes in view.postings)
+    return alike and not postings
 
 
-def _check_chunks(view: ExtentView) -> Iterator[tuple[int, str]]:
+def _check_chunks(view: ExtentView) -> Found:
     size = view.entry.blob_bytes
     for start in range(0, size, CHUNK_BYTES):
         try:
@@ -103,35 +101,33 @@ def _check_chunks(view: ExtentView) -> Iterator[tuple[int, str]]:
             yield error.offset, error.reason
 
 
-def _check_records(view: ExtentView) -> Iterator[tuple[int, str]]:
-    """Whether each record begins as its tables say: seq, time, node, tag; and ends with its meta."""
-    entry, count = view.entry, view.count
-    nothing = bytes(count)
-    nodes: Sequence[int] = (
-        view.column(RecordFlags.NODES, 0, count) if entry.flags & RecordFlags.NODES else nothing
-    )
+def _check_records(view: ExtentView) -> Found:
+    """Each record begins with seq, time, node and tag as the tables have them, and ends with its
+    meta.
+    """
+    entry = view.entry
+    nodes = _column(view, RecordFlags.NODES)
     if entry.flags & RecordFlags.ONE_NODE:
-        nodes = b"\1" * count
-    tags = view.column(RecordFlags.TAGS, 0, count) if entry.flags & RecordFlags.TAGS else nothing
-    metas = view.column(RecordFlags.METAS, 0, count) if entry.flags & RecordFlags.METAS else nothing
-    first_ts, begin = None, 0
+        nodes = b"\1" * view.count
+    tags, metas = _column(view, RecordFlags.TAGS), _column(view, RecordFlags.METAS)
+    begin, times = 0, []
     for index, (end, node, tag, meta) in enumerate(zip(view.ends, nodes, tags, metas, strict=True)):
         record, seq = bytes(view.part(begin, end)), entry.first_seq + index
         ts = _unless_broken(partial(view.ts, index))
-        first_ts = ts if first_ts is None else first_ts
+        times.append(ts)
         head = b'{"$seq":%d,"$ts":%d' % (seq, ts or 0)
         head += b',"$node":' + view.nodes.text(node) if node else b""
         head += b',"$tag":' + view.tags.text(tag) if tag else b""
         if not record.startswith(head + b',"data":') or not record.endswith(b"},"):
-            yield (
-                entry.offset + begin,
-                f"the record of seq {seq} is not the one that the tables speak of",
-            )
+            yield entry.offset + begin, f"the record of seq {seq} is not that of the tables"
         elif meta and record[-meta - 2 :][: len(b',"meta":')] != b',"meta":':
-            yield (
-                entry.offset + begin,
-                f"the record of seq {seq} has no meta where the tables say so",
-            )
+            yield entry.offset + begin, f"the record of seq {seq} lacks the meta of the tables"
         begin = end
-    if (first_ts, ts) != (entry.first_ts, entry.last_ts):
+    first_ts = next((ts for ts in times if ts is not None), None)
+    if (first_ts, times[-1]) != (entry.first_ts, entry.last_ts):
         yield entry.offset, "the directory has other times than the records"
+
+
+def _column(view: ExtentView, flag: RecordFlags) -> Sequence[int]:
+    """The table of ``flag``, zeros where the extent has none."""
+    return view.column(flag, 0, view.count) if view.entry.flags & flag else bytes(view.count)

@@ -1,18 +1,18 @@
-"""RPC envelopes: the payload of an ``rpc/`` or ``event/`` message (ADR 011 §5, §6). One CBOR map
-each.
+"""RPC envelopes: the payload of a message under ``rpc/`` or ``event/`` (ADR 011 §5, §6). Each is
+one CBOR map.
 
     envelope       "t"   further keys
     request        "Q"   "cid" unsigned, "method" text, "params" any
     success        "R"   "cid" unsigned, "result" any
-    failure        "E"   "cid" unsigned, "code" integer, "message" text, "data" any (left out when there is none)
+    failure        "E"   "cid" unsigned, "code" integer, "message" text, "data" any (absent: None)
     notification   "N"   "method" text, "params" any
 
-``cid`` joins an answer to its request; the caller takes the frame id of the message that carries
-the request. ``params`` and ``result`` may be absent and are None then, keys that are not in the
-table are ignored. A body of JSON never stands in an envelope: it is the message's attachment.
+``cid`` joins an answer to its request: it is the id of the message that carries the request.
+``params`` and ``result`` may be absent and are None then. Decoders ignore further keys. A JSON body
+never travels in an envelope: it is the message's attachment.
 
-What happens for every message is written without a dict, around the one item that only the encoder
-can write. Integers big-endian, as CBOR has them:
+Requests and successes are written without a dict: a fixed head, then the one item that needs the
+encoder. Integers big-endian, as CBOR has them:
 
     offset  size  request                     success
     0       1     A4  map of four             A3  map of three
@@ -24,8 +24,8 @@ can write. Integers big-endian, as CBOR has them:
     18            "method", text, "params"    "result"
             rest  params, any item            result, any item
 
-An ErrorFrame (a message with the ERROR flag) carries one more map: "code" integer, "message" text,
-"about" unsigned, the frame id of the message that was refused.
+The payload of an ErrorFrame (a message with the ERROR flag) is another map: "code" integer,
+"message" text, "about" unsigned, which is the id of the refused message.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ from typing import Any, Final, TypeAlias
 import cbor2
 import msgspec
 
+RPC_PREFIX: Final = "rpc/"  # of subjects whose messages are requests and answers
+EVENT_PREFIX: Final = "event/"  # of subjects whose messages are notifications
+
 CID_MAX: Final = 2**64 - 1
 HEAD: Final = struct.Struct(">10sQ")
 assert HEAD.size == 18
@@ -51,8 +54,8 @@ _RESULT: Final = b"fresult"
 
 
 class ErrorCode(IntEnum):
-    """The codes that the router itself gives (§7). 1000-1099 protocol, 1100-1199 runtime, from 2000
-    on the application.
+    """Codes of failures (§7): 1000-1099 protocol, 1100-1199 runtime, from 2000 on application. The
+    router gives these.
     """
 
     # never renumber, only add
@@ -64,17 +67,23 @@ class ErrorCode(IntEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
+    """A call of ``method`` that waits for a `Success` or a `Failure` with its ``cid``."""
+
     cid: int
     method: str
     params: Any
 
 
 class Success(msgspec.Struct, frozen=True):
+    """The answer to a request that went well."""
+
     cid: int
     result: Any
 
 
 class Failure(msgspec.Struct, frozen=True):
+    """The answer to a request that failed. ``code`` as in `ErrorCode`."""
+
     cid: int
     code: int
     message: str
@@ -82,12 +91,14 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Notification(msgspec.Struct, frozen=True):
+    """An event that nobody answers."""
+
     method: str
     params: Any
 
 
 class ErrorFrame(msgspec.Struct, frozen=True):
-    """The peer refused the message ``about``; the session goes on."""
+    """The peer refused the message with the id ``about``; the link session continues."""
 
     code: int
     message: str
@@ -95,7 +106,7 @@ class ErrorFrame(msgspec.Struct, frozen=True):
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """Bytes that are none of the above, and why."""
+    """Bytes that are no envelope, and the reason."""
 
     reason: str
 
@@ -104,26 +115,20 @@ Envelope: TypeAlias = Request | Success | Failure | Notification
 
 
 def decode(payload: bytes | memoryview) -> Envelope | Malformed:
-    """The envelope in ``payload``. Never raises. Bytes behind the map are not looked at."""
-    try:
-        fields = cbor2.loads(payload)
-    except cbor2.CBORDecodeError as error:
-        return Malformed(f"not CBOR: {error}")
-    if type(fields) is not dict:
-        return Malformed("not a map")
+    """The envelope in ``payload``. Never raises. Ignores bytes behind the map."""
+    fields = _map_of(payload)
+    if isinstance(fields, Malformed):
+        return fields
     kind = fields.get("t")
     read = _READERS.get(kind) if type(kind) is str else None
     return Malformed("t is none of Q, R, E, N") if read is None else read(fields)
 
 
 def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
-    """What an ErrorFrame says. Never raises."""
-    try:
-        fields = cbor2.loads(payload)
-    except cbor2.CBORDecodeError as error:
-        return Malformed(f"not CBOR: {error}")
-    if type(fields) is not dict:
-        return Malformed("not a map")
+    """The content of an ErrorFrame. Never raises."""
+    fields = _map_of(payload)
+    if isinstance(fields, Malformed):
+        return fields
     code, message, about = fields.get("code"), fields.get("message"), fields.get("about")
     if (
         type(code) is not int
@@ -135,16 +140,26 @@ def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
     return ErrorFrame(code, message, about)
 
 
+def _map_of(payload: bytes | memoryview) -> dict[Any, Any] | Malformed:
+    try:
+        fields = cbor2.loads(payload)
+    except cbor2.CBORDecodeError as error:
+        return Malformed(f"not CBOR: {error}")
+    return fields if type(fields) is dict else Malformed("not a map")
+
+
 def encode_request(cid: int, method: str, params: Any) -> bytes:
-    """Raises what cbor2 raises for ``params`` that have no CBOR form; the other encoders likewise."""
+    """The payload of a request. All encoders raise cbor2's error for values without a CBOR form."""
     return HEAD.pack(_REQUEST, cid) + _method_and_params(method) + cbor2.dumps(params)
 
 
 def encode_success(cid: int, result: Any) -> bytes:
+    """The payload of an answer that went well."""
     return SUCCESS_HEAD.pack(_SUCCESS, cid, _RESULT) + cbor2.dumps(result)
 
 
 def encode_failure(cid: int, code: int, message: str, data: Any = None) -> bytes:
+    """The payload of an answer that failed."""
     fields = {"t": "E", "cid": cid, "code": int(code), "message": message}
     if data is not None:
         fields["data"] = data
@@ -152,14 +167,16 @@ def encode_failure(cid: int, code: int, message: str, data: Any = None) -> bytes
 
 
 def encode_notification(method: str, params: Any) -> bytes:
+    """The payload of an event."""
     return cbor2.dumps({"t": "N", "method": method, "params": params})
 
 
 def encode_error_frame(code: int, message: str, about: int) -> bytes:
+    """The payload of an ErrorFrame about the message with the id ``about``."""
     return cbor2.dumps({"code": int(code), "message": message, "about": about})
 
 
-@lru_cache(maxsize=256)  # a program calls a few dozen methods
+@lru_cache(maxsize=256)  # a program has a few dozen methods
 def _method_and_params(method: str) -> bytes:
     return b"fmethod" + cbor2.dumps(method) + b"fparams"
 

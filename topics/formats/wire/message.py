@@ -1,16 +1,16 @@
-"""One message in a ring. Integers little-endian; the header, then subject, payload and attachment
-without padding.
+"""Ring messages: header, subject, payload and attachment, without padding. Integers little-endian.
 
     offset  size  field         meaning
     0       4     total_len     bytes of the whole message, this header included
     4       4     payload_len   bytes of payload; what is left after it is the attachment
-    8       8     frame_id      fresh for every message of a sender, never reused in a session
+    8       8     frame_id      fresh for every message of a sender, never reused in a link session
     16      2     subject_len   bytes of subject, ASCII, e.g. rpc/append
     18      2     flags         Flag
     20      4     reserved      zero
 
-A payload is a small CBOR envelope. A body of JSON never goes into it: it is the attachment, as raw
-bytes.
+The payload is a small CBOR envelope (`topics.formats.wire.envelope`). The attachment is raw bytes,
+such as a JSON body. A message that arrives in pieces is put together by the `Assembler`. Decoders
+never raise: they stop at bytes that no sender of this program wrote.
 """
 
 from __future__ import annotations
@@ -26,35 +26,30 @@ from topics.formats.buffers import Buffer
 HEADER: Final = struct.Struct("<IIQHHI")
 assert HEADER.size == 24
 
-ARENA_REF: Final = struct.Struct(
-    "<QQ"
-)  # offset and length, in bytes, of a block in the sender's arena
+ARENA_REF: Final = struct.Struct("<QQ")  # offset and bytes of a block in the sender's arena
 assert ARENA_REF.size == 16
 
-MAX_MESSAGE_BYTES: Final = 1 << 30  # a length above it can only be damage
-VIEW_BYTES: Final = (
-    64 * 1024
-)  # a longer attachment is not copied again; it keeps the bytes that it was read with alive
-SUBJECTS_MAX: Final = (
-    4096  # a program has a few dozen subjects; the bound is for one that makes them up
-)
+MAX_MESSAGE_BYTES: Final = 1 << 30  # a longer total_len is damage
+# Up to this an attachment is copied. A longer one is a view, which keeps all bytes that were read
+# with it alive.
+COPIED_MAX_BYTES: Final = 64 * 1024
+# Subjects that are decoded once. A program has a few dozen; the bound stops one that makes them up.
+SUBJECTS_MAX: Final = 4096
 
 DAMAGED: Final = -1
-"""What ``announced_length`` says of bytes that no sender of ours wrote."""
+"""``announced_length`` of bytes that no sender of this program wrote."""
 
 
 class PeerGone(Exception):
-    """The other process is not there, or the session with it is over."""
+    """The other process is not there, or the link session with it is closed."""
 
 
 class Flag(IntFlag):
-    """Bits of ``flags``. They cross between processes of one start only, never to disk."""
+    """Bits of ``flags``. They travel between processes of one start only, never to disk."""
 
     ERROR = 1  # an ErrorFrame: payload is CBOR {code, message, about}
     ARENA = 2  # the attachment is an ARENA_REF
-    RELEASE = (
-        4  # no payload; the attachment is an ARENA_REF that the receiver of that block is done with
-    )
+    RELEASE = 4  # no payload; the attachment is the ARENA_REF of a block that the peer may free
 
 
 ARENA: Final = int(Flag.ARENA)
@@ -64,8 +59,8 @@ _ALL_FLAGS: Final = ERROR | ARENA | RELEASE
 
 
 class MessageFrame(msgspec.Struct, frozen=True, gc=False):
-    """A message as it was received. ``payload`` and ``attachment`` are bytes, or views that keep
-    their memory alive.
+    """A received message. ``payload`` and ``attachment`` are bytes, or views that keep their memory
+    alive.
     """
 
     frame_id: int
@@ -78,7 +73,7 @@ class MessageFrame(msgspec.Struct, frozen=True, gc=False):
 def encode_head(
     frame_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0
 ) -> bytes:
-    """Everything but the attachment, which the caller sends right behind it.
+    """The message without its attachment, which the caller sends right behind it.
 
     Raises ValueError for a message that the layout cannot carry, UnicodeEncodeError for a subject
     outside ASCII.
@@ -101,8 +96,8 @@ def encode(
 
 
 def announced_length(buffer: bytes, start: int = 0) -> int:
-    """``total_len`` of the message at ``start``; 0 when its header is not whole yet, DAMAGED when
-    it cannot be true.
+    """``total_len`` of the message at ``start``; 0 while its header is incomplete, DAMAGED when it
+    cannot be true.
     """
     if len(buffer) - start < 24:
         return 0
@@ -118,9 +113,9 @@ def announced_length(buffer: bytes, start: int = 0) -> int:
 
 
 def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
-    """The whole messages at the start of ``buffer``, and how many bytes they take.
+    """The complete messages at the start of ``buffer``, and how many bytes they take.
 
-    Never raises. The rest begins with a message that is not whole, or that ``announced_length``
+    Never raises. The rest begins with an incomplete message, or with one that ``announced_length``
     calls DAMAGED.
     """
     frames: list[MessageFrame] = []
@@ -137,7 +132,7 @@ def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
         subject = subjects.get(name)
         if subject is None and (subject := _new_subject(name)) is None:
             break
-        if end - attachment_at <= VIEW_BYTES:
+        if end - attachment_at <= COPIED_MAX_BYTES:
             attachment: bytes | memoryview = buffer[attachment_at:end]
         else:
             attachment = memoryview(buffer)[attachment_at:end]
@@ -147,8 +142,8 @@ def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
 
 
 class Assembler:
-    """Messages out of a byte stream that is cut anywhere. Every byte is copied a bounded number of
-    times.
+    """Makes messages of a byte stream that is cut anywhere. It copies every byte a bounded number
+    of times.
     """
 
     __slots__ = ("_have", "_need", "_parts", "damaged")
@@ -158,7 +153,7 @@ class Assembler:
         self._have = 0  # bytes in _parts
         self._need = 0  # bytes of the message, or of the header, that they begin
         self.damaged = False
-        """The stream holds what no sender of ours wrote; everything from there on is ignored."""
+        """The stream holds bytes that no sender of this program wrote; the rest is ignored."""
 
     def feed(self, data: bytes) -> list[MessageFrame]:
         """The messages that ``data`` completes, in order."""
@@ -167,9 +162,8 @@ class Assembler:
             self._have += len(data)
             if self._have < self._need:
                 return []
-            data = b"".join(
-                self._parts
-            )  # it completes a message, or a header: never the same bytes again and again
+            # Once for each message and header, so the same bytes are not joined again and again.
+            data = b"".join(self._parts)
             self._parts.clear()
         frames, consumed = decode_all(data)
         if consumed < len(data) and not self.damaged:
@@ -178,9 +172,8 @@ class Assembler:
 
     def _keep(self, rest: bytes) -> None:
         length = announced_length(rest)
-        if length == DAMAGED or 0 < length <= len(
-            rest
-        ):  # whole, and still decode_all would not have it
+        is_refused = 0 < length <= len(rest)  # complete, and `decode_all` has stopped before it
+        if length == DAMAGED or is_refused:
             self.damaged = True
             return
         self._parts.append(rest)

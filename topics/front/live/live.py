@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -20,6 +20,23 @@ from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled, TopicsError
 from topics.formats.api.watch import View
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_OPEN,
+    FEED_READ,
+    FEED_TAKEN,
+    FeedCloseParams,
+    FeedEndedParams,
+    FeedOpenParams,
+    FeedOpenResult,
+    FeedPageParams,
+    FeedReadParams,
+    FeedReadResult,
+    FeedTakenParams,
+    FeedView,
+)
+from topics.formats.wire.contract import Call, P, R
 from topics.front.backend import Backend, Reply
 from topics.front.live.message_budget import MessageBudget
 from topics.front.live.pages import FeedPage, FeedSubscription, KeptPages
@@ -31,7 +48,8 @@ MESSAGES_MAX = (
 TICK_S = 0.25  # the grain of heartbeats and of the patience with slow readers
 RETRY_S = 0.25  # after a shard has refused
 
-Answered = Callable[[dict[str, Any]], None]
+
+K = TypeVar("K")
 
 
 class Live:
@@ -49,7 +67,8 @@ class Live:
         self._number = 0
         self._kept = KeptPages()
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
-        self._reads: dict[tuple[Any, ...], _Shared] = {}
+        self._opening: dict[int, _Shared[FeedOpenResult]] = {}  # by the number of the feed
+        self._reads: dict[tuple[Any, ...], _Shared[FeedReadResult]] = {}
         self.messages = MessageBudget(MESSAGES_MAX * settings.max_body_bytes)
         self._due: list[tuple[Stream, Callable[[], None]]] = []
         self._due_now = trio.Event()
@@ -115,53 +134,59 @@ class Live:
             reader.feed = feed
             feed.readers.add(reader)
         if not feed.is_open:
+            params = FeedOpenParams(feed.number, feed.topic, FeedView(*feed.view))
             await self._share(
-                ("open", feed.number),
+                self._opening,
+                feed.number,
                 feed.shard,
-                "feed.open",
+                FEED_OPEN,
+                params,
                 partial(self._opened, feed),
-                feed=feed.number,
-                topic=feed.topic,
-                view=feed.view.as_map(),
             ).wait()
         return feed
 
     @staticmethod
-    def _opened(feed: FeedSubscription, result: dict[str, Any]) -> None:
+    def _opened(feed: FeedSubscription, result: FeedOpenResult) -> None:
         feed.is_open = True
-        feed.seq = feed.head_seq = result["head_seq"]
-        feed.epoch = result["epoch"]
+        feed.seq = feed.head_seq = result.head_seq
+        feed.epoch = result.epoch
 
     async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
         """A page from where the reader stands, and the topic's epoch; readers that ask alike share
         it. Raises `TopicsError`.
         """
         key = (reader.topic, reader.view, reader.seq, until_seq, reader.epoch)
-        shared = self._share(
-            key, reader.shard, "feed.read", _ignore, topic=reader.topic, view=reader.view.as_map(), from_seq=reader.seq,
-            until_seq=until_seq, epoch=reader.epoch,
-        )  # fmt: skip
+        params = FeedReadParams(
+            reader.topic, FeedView(*reader.view), reader.seq, until_seq, reader.epoch
+        )
+        shared = self._share(self._reads, key, reader.shard, FEED_READ, params, _ignore)
         result, body = await shared.wait()
         if shared.page is None:
             shared.page = FeedPage(reader.topic, result, body)
-        return shared.page, result["epoch"]
+        return shared.page, result.epoch
 
     def _share(
-        self, key: tuple[Any, ...], shard: int, method: str, answered: Answered, **params: Any
-    ) -> _Shared:
-        shared = self._reads.get(key)
+        self,
+        under_way: dict[K, _Shared[R]],
+        key: K,
+        shard: int,
+        call: Call[P, R],
+        params: P,
+        answered: Callable[[R], None],
+    ) -> _Shared[R]:
+        shared = under_way.get(key)
         if shared is None:
-            shared = self._reads[key] = _Shared()
+            shared = under_way[key] = _Shared()
 
-            def then(answer: Reply | TopicsError) -> None:
-                self._reads.pop(key, None)
+            def then(answer: Reply[R] | TopicsError) -> None:
+                under_way.pop(key, None)
                 if not isinstance(answer, TopicsError):
                     answered(
                         answer.result
                     )  # at once: what the shard sends next may be behind it in the same batch
                 shared.settle(answer)
 
-            self.backend.ask(shard, method, params, b"", then)
+            self.backend.ask(shard, call, params, b"", then)
             self.backend.flush(shard)
         return shared
 
@@ -175,7 +200,7 @@ class Live:
             feed.readers.discard(reader)
             if not feed.readers:
                 self._drop(feed)
-                self.backend.notify(feed.shard, "feed.close", {"feed": feed.number})
+                self.backend.notify(feed.shard, FEED_CLOSE, FeedCloseParams(feed.number))
                 self.backend.flush(feed.shard)
 
     def _drop(self, feed: FeedSubscription) -> None:
@@ -217,24 +242,26 @@ class Live:
                 reader.feed, reader.is_live = None, False
                 reader.stream.catch_up()
 
-    def event(
-        self, shard: int, name: str, params: dict[str, Any], body: bytes | bytearray | memoryview
-    ) -> None:
-        """As `Listener.event`."""
-        feed = self._by_number.get(params["feed"])
+    def feed_ended(self, _shard: int, params: FeedEndedParams) -> None:
+        """As `Listener.feed_ended`."""
+        feed = self._by_number.get(params.feed)
         if feed is None:
             return
-        if name == "feed.ended":
-            self._drop(feed)
-            for reader in list(feed.readers):
-                reader.feed, reader.is_live = None, False
-                if params.get("error"):
-                    reader.stream.catch_up()
-                else:
-                    reader.stream.attempt(self.tell_deleted, reader, params["head_seq"])
+        self._drop(feed)
+        for reader in list(feed.readers):
+            reader.feed, reader.is_live = None, False
+            if params.error:
+                reader.stream.catch_up()
+            else:
+                reader.stream.attempt(self.tell_deleted, reader, params.head_seq)
+
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """As `Listener.page`."""
+        feed = self._by_number.get(params.feed)
+        if feed is None:
             return
-        self.backend.notify(shard, "feed.taken", {"feed": feed.number})
-        page = FeedPage(feed.topic, params, bytes(body))
+        self.backend.notify(shard, FEED_TAKEN, FeedTakenParams(feed.number))
+        page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
         self._kept.keep(feed, page)
         for reader in list(feed.live):
@@ -249,15 +276,15 @@ class Live:
                 stream.attempt(stream.show, reader, page)
 
 
-class _Shared:
+class _Shared(Generic[R]):
     """An answer that several readers wait for."""
 
     def __init__(self) -> None:
         self.page: FeedPage | None = None
         self._done = trio.Event()
-        self._answer: tuple[dict[str, Any], bytes] | TopicsError
+        self._answer: tuple[R, bytes] | TopicsError
 
-    def settle(self, answer: Reply | TopicsError) -> None:
+    def settle(self, answer: Reply[R] | TopicsError) -> None:
         if isinstance(answer, TopicsError):
             self._answer = answer
         else:
@@ -265,7 +292,7 @@ class _Shared:
             answer.release()
         self._done.set()
 
-    async def wait(self) -> tuple[dict[str, Any], bytes]:
+    async def wait(self) -> tuple[R, bytes]:
         await self._done.wait()
         if isinstance(self._answer, TopicsError):
             raise self._answer
@@ -278,5 +305,5 @@ def _too_many(limit: str, most: int) -> Throttled:
     )
 
 
-def _ignore(_: dict[str, Any]) -> None:
+def _ignore(_: object) -> None:
     pass

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from topics.formats.api.watch import View
+from topics.formats.wire.calls import FeedPageParams, FeedReadResult
 
 if TYPE_CHECKING:
     from topics.front.live.streams import Reader
@@ -39,15 +40,15 @@ class FeedPage:
         "topic",
     )
 
-    def __init__(self, topic: str, told: dict[str, Any], body: bytes) -> None:
+    def __init__(self, topic: str, told: FeedPageParams | FeedReadResult, body: bytes) -> None:
         self.topic, self.body = topic, body
         self.size = PAGE_BYTES + len(body)
-        self.follows_seq: int = told["from_seq"]
-        self.from_seq: int = told["from_seq"]
-        self.to_seq: int = told["to_seq"]
-        self.head_seq: int = told["head_seq"]
-        self.count: int = told["count"]
-        self.tombstone: dict[str, Any] | None = told["tombstone"]
+        self.follows_seq: int = told.from_seq
+        self.from_seq: int = told.from_seq
+        self.to_seq: int = told.to_seq
+        self.head_seq: int = told.head_seq
+        self.count: int = told.record_count
+        self.tombstone: dict[str, Any] | None = told.tombstone
         if self.tombstone is not None and self.tombstone["reason"] != "recreated":
             self.from_seq = self.tombstone[
                 "gap_to"

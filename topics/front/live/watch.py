@@ -7,7 +7,7 @@ import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from topics.formats.api.watch import (
     encode_id,
 )
 from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import TOPIC_HEADS, TopicHeadsParams
 from topics.front.errors import status_of
 from topics.front.http.connections import Connection
 from topics.front.live.live import Live
@@ -385,18 +386,18 @@ def _known_epoch(start: Start, from_seq: int, head_seq: int, epoch: int) -> int:
     return epoch if from_seq <= head_seq else 0
 
 
-async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+async def heads_of(live: Live, topics: Iterable[str]) -> dict[str, Sequence[int]]:
     """Head, earliest seq and epoch of those that exist, in the order of ``topics``. Raises
     `NotReady`.
     """
     by_shard: dict[int, list[str]] = {}
     for topic in topics:
         by_shard.setdefault(live.backend.shard_of(topic), []).append(topic)
-    found: dict[str, tuple[int, int, int]] = {}
+    found: dict[str, Sequence[int]] = {}
 
     for shard, names in by_shard.items():
-        reply = await live.backend.call(shard, "topic.heads", {"topics": names})
-        found.update({name: tuple(head) for name, head in reply.result["heads"].items()})
+        reply = await live.backend.call(shard, TOPIC_HEADS, TopicHeadsParams(names))
+        found.update(reply.result.heads)
         reply.release()
     return {topic: found[topic] for topic in topics if topic in found}
 

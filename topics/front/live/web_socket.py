@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from topics.actors.shard_client.errors import failures_of
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import (
@@ -56,7 +57,8 @@ from topics.formats.api.websocket import (
 )
 from topics.formats.json_text import json_bytes
 from topics.formats.names import valid_topic_name
-from topics.front.backend import Body, Reply
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.front.backend import Body, Reply, listed
 from topics.front.guard import HeadFields, draining
 from topics.front.http.bodies import no_room, short_body_max, too_large
 from topics.front.http.connections import NEVER, RECV_BYTES, Connection
@@ -377,24 +379,25 @@ class SocketStream(Stream):
     def _ask(self, burst: _Burst) -> None:
         backend, bodies = self.live.backend, burst.bodies
         shard = backend.shard_of(burst.topic)
-        params: dict[str, Any] = {
-            "topic": burst.topic, "key": None, "seqs": burst.seqs, "at": burst.at, "prefixes": self.principal.prefixes,
-        }  # fmt: skip
+        params = AppendParams(
+            burst.topic,
+            None,
+            burst.seqs,
+            listed(self.principal.prefixes),
+            burst.at,
+            [len(body) for body in bodies] if len(bodies) > 1 else None,
+        )
         self._touched.add(shard)
 
-        def answered(answer: Reply | TopicsError) -> None:
+        def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self.attempt(self._answered, burst, answer)
 
-        if len(bodies) == 1:
-            try:
-                body = self._carried(shard, bodies[0])
-            except TopicsError as failure:
-                answered(failure)
-            else:
-                backend.ask(shard, "append", params, body, answered)
+        try:
+            body = self._carried(shard, bodies[0]) if len(bodies) == 1 else b"".join(bodies)
+        except TopicsError as failure:
+            answered(failure)
         else:
-            params["lengths"] = [len(body) for body in bodies]
-            backend.ask(shard, "append.many", params, b"".join(bodies), answered)
+            backend.ask(shard, APPEND, params, body, answered)
         burst.bodies = []  # long ones lie in shared memory now
 
     def _carried(self, shard: int, body: bytes) -> Body:
@@ -409,7 +412,7 @@ class SocketStream(Stream):
         block.view[: len(body)] = body
         return block
 
-    def _answered(self, burst: _Burst, answer: Reply | TopicsError) -> None:
+    def _answered(self, burst: _Burst, answer: Reply[AppendResult] | TopicsError) -> None:
         self._asked -= len(burst.request_ids)
         self._asked_bytes -= burst.length
         self.live.messages.asked -= burst.length
@@ -420,14 +423,16 @@ class SocketStream(Stream):
             return
         bodies, result = bytes(answer.body), answer.result
         answer.release()
-        failed, end = result.get("failed", ()), 0
-        for index, (request_id, length) in enumerate(
-            zip(burst.request_ids, result.get("lengths", [len(bodies)]), strict=True)
+        failures, end = iter(failures_of(result)), 0
+        for request_id, outcome, length in zip(
+            burst.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
         ):
+            if outcome == AppendOutcome.FAILED:
+                self._answers.append(_refusal(request_id, next(failures)))
+                continue
             start, end = end + 1, end + length  # without its brace
-            op = b"error" if index in failed else b"ack"
             self._answers.append(
-                text_frame(b'{"op":"%b","request_id":%b,%b' % (op, request_id, bodies[start:end]))
+                text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bodies[start:end]))
             )
 
     def _send_answers(self) -> None:

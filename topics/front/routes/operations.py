@@ -8,18 +8,21 @@ import heapq
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 
 from topics import __version__
+from topics.actors.shard_client.errors import failures_of
 from topics.config import Settings
 from topics.errors import Internal, NotReady, TopicsError
 from topics.formats.api.requests import limits_of
 from topics.formats.api.watch import decode_watch
 from topics.formats.buffers import Buffer
+from topics.formats.wire import calls
+from topics.formats.wire.calls import AppendOutcome
+from topics.formats.wire.contract import Call, P
 from topics.front.answers import Answer, StreamAnswer, compressed, elapsed_ms, json_answer
-from topics.front.backend import Backend, Body, unready
+from topics.front.backend import Backend, Body, listed, unready
 from topics.front.errors import error_answer
 from topics.front.guard import Guard, Request, draining
 from topics.front.http.connections import Connection
@@ -86,14 +89,19 @@ class Operations:
 
     async def append(self, request: Request, body: Body, at: int) -> Answer:
         """§2."""
-        params = {
-            "topic": request.topic,
-            "key": request.key,
-            "seqs": request.query.return_seqs,
-            "at": at,
-            "prefixes": request.prefixes,
-        }
-        return await self._ask(request, "append", params, body)
+        params = calls.AppendParams(
+            request.topic,
+            request.key,
+            request.query.return_seqs,
+            listed(request.prefixes),
+            at,
+        )
+        reply = await self._backend.call(request.shard, calls.APPEND, params, body)
+        outcome = reply.result.outcomes[0]
+        if outcome == AppendOutcome.FAILED:
+            reply.release()
+            raise failures_of(reply.result)[0]
+        return Answer(201 if outcome == AppendOutcome.CREATED else 200, reply.body, reply)
 
     async def diff(self, request: Request, body: Body, at: int) -> Answer:
         """§3. May wait for as long as the body's ``wait_ms`` says."""
@@ -102,38 +110,33 @@ class Operations:
 
     async def topic_put(self, request: Request, body: Body, at: int) -> Answer:
         """§1.1."""
-        params = {"topic": request.topic, "at": at, "prefixes": request.prefixes}
-        return await self._ask(request, "topic.put", params, body)
+        params = calls.TopicPutParams(request.topic, listed(request.prefixes), at)
+        reply = await self._backend.call(request.shard, calls.TOPIC_PUT, params, body)
+        return Answer(201 if reply.result.created else 200, reply.body, reply)
 
     async def topic_get(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.2."""
-        return await self._ask(
-            request, "topic.get", {"topic": request.topic, "touch": request.query.touch, "at": at}
-        )
+        params = calls.TopicGetParams(request.topic, request.query.touch, at)
+        return await self._ask(request, calls.TOPIC_GET, params)
 
     async def topic_delete(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.4."""
-        params = {"topic": request.topic, "if_empty": request.query.if_empty, "at": at}
-        return await self._ask(request, "topic.delete", params)
+        params = calls.TopicDeleteParams(request.topic, request.query.if_empty, at)
+        return await self._ask(request, calls.TOPIC_DELETE, params)
 
     async def topic_delete_records(self, request: Request, body: Body, at: int) -> Answer:
         """§5."""
-        return await self._ask(
-            request, "topic.delete_records", {"topic": request.topic, "at": at}, body
-        )
+        params = calls.DeleteRecordsParams(request.topic, at)
+        return await self._ask(request, calls.DELETE_RECORDS, params, body)
 
     async def topic_list(self, request: Request, _body: Body, at: int) -> Answer:
         """§1.3. Every shard gives its names in order; one more than fits tells whether another page
         follows.
         """
         query = request.query
-        params = {
-            "prefix": query.prefix,
-            "after": query.after,
-            "limit": query.page_size + 1,
-            "touch": query.touch,
-            "prefixes": request.prefixes,
-        }
+        params = calls.TopicListParams(
+            query.prefix, query.after, query.page_size + 1, query.touch, listed(request.prefixes)
+        )
         pages = [await self._page(shard, params) for shard in range(self._backend.shards)]
         items = list(heapq.merge(*pages))[: query.page_size + 1]
         page = items[: query.page_size]
@@ -205,14 +208,14 @@ class Operations:
         return json_answer({"name": "topics", "version": __version__, "links": links}, at)
 
     async def _ask(
-        self, request: Request, method: str, params: dict[str, Any], body: Body = b""
+        self, request: Request, call: Call[P, calls.NoResult], params: P, body: Body = b""
     ) -> Answer:
-        reply = await self._backend.call(request.shard, method, params, body)
-        return Answer(reply.result["status"], reply.body, reply)
+        reply = await self._backend.call(request.shard, call, params, body)
+        return Answer(200, reply.body, reply)
 
-    async def _page(self, shard: int, params: dict[str, Any]) -> list[tuple[str, bytes]]:
-        reply = await self._backend.call(shard, "topic.list", params)
+    async def _page(self, shard: int, params: calls.TopicListParams) -> list[tuple[str, bytes]]:
+        reply = await self._backend.call(shard, calls.TOPIC_LIST, params)
         try:
-            return [(name, bytes(item)) for name, item in reply.result["items"]]
+            return [(name, bytes(item)) for name, item in reply.result.items]
         finally:
             reply.release()

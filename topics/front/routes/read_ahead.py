@@ -21,14 +21,24 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trio
 
+from topics.actors.link.heads import HeadMark
 from topics.errors import TopicsError
 from topics.formats.api.answers import difference_end
+from topics.formats.wire.calls import (
+    DIFF,
+    DIFF_AHEAD,
+    NO_RESULT,
+    DiffAheadParams,
+    DiffAheadResult,
+    DiffParams,
+    DiffResult,
+)
 from topics.front.answers import Answer, elapsed_ms
-from topics.front.backend import Backend, Body, HeadMark, Reply
+from topics.front.backend import Backend, Body, Reply
 from topics.front.guard import Request
 
 GUESSES_MAX = 1024
@@ -91,9 +101,14 @@ class Sent:
     body = b""
 
     def __init__(
-        self, ahead: ReadAhead, shard: int, key: PageKey, pages: int, reply: Reply | None = None
+        self,
+        ahead: ReadAhead,
+        shard: int,
+        key: PageKey,
+        pages: int,
+        reply: Reply[DiffResult] | None = None,
     ) -> None:
-        self.result: dict[str, Any] = {}
+        self.result = NO_RESULT
         self._ahead, self._shard, self._key, self._pages, self._reply = (
             ahead,
             shard,
@@ -138,20 +153,16 @@ class ReadAhead:
             if answer is not None:
                 return answer
             guess = None
-        reply = await self._backend.call(
-            request.shard, "diff", {"topic": request.topic, "at": at}, body
-        )
-        next_from_seq = reply.result.get("next")
+        reply = await self._backend.call(request.shard, DIFF, DiffParams(request.topic, at), body)
+        next_from_seq = reply.result.next_from_seq
         following = (
             key.following(next_from_seq) if key is not None and next_from_seq is not None else None
         )
         if following is not None and guess is not None:
-            return Answer(
-                reply.result["status"], reply.body, Sent(self, request.shard, following, 1, reply)
-            )
+            return Answer(200, reply.body, Sent(self, request.shard, following, 1, reply))
         if following is not None and following not in self._guesses:
             self._expect(following, Guess())
-        return Answer(reply.result["status"], reply.body, reply)
+        return Answer(200, reply.body, reply)
 
     def ask(self, shard: int, key: PageKey, pages: int) -> None:
         """Ask for a run that begins with the answer to ``key``, unless it is there or there are too
@@ -163,9 +174,9 @@ class ReadAhead:
         run = Run(pages)
         guess = Guess(run)
         self._expect(key, guess)
-        params = {"topic": key.topic, "at": run.asked_ns, "ahead": pages}
+        params = DiffAheadParams(key.topic, pages)
         self._backend.ask(
-            shard, "diff", params, key.body, lambda reply: self._arrived(run, key, guess, reply)
+            shard, DIFF_AHEAD, params, key.body, lambda reply: self._arrived(run, key, guess, reply)
         )
         self._backend.flush(shard)
 
@@ -190,15 +201,17 @@ class ReadAhead:
         )
         return Answer(200, memoryview(guess.page)[:length], sent)
 
-    def _arrived(self, run: Run, key: PageKey, guess: Guess, reply: Reply | TopicsError) -> None:
+    def _arrived(
+        self, run: Run, key: PageKey, guess: Guess, reply: Reply[DiffAheadResult] | TopicsError
+    ) -> None:
         """Copy the pages: shared memory is not for what nobody has asked for."""
         if not isinstance(reply, TopicsError):
             result, body, start = reply.result, memoryview(reply.body), 0
-            if result:
-                run.mark = HeadMark(*result["mark"])
-                run.place = {"earliest_seq": result["earliest"], "epoch": result["epoch"]}
+            if result.pages:
+                run.mark = HeadMark(*result.mark)
+                run.place = {"earliest_seq": result.earliest_seq, "epoch": result.epoch}
                 page = guess
-                for number, (length, next_from_seq, scanned) in enumerate(result["pages"]):
+                for number, (length, next_from_seq, scanned) in enumerate(result.pages):
                     if number:
                         page = Guess(run)
                         self._expect(key, page)

@@ -12,8 +12,8 @@ from itertools import chain
 
 from topics.engine.locators import Locator
 from topics.engine.now import Now
-from topics.engine.shard import ShardEngine
 from topics.engine.snapshot import restore_key
+from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
@@ -23,7 +23,7 @@ from topics.storage.segments.store import SegmentStore
 
 
 def restore_keys(
-    engine: ShardEngine,
+    table: TopicTable,
     segments: SegmentStore,
     extents: Extents,
     logged: Mapping[int, Sequence[ExtentKey]],
@@ -36,7 +36,7 @@ def restore_keys(
     ``logged``: the keys of the log, by topic.
     """
     kept = checkpoint.keys if checkpoint else {}
-    for topic in pulse.over(engine.by_id.values()):
+    for topic in pulse.over(table.by_id.values()):
         alive_ts = now.ts - topic.config.idempotency_window_ms + 1
         locators = pulse.over(extents.get(topic.id, ()), EXTENTS_PER_BEAT)
         sealed = chain.from_iterable(
@@ -55,7 +55,7 @@ def restore_keys(
 def _young_keys(segments: SegmentStore, locator: Locator, alive_ts: int) -> Iterator[ExtentKey]:
     if segments.entry(locator).last_ts < alive_ts:
         return iter(())
-    if segments.all_dead(locator) and not segments.has_tables(locator):
+    if segments.is_all_deleted(locator) and not segments.has_tables(locator):
         # Its room was given back, and the checkpoint has its keys. That is no damage.
         return iter(())
     try:

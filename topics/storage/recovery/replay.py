@@ -40,9 +40,9 @@ class LogReplay:
     """
 
     def __init__(
-        self, topics: Replay, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
+        self, replay: Replay, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
     ) -> None:
-        self._topics, self._blobs, self._pulse = topics, blobs, pulse
+        self._replay, self._blobs, self._pulse = replay, blobs, pulse
         self.boot = checkpoint.boot if checkpoint else ""
         # The log was synced up to here, says the checkpoint, and is in segments up to there.
         self._promised_lsn, self._from_lsn = (
@@ -80,8 +80,8 @@ class LogReplay:
         """LSN at which its frames end."""
         file.read_ahead(self._pulse.beat)
         view, base, shift = file.view(), file.base, file.offset(0)
-        topics, promised, report_at = self._topics, self._promised_lsn, base + REPORT_BYTES
-        replay_append = append.replay
+        replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
+        report_at = base + REPORT_BYTES
         header = None
         try:
             for header in scan_frames(view, file.offset(base), base, file.seed):
@@ -89,7 +89,7 @@ class LogReplay:
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
                 elif (
-                    replay_append(topics, header, 0, base, lsn < promised) is not None
+                    replay_append(replay, header, 0, base, lsn < promised) is not None
                     and header.ext_len
                 ):
                     self._note_key(header, view, lsn + shift)
@@ -108,22 +108,20 @@ class LogReplay:
 
     def _replay_frame(self, header: FrameHeader, view: memoryview, offset: int, base: int) -> None:
         """A frame of any kind. Raises `Misfit`."""
-        kind = header.kind
-        is_known = header.lsn < self._promised_lsn
-        start = offset + FRAME_HEADER_BYTES
-        body = view[start : start + header.body_len]
+        kind, known = header.kind, header.lsn < self._promised_lsn
         if kind == _APPEND:
-            size = self._external_bytes(header)
-            topic = append.replay(self._topics, header, size, base, is_known)
+            topic = append.replay(self._replay, header, self._external_bytes(header), base, known)
             if topic is not None and header.ext_len:
                 self._note_key(header, view, offset)
             return
+        start = offset + FRAME_HEADER_BYTES
+        body = view[start : start + header.body_len]
         if kind == FrameKind.TOPIC_DELETED:
             self._blobs.forget(header.topic_id)
             self.keys.pop(header.topic_id, None)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
-        replay_frame(self._topics, header, body, is_known)
+        replay_frame(self._replay, header, body, known)
 
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame speaks of; the bytes of its records.

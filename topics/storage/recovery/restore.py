@@ -34,31 +34,31 @@ Extents = dict[int, list[Locator]]
 
 
 def restore_topics(
-    topics: Replay,
+    replay: Replay,
     segments: SegmentStore,
     store: ReplayStore,
     checkpoint: Checkpoint | None,
     files: Sequence[WalFile],
     pulse: Pulse,
 ) -> Extents:
-    """Afterwards the engine holds the topics of the checkpoint, and what segments hold of them.
+    """Afterwards the table holds the topics of the checkpoint, and what segments hold of them.
 
     Raises `Damaged` when an extent does not follow on the one before it.
     """
     if checkpoint is None:
         return {}
-    restore_shard(topics.table, checkpoint.shard)
+    restore_shard(replay.table, checkpoint.shard)
     for kept in pulse.over(checkpoint.topics):
-        restore_topic(topics, kept)
-    has_deleted = any(1 in segment.has_dead for segment in segments.segments.values())
+        restore_topic(replay, kept)
+    has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     ahead = deletes_ahead(checkpoint, files, pulse) if has_deleted else {}
     found: defaultdict[int, list[Locator]] = defaultdict(list)
     for number in checkpoint.segments:
         for number_of_extent, entry in pulse.over(segments.entries(number), EXTENTS_PER_BEAT):
-            if entry.topic_id in topics.table.by_id:
+            if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 store.take_back(locator, entry, ahead.get(entry.topic_id, ()))
-                _restore_extent(topics, segments, store.delete_flags(locator), locator, entry)
+                _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 found[entry.topic_id].append(locator)
     return found
 
@@ -86,7 +86,7 @@ def deletes_ahead(
 
 
 def _restore_extent(
-    topics: Replay,
+    replay: Replay,
     segments: SegmentStore,
     deleted: Buffer | None,
     locator: Locator,
@@ -94,11 +94,11 @@ def _restore_extent(
 ) -> None:
     deleted_count = bytes(deleted).count(1) if deleted is not None else 0
     deleted_bytes = _deleted_bytes(segments, deleted, locator, entry)
+    extent = IndexEntry(
+        entry.first_seq, entry.record_count, locator, entry.blob_bytes, entry.first_ts
+    )
     try:
-        extent = IndexEntry(
-            entry.first_seq, entry.record_count, locator, entry.blob_bytes, entry.first_ts
-        )
-        restore_extent(topics, entry.topic_id, extent, deleted_count, deleted_bytes)
+        restore_extent(replay, entry.topic_id, extent, deleted_count, deleted_bytes)
     except Misfit as error:
         path = segments.segments[split_locator(locator)[0]].path
         raise Damaged(path, entry.offset, str(error)) from error

@@ -105,12 +105,12 @@ def recover(
     extents = restore_topics(topics, segments, store, checkpoint, files, pulse)
     replay = LogReplay(topics, blobs, checkpoint, pulse)
     end = replay.run(folders.wal, files)
-    restore_keys(engine, segments, extents, replay.keys, checkpoint, now, pulse)
+    restore_keys(engine.table, segments, extents, replay.keys, checkpoint, now, pulse)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
     verify_blobs(blobs, pulse, is_clean=is_clean)
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
-        segments.write_flags_again()
+        segments.rewrite_flags()
     frames = start.decide(
         topics, now, pulse.over, clean=is_clean, tail_may_be_lost=not boot or replay.boot != boot
     )

@@ -44,7 +44,7 @@ class ReplayStore:
         A cap that is replayed before that must find them, or it takes less than it did at first,
         and what was shown as gone is back.
         """
-        deleted = self._segments.dead(locator)
+        deleted = self._segments.delete_flags(locator)
         if deleted is None:
             return
         flags = bytearray(deleted)
@@ -79,7 +79,7 @@ class ReplayStore:
         """As `Store.delete_flags`."""
         if not is_extent(locator):
             return self._engine.delete_flags.of(locator)
-        return self._flags.get(locator) or self._segments.dead(locator)
+        return self._flags.get(locator) or self._segments.delete_flags(locator)
 
     def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
         """As `Store.flag_deleted`."""
@@ -87,7 +87,7 @@ class ReplayStore:
             self._engine.delete_flags.flag(locator, self.records(locator).count, runs)
             return
         # With LSN 0: the log is synced before any flag is written.
-        self._segments.mark(locator, chain.from_iterable(starmap(range, runs)), 0)
+        self._segments.flag_deleted(locator, chain.from_iterable(starmap(range, runs)), 0)
         if locator in self._flags:
             for start, stop in runs:
                 self._flags[locator][start:stop] = b"\1" * (stop - start)

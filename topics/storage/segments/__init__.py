@@ -1,1 +1,1 @@
-"""Sealed records, by topic."""
+"""Segments: sealed records, sorted by topic, in files that are read in place."""

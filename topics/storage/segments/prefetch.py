@@ -1,12 +1,15 @@
-"""What readers of segments will want next, on its way into memory before they come for it.
+"""Prefetch: asks the kernel for the parts of segments that readers will want next (decision 0023).
 
-Segments are read where they are mapped, by the loop that serves everybody: a page that is not in
-memory holds all of them up until the disk has brought it. So when somebody reads on, the kernel is
-asked for what follows, and reads while the loop does other things.
+The loop that serves everybody reads segments where they are mapped. A page that is not in memory
+holds up all of them until the disk has brought it. So when a reader reads on, the kernel is asked
+for what follows, and brings it while the loop does other things.
 
-    extent that is read                          next extent of the topic, perhaps in another segment
-    ------ reader ======= asked for ====> ....   tables, blob
-           |-- AHEAD_BYTES ------------|         asked for when the reader is that near, its line of the directory before that
+    extent that is read                      next extent of the topic, perhaps in another segment
+    ---- reader ====== asked for ===> ....   its directory entry at a distance of 2 * AHEAD_BYTES,
+         |-- AHEAD_BYTES ----------|         its tables and records at a distance of AHEAD_BYTES
+
+It never waits for records, and never reports an error: what cannot be read is left for the reader
+to find.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from __future__ import annotations
 import contextlib
 import os
 
+from topics.config import TUNING
+from topics.engine.locators import split_locator
 from topics.formats.disk.segment import ENTRY_BYTES, ExtentEntry, decode_entry
 from topics.storage.disk import Damaged, will_need
-from topics.storage.segments.store import Segment, SegmentStore, split_locator
+from topics.storage.segments.file import Segment
+from topics.storage.segments.store import SegmentStore
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
-KNOWN_MAX = 16  # extents; what was asked for longer ago may have left memory again
+EXTENTS_MAX = 16  # known at a time; what was asked for earlier may have left memory again
 
 
 class Prefetch:
@@ -27,49 +33,48 @@ class Prefetch:
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._asked: dict[int, int] = {}  # by place, the end in the blob; the oldest first
+        self._asked: dict[int, int] = {}  # by locator, the end in the blob; the oldest first
 
-    def expect(self, locator: int, index: int, following: int | None) -> None:
-        """Somebody reads on at a record of the extent at ``place``, and then in the one at
-        ``following``.
-
-        Never waits for records. What cannot be read is left for the reader to find.
-        """
+    def read_on(self, locator: int, index: int, following: int | None) -> None:
+        """A reader goes on at a record of this extent, and then in the extent ``following``."""
+        if not TUNING.prefetch:
+            return
         with contextlib.suppress(OSError, Damaged):
             number, _ = split_locator(locator)
             view = self._store.records(locator)
             at = view.ends[index - 1] if index else 0
-            self._reach(self._store.segments[number], locator, view.entry, at)
+            self._ask(self._store.segments[number], locator, view.entry, at)
             if following is not None:
-                self._expect_next(following, view.entry.blob_bytes - at)
+                self._ask_following(following, view.entry.blob_bytes - at)
 
-    def _reach(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
+    def _ask(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
+        """Ask for records from ``at`` on, unless they were asked for."""
         end = min(at + AHEAD_BYTES, entry.blob_bytes)
         asked = self._asked.get(locator, at)
-        if not at <= asked <= end:  # of another reader
+        if not at <= asked <= end:  # by another reader
             asked = at
         if asked == end or (end < entry.blob_bytes and 2 * (asked - at) > AHEAD_BYTES):
             return
         self._note(locator, end)
         will_need(segment.path, entry.offset + asked, end - asked)
 
-    def _expect_next(self, locator: int, distance: int) -> None:
-        """The reader will come to this extent after so many bytes."""
+    def _ask_following(self, locator: int, distance: int) -> None:
+        """The reader comes to this extent after ``distance`` bytes."""
         if distance > 2 * AHEAD_BYTES or locator in self._asked:
             return
         number, extent = split_locator(locator)
         segment = self._store.segments[number]
-        line = segment.trailer.directory_at + ENTRY_BYTES * extent
+        entry_at = segment.entry_offset(extent)
         if distance > AHEAD_BYTES:
-            will_need(segment.path, line, ENTRY_BYTES)
+            will_need(segment.path, entry_at, ENTRY_BYTES)
             return
         with segment.path.open("rb", buffering=0) as file:
-            entry = decode_entry(os.pread(file.fileno(), ENTRY_BYTES, line), 0)
+            entry = decode_entry(os.pread(file.fileno(), ENTRY_BYTES, entry_at))
         will_need(segment.path, entry.tables_at, entry.tables_len)
-        self._reach(segment, locator, entry, 0)
+        self._ask(segment, locator, entry, 0)
 
     def _note(self, locator: int, end: int) -> None:
         self._asked.pop(locator, None)
-        if len(self._asked) >= KNOWN_MAX:
+        if len(self._asked) >= EXTENTS_MAX:
             del self._asked[next(iter(self._asked))]
         self._asked[locator] = end

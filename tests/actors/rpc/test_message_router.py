@@ -1,0 +1,366 @@
+"""ADR 011 §5 to §7: requests, events and failed handlers. Test ids name the section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from tests.actors.wire import Bench, FakeBlock
+from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage
+from topics.actors.rpc.message_router import (
+    MessageRouter,
+    RouterConfig,
+    RpcErrorPayload,
+    default_error_mapper,
+)
+from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
+from topics.formats.wire.message import ARENA, ERROR
+
+MALFORMED = "malformed payload: "
+
+# §5: rpc
+
+
+def failure(code: int, message: str, **data: Any) -> dict[str, Any]:
+    return {"subject": "rpc/append", "t": "E", "cid": 7, "code": code, "message": message} | data
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"junk",
+        cbor2.dumps({"t": "Q", "cid": "7", "method": "append"}),
+        encode_notification("append", None),
+    ],
+    ids=["empty", "not CBOR", "cid is text", "notification"],
+)
+def test_s5_a_malformed_envelope_is_refused_and_the_session_goes_on(
+    bench: Bench, payload: bytes
+) -> None:
+    bench.router.route("rpc/append", bench.note("called"))
+    bench.put("rpc/append", payload)
+    (answer,) = bench.wire.answers()
+    assert (answer["code"], answer["about"], answer["message"][: len(MALFORMED)]) == (
+        1002,
+        7,
+        MALFORMED,
+    )
+    bench.request("append")
+    assert bench.wire.answers() == [
+        {"subject": "rpc/append", "t": "R", "cid": 7, "result": "called"}
+    ]
+
+
+def test_s5_malformed_comes_before_method_not_found(bench: Bench) -> None:
+    bench.put("rpc/unknown", b"junk")
+    assert [answer["code"] for answer in bench.wire.answers()] == [1002]
+
+
+def test_s5_without_a_handler_the_method_is_not_found(bench: Bench) -> None:
+    bench.request("append")
+    assert bench.wire.answers() == [failure(1101, "Method not found")]
+    bench.router.route("rpc/append", bench.note("served"))
+    bench.request("append")
+    bench.router.unroute("rpc/append")
+    bench.request("append")
+    assert bench.wire.answers()[1:] == [failure(1101, "Method not found")]
+
+
+def test_s5_a_handler_that_raises_is_answered_with_2000(bench: Bench) -> None:
+    bench.router.route("rpc/append", bench.fail("append"))
+    assert bench.request("append") is None
+    assert bench.wire.answers() == [failure(2000, "append failed")]
+
+
+async def test_s5_an_async_handler_that_raises_is_answered_with_2000(bench: Bench) -> None:
+    async def handler(message: InboundMessage) -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError("later")
+
+    bench.router.route("rpc/append", handler)
+    await bench.request("append")
+    assert bench.wire.answers() == [failure(2000, "later")]
+
+
+def test_s5_rpc_error_carries_data_only_when_there_is_some(bench: Bench) -> None:
+    bench.router.route(
+        "rpc/append",
+        lambda message: message.rpc.error(2001, "no", {"n": 1}) if message.rpc else None,
+    )
+    bench.request("append")
+    bench.router.unroute("rpc/append")
+    bench.router.route(
+        "rpc/append", lambda message: message.rpc.error(2001, "no") if message.rpc else None
+    )
+    bench.request("append")
+    assert bench.wire.answers() == [failure(2001, "no", data={"n": 1}), failure(2001, "no")]
+
+
+def test_s5_the_second_answer_raises_and_the_first_stands(bench: Bench) -> None:
+    caught: list[str] = []
+
+    def handler(message: InboundMessage) -> None:
+        assert message.rpc is not None
+        message.rpc.reply("first")
+        with pytest.raises(AlreadyAnsweredError) as reply:
+            message.rpc.reply("second")
+        with pytest.raises(AlreadyAnsweredError) as error:
+            message.rpc.error(2001, "third")
+        caught.extend([str(reply.value), str(error.value)])
+
+    bench.router.route("rpc/append", handler)
+    bench.request("append")
+    assert bench.wire.answers() == [
+        {"subject": "rpc/append", "t": "R", "cid": 7, "result": "first"}
+    ]
+    assert caught == ["rpc/append (cid 7) has been answered already"] * 2
+
+
+def test_s5_raising_after_the_answer_is_logged(bench: Bench) -> None:
+    def handler(message: InboundMessage) -> None:
+        assert message.rpc is not None
+        message.rpc.reply("done")
+        raise ValueError("afterwards")
+
+    bench.router.route("rpc/append", handler)
+    with capture_logs() as logs:
+        bench.request("append")
+    assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
+        ("handler failed", "afterwards")
+    ]
+    assert [answer["t"] for answer in bench.wire.answers()] == ["R"]
+
+
+def test_s5_a_failure_that_was_answered_ends_a_broadcast(bench: Bench) -> None:
+    bench.router.route("rpc/append", bench.fail("tap"), mode="broadcast")
+    bench.router.route("rpc/append", bench.note("worker"), mode="broadcast")
+    bench.request("append")
+    assert bench.record == ["tap"]
+    assert bench.wire.answers() == [failure(2000, "tap failed")]
+
+
+async def test_s5_a_handler_that_returns_a_value_made_a_mistake(bench: Bench) -> None:
+    bench.router.route("rpc/append", lambda message: {"status": 200})  # type: ignore[arg-type, return-value]
+    await bench.request("append")
+    (answer,) = bench.wire.answers()
+    assert (answer["code"], "await" in answer["message"]) == (2000, True)
+
+
+async def test_s5_an_answer_may_come_after_the_handler_has_returned(bench: Bench) -> None:
+    seen: list[InboundMessage] = []
+    bench.router.route("rpc/append", seen.append)
+    assert bench.request("append") is None
+    assert bench.wire.answers() == []
+    assert seen[0].rpc is not None
+    seen[0].rpc.reply(1)
+    assert bench.wire.answers() == [{"subject": "rpc/append", "t": "R", "cid": 7, "result": 1}]
+    assert not bench.session.unanswered
+
+
+# §6: events
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"junk", encode_request(7, "x", None), encode_success(7, None)],
+    ids=["empty", "not CBOR", "request", "success"],
+)
+def test_s6_what_is_no_notification_is_logged_and_dropped(bench: Bench, payload: bytes) -> None:
+    bench.router.route("event/x", bench.note("called"))
+    with capture_logs() as logs:
+        bench.put("event/x", payload)
+    assert [(entry["event"], entry["log_level"], entry["subject"]) for entry in logs] == [
+        ("event dropped", "warning", "event/x")
+    ]
+    assert (bench.record, bench.wire.sent) == ([], [])
+
+
+async def test_s6_a_handler_that_raises_is_logged_and_the_next_runs(bench: Bench) -> None:
+    async def fail_later(message: InboundMessage) -> None:
+        await trio.lowlevel.checkpoint()
+        bench.record.append("b")
+        raise ValueError("b failed")
+
+    bench.router.route("event/x", bench.fail("a"))
+    bench.router.route("event/x", fail_later)
+    bench.router.route("event/x", bench.note("c"))
+    with capture_logs() as logs:
+        await bench.event("x")
+    assert [f"{entry['log_level']} {entry['event']}: {entry['exc_info']}" for entry in logs] == [
+        "warning handler failed: a failed",
+        "warning handler failed: b failed",
+    ]
+    assert (bench.record, bench.wire.sent) == (["a", "b", "c"], [])
+
+
+def test_s6_nobody_need_listen(bench: Bench) -> None:
+    with capture_logs() as logs:
+        assert bench.event("x") is None
+        assert bench.put("app/x", b"opaque") is None
+    assert (logs, bench.wire.sent) == ([], [])
+
+
+def test_s6_a_custom_handler_that_raises_is_logged_and_the_next_runs(bench: Bench) -> None:
+    bench.router.route("app/x", bench.fail("a"))
+    bench.router.route("app/x", bench.note("b"))
+    with capture_logs() as logs:
+        bench.put("app/x", b"opaque")
+    assert ([entry["event"] for entry in logs], bench.record, bench.wire.sent) == (
+        ["handler failed"],
+        ["a", "b"],
+        [],
+    )
+
+
+# §7: error mapping
+
+
+class ValidationError(Exception):
+    def __init__(self, details: list[str]) -> None:
+        super().__init__("invalid")
+        self.details = details
+
+
+def custom_mapper(error: Exception, message: InboundMessage) -> RpcErrorPayload:
+    if isinstance(error, ValidationError):
+        return RpcErrorPayload(2001, "Validation failed", error.details)
+    if isinstance(error, KeyError):
+        return RpcErrorPayload(2002, f"Resource not found by {message.peer_id}")
+    if isinstance(error, OSError):
+        return RpcErrorPayload(2003, "not encodable", object())
+    if str(error) == "no mapping":
+        raise LookupError("the mapper is broken")
+    return default_error_mapper(error, message)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        pytest.param(
+            ValidationError(["n"]),
+            failure(2001, "Validation failed", data=["n"]),
+            id="§7 code, message and data",
+        ),
+        pytest.param(
+            KeyError("x"),
+            failure(2002, "Resource not found by front-0"),
+            id="§7 the mapper sees the message",
+        ),
+        pytest.param(ValueError("plain"), failure(2000, "plain"), id="§7 the default mapper"),
+        pytest.param(
+            ExceptionGroup("both", [ValueError()]),
+            failure(2000, "both (1 sub-exception)"),
+            id="§7 a group",
+        ),
+        pytest.param(
+            ValueError("no mapping"), failure(2000, "handler failed"), id="§7 a mapper that raises"
+        ),
+        pytest.param(OSError(), failure(2000, "handler failed"), id="§7 data without a CBOR form"),
+        pytest.param(
+            ValueError("\ud800"),
+            failure(2000, "handler failed"),
+            id="§7 a message without a CBOR form",
+        ),
+    ],
+)
+def test_s7_errors_are_mapped(error: Exception, answer: dict[str, Any]) -> None:
+    bench = Bench(MessageRouter(RouterConfig(error_mapper=custom_mapper)))
+    bench.router.route("rpc/append", bench.fail("append", error))
+    with capture_logs() as logs:
+        bench.request("append")
+    assert bench.wire.answers() == [answer]
+    assert [entry["event"] for entry in logs] == (
+        ["error mapper failed"] if answer["message"] == "handler failed" else []
+    )
+
+
+def test_s7_a_mapper_that_answers_itself_and_then_raises_is_logged() -> None:
+    def mapper(error: Exception, message: InboundMessage) -> RpcErrorPayload:
+        assert message.rpc is not None
+        message.rpc.error(2005, "answered by the mapper")
+        raise error
+
+    bench = Bench(MessageRouter(RouterConfig(error_mapper=mapper)))
+    bench.router.route("rpc/append", bench.fail("append"))
+    with capture_logs() as logs:
+        bench.request("append")
+    assert bench.wire.answers() == [failure(2005, "answered by the mapper")]
+    assert [entry["event"] for entry in logs] == ["error mapper failed"]
+
+
+def test_s7_a_result_without_a_cbor_form_is_the_handlers_error(bench: Bench) -> None:
+    block = FakeBlock()
+    bench.router.route(
+        "rpc/append", lambda message: message.rpc.reply(object(), block) if message.rpc else None
+    )
+    bench.request("append")
+    (answer,) = bench.wire.answers()
+    assert (answer["t"], answer["code"], block.freed) == ("E", 2000, 1)
+
+
+async def test_s7_a_cancelled_handler_is_not_a_failed_one(bench: Bench) -> None:
+    async def forever(message: InboundMessage) -> None:
+        await trio.sleep_forever()
+
+    bench.router.route("rpc/append", forever)
+    with trio.CancelScope() as scope:
+        rest = bench.request("append", flags=ARENA)
+        scope.cancel()
+        await rest
+    assert scope.cancelled_caught
+    assert (bench.wire.sent, bench.wire.released) == ([], [7])
+
+
+# Whatever comes
+
+
+@given(
+    st.sampled_from(["rpc/a", "rpc/none", "event/a", "app/a", "stream/a", "x", ""]),
+    st.binary(max_size=40)
+    | st.dictionaries(st.sampled_from(["t", "cid", "method"]), st.integers() | st.text()).map(
+        cbor2.dumps
+    ),
+    st.sampled_from([0, ARENA, ERROR]),
+)
+def test_any_message_is_taken_without_an_exception(
+    subject: str, payload: bytes, flags: int
+) -> None:
+    bench = Bench()
+    for pattern in ("rpc/a", "event/a", "app/a"):
+        bench.router.route(pattern, bench.note(pattern))
+    with capture_logs() as logs:
+        assert bench.put(subject, payload, flags=flags) is None
+    answered, called = len(bench.wire.sent), len(bench.record)
+    if flags & ERROR:
+        assert (answered, called, len(logs)) == (0, 0, 1)
+    elif subject == "app/a":
+        assert (answered, called) == (0, 1)
+    elif subject.startswith("event/"):
+        assert (answered, called + len(logs)) == (0, 1)
+    elif subject.startswith("rpc/") and not called and not answered:
+        assert not logs  # a well-formed answer that nobody waits for
+    else:
+        assert answered == 1
+
+
+def test_a_peer_that_makes_up_subjects_does_not_fill_the_memory(bench: Bench) -> None:
+    bench.router.route_prefix("app/", bench.note("x"))
+    for number in range(5000):
+        bench.put(f"app/{number}", b"")
+    assert len(bench.session.plans) <= 1024
+    assert len(bench.record) == 5000
+
+
+@pytest.mark.parametrize("subject", ["rpc/a", "rpc/none", "stream/a", "x"])
+def test_a_peer_that_is_gone_before_it_is_answered_is_no_error(bench: Bench, subject: str) -> None:
+    bench.router.route("rpc/a", bench.note("called"))
+    bench.wire.broken = True
+    assert bench.request("a", subject=subject) is None

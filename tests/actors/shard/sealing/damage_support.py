@@ -1,0 +1,41 @@
+"""What a reader of a damaged topic gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tests.actors.shard.sealing.sealing_support import Sealer
+from topics.engine.page import Page
+from topics.engine.reading import read
+from topics.engine.topic import Topic
+from topics.formats.api.requests import Diff
+
+
+def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """Seqs and damaged gaps that a reader gets on its way to the head."""
+    seqs, gaps, cursor = [], [], 0
+    while True:
+        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
+        shown = [
+            record["$seq"]
+            for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+        ]
+        if page.tombstone is not None:
+            told = page.tombstone
+            assert told.reason == "damaged"
+            assert cursor < told.gap_from <= told.gap_to <= page.next_from_seq
+            assert all(seq > told.gap_to for seq in shown), "a gap comes before what is behind it"
+            gaps.append((told.gap_from, told.gap_to))
+        seqs += shown
+        assert page.unfinished or page.next_from_seq > cursor or page.caught_up, (
+            "no reader stands still"
+        )
+        cursor = page.next_from_seq
+        if page.caught_up:
+            return seqs, gaps
+
+
+def lost(gaps: list[tuple[int, int]]) -> set[int]:
+    return {seq for first, last in gaps for seq in range(first, last + 1)}

@@ -1,0 +1,341 @@
+"""A shard that seals step by step: a test may do anything between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.storage.log_support import LIMITS, START, Client
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.engine.changes.delete_records import matching_seqs
+from topics.engine.locators import is_extent
+from topics.engine.now import Now
+from topics.engine.page import Page
+from topics.engine.reading import read
+from topics.formats.api.requests import Diff, TagMatch, decode_append
+from topics.formats.disk.rendering import Rendering
+from topics.formats.json_text import json_bytes
+from topics.storage.verify import Finding, verify_directory
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.writer import Progress
+
+FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
+
+
+@types.coroutine
+def _step() -> Generator[None, None, None]:
+    yield
+
+
+async def _checkpoint(*_: object) -> None:
+    await _step()
+
+
+async def _run_sync(call: Callable[..., Any], *arguments: object) -> Any:
+    """Run at once what a thread would run, as a step of its own."""
+    await _step()
+    result = call(*arguments)
+    await _step()
+    return result
+
+
+def by_hand(patch: pytest.MonkeyPatch) -> None:
+    """Let `Sealing` run without a loop, a step at a time."""
+    stand_in = SimpleNamespace(
+        to_thread=SimpleNamespace(run_sync=_run_sync),
+        lowlevel=SimpleNamespace(checkpoint=_checkpoint),
+        sleep=_checkpoint,
+    )
+    for module in (sealing, checkpointing, reclaim, pacing):
+        patch.setattr(module, "trio", stand_in)
+    patch.setattr(GroupCommit, "wait_progress", _checkpoint)
+
+
+def run(task: Coroutine[Any, Any, None]) -> None:
+    """All steps of a task, one after the other."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            task.send(None)
+
+
+class Sealer(Client):
+    """A shard that seals when it is told to."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        file_bytes: int = FILE_BYTES,
+        boot: str = "first",
+        now: Now = START,
+        sync_ms: int = 60_000,
+    ) -> None:
+        super().__init__(path, file_bytes=file_bytes, boot=boot, now=now, sync_ms=sync_ms)
+        self.path = path
+        self.filled: Counter[str] = Counter()  # writes of a test, by topic
+        self.sealing = Sealing(self.shard, self.commits)
+        self.under_way: Coroutine[Any, Any, None] | None = None
+        self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
+        self._sync_to = 0
+        self._news = threading.Condition()
+        self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
+        self.wal.writer.state.tell, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+
+    # The writer's thread is waited for as soon as it was given something: what a step finds is the
+    # same in every run.
+
+    def _tell(self, progress: Progress) -> None:
+        with self._news:
+            self._wal_tell(progress)
+            self._told = progress
+            self._news.notify_all()
+
+    def _flush(self, *, sync: bool) -> Progress | None:
+        progress = self._wal_flush(sync=sync)
+        self._sync_to = self.wal._start if sync else self._sync_to
+        with self._news:
+            self._told = progress or self._told
+            self._news.wait_for(self._is_at_rest)
+        return progress
+
+    def _is_at_rest(self) -> bool:
+        told = self._told
+        return told.error is not None or (
+            told.written >= self.wal._start and told.synced >= self._sync_to
+        )
+
+    def advance(self) -> None:
+        """Commit what the writer has done."""
+        error = self._told.error
+        self.commits.advance()
+        if isinstance(error, NoRoom):
+            self._told = replace(self._told, error=None)
+            self._sync_to = self.wal.synced
+
+    def step(self) -> bool:
+        """One step of a round; whether it goes on. A round that waits for the log gets it."""
+        if self.under_way is None:
+            self.under_way = self.sealing._round()
+        try:
+            self.under_way.send(None)
+        except StopIteration:
+            self.under_way = None
+            return False
+        except BaseException:
+            self.under_way = None
+            raise
+        self.advance()
+        return True
+
+    def seal(self) -> None:
+        """Run the rest of a round, or a whole one."""
+        while self.step():
+            pass
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, and free what two of them can spare."""
+        self.seal()
+        self.under_way = self.sealing.checkpoint()
+        while self.step():
+            pass
+
+    def give_up(self) -> None:
+        """Leave the round that is under way, as a stop does."""
+        if self.under_way is not None:
+            self.under_way.close()
+            self.under_way = None
+
+    def kill(self) -> None:
+        self.give_up()
+        super().kill()
+
+    def stop(self) -> None:
+        self.give_up()
+        self.wal.stop()
+        self.sealing.write_last()
+
+    def again(self, **options: Any) -> Sealer:
+        """After a kill."""
+        return Sealer(self.path, **{"now": self.now, "file_bytes": self.wal.file_bytes, **options})
+
+    def page(self, name: str, from_seq: int = 0) -> Page:
+        asked = Diff(
+            from_seq=from_seq,
+            limit=100_000,
+            include_tags=True,
+            include_meta=True,
+            max_batch_bytes=1 << 30,
+        )
+        topic = self.engine.topic(name)
+        for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
+            self.commits.store.prefetch(
+                topic, seq
+            )  # whatever is there by now, and whatever has gone
+        return read(topic, asked, self.commits.store)
+
+    def shown(self, name: str) -> list[dict[str, Any]]:
+        """All records with all members."""
+        found: list[dict[str, Any]] = []
+        seq = 0
+        while True:
+            page = self.page(name, seq)
+            found += msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.pieces)))
+            seq = page.next_from_seq
+            if page.caught_up:
+                return found
+
+
+@contextlib.contextmanager
+def ended(client: Sealer) -> Iterator[Sealer]:
+    """The client, killed at the end unless the test has ended it."""
+    yield client
+    client.give_up()
+    if client.wal.writer._thread.is_alive():
+        client.kill()
+
+
+def files(path: Path, kind: str) -> list[Path]:
+    """All files but those that only reserve room."""
+    return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
+
+
+def findings(path: Path) -> list[Finding]:
+    return [found for found in verify_directory(path, 1) if isinstance(found, Finding)]
+
+
+def copy(source: Path, target: Path) -> Path:
+    if target.exists():
+        shutil.rmtree(target)
+    return Path(shutil.copytree(source, target))
+
+
+def spoil(path: Path) -> None:
+    """Damage the newest checkpoint."""
+    newest = files(path, "checkpoint")[-1]
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+
+
+def no_syncs(patch: pytest.MonkeyPatch) -> None:
+    """For tests that lose no power."""
+    patch.setattr("os.fsync", lambda _: None)
+    patch.setattr("os.fdatasync", lambda _: None)
+
+
+Seen = dict[str, Any]
+
+
+def seen(client: Sealer) -> Seen:
+    """Everything about the topics that readers and writers can notice."""
+    return {name: _seen(client, name) for name in sorted(client.engine.topics)}
+
+
+def _seen(client: Sealer, name: str) -> dict[str, Any]:
+    topic = client.engine.topics[name]
+    matches = (TagMatch("Eq", "even"), TagMatch("Glob", "o"))
+    return {
+        "id": topic.id,
+        "config": topic.config,
+        "head": topic.head_seq,
+        "next": topic.next_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "earliest": topic.earliest_seq,
+        "floors": (topic.cap_floor, topic.ttl_floor, topic.loss_floor),
+        "keys": [(key, write[:2]) for key, write in topic.dedupe.items()],
+        "records": client.shown(name),
+        "tagged": [sorted(living(client, name, match)) for match in matches],
+    }
+
+
+def living(client: Sealer, name: str, match: TagMatch) -> set[int]:
+    topic = client.engine.topics[name]
+    return {*matching_seqs(topic, match, topic.head_seq + 1, client.engine.store)} & {
+        record["$seq"] for record in client.shown(name)
+    }
+
+
+def fill(client: Sealer, *names: str, rounds: int = 12, size: int = 60) -> None:
+    for number in range(rounds):
+        for name in names:
+            tag = "odd" if number % 2 else "even"
+            records = [
+                {"data": [name, number], "tag": tag, "meta": {"m": "x" * size}},
+                {"data": number, "node": "n", "tag": f"o{number}"},
+            ]
+            client.append(name, key=f"{name}{client.filled[name]}", records=records)
+            client.filled[name] += 1
+
+
+def sealed(client: Sealer, name: str) -> bool:
+    locators = client.engine.topic(name).index.locators()
+    return any(is_extent(locator) for locator in locators)
+
+
+def survives_a_kill(client: Sealer, before: Seen) -> None:
+    """After a kill, everything is as it was before."""
+    client.kill()
+    comes_back(client, before)
+
+
+def comes_back(client: Sealer, before: Seen) -> None:
+    """Everything is as before when an ended shard starts again."""
+    again = client.again()
+    assert seen(again) == before
+    again.kill()
+
+
+def delete(
+    client: Sealer, name: str, before_seq: int | None = None, match: TagMatch | None = None
+) -> None:
+    client.submit(client.engine.delete_records(name, before_seq, match, client.now))
+    client.wait()
+
+
+def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
+    body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
+    topic = client.engine.topic(name)
+    rendering = Rendering(body, keep_key=False)
+    ends = rendering.ends(topic.next_seq, client.now.ts)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
+    head = [rendering.ext, ends.tobytes(), *rendering.tables]
+    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
+    writer.write(head)
+    writer.write(rendering.render(0, len(datas), change.first_seq, change.ts))
+    writer.finish()
+    client.submit(change)
+    client.wait()
+    return client.wal.blobs.path(topic.id, change.first_seq)
+
+
+def extents(client: Sealer) -> list[int]:
+    """Locators of all extents that the index names."""
+    locators = [
+        locator for topic in client.engine.by_id.values() for locator in topic.index.locators()
+    ]
+    return [locator for locator in locators if is_extent(locator)]
+
+
+def free_all(client: Sealer) -> int:
+    """Run rounds until nothing is left to free; how many it took."""
+    rounds = 0
+    while rounds == 0 or client.sealing.reclaim.has_garbage:
+        client.sealing.checkpoints.written_at = float("-inf")
+        client.seal()
+        rounds += 1
+        assert rounds < 8, "it comes to an end"
+    return rounds

@@ -1,0 +1,239 @@
+"""Sealing check: damaged frames and blobs are never sealed, and their loss is reported for good."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.shard.sealing.damage_support import lost, walk
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    append_streamed,
+    ended,
+    files,
+    findings,
+)
+from tests.storage.log_support import failing
+from topics.actors.link.board import Board
+from topics.actors.link.heads import HeadReader, HeadWriter
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
+from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header
+from topics.storage.disk import Damaged
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Sealer]:
+    """Its log files hold some twenty small writes."""
+    with ended(Sealer(tmp_path / "data", file_bytes=FILE_HEADER_BYTES + 4096)) as client:
+        yield client
+
+
+def frames_of(path: Path) -> list[Any]:
+    data = memoryview(path.read_bytes())
+    header = decode_file_header(data)
+    return [*scan_frames(data, FILE_HEADER_BYTES, header.base, header.seed)]
+
+
+def flip(path: Path, offset: int, bit: int = 1) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ bit]))
+
+
+def two_topics(client: Sealer, writes: int = 40) -> None:
+    for number in range(writes):
+        client.append("a", number, number)
+        client.append("b", number, tag="t", key=f"k{number}")
+    client.advance()
+
+
+def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
+    """The gaps that readers must get when this frame is damaged, by topic id."""
+    if header.kind != FrameKind.APPEND:
+        return {}
+    return {header.topic_id: [(header.first_seq, header.first_seq + header.record_count - 1)]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_for_good(
+    small: Sealer, seed: int, stepping: list[Any]
+) -> None:
+    dice = random.Random(seed)
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = dice.choice(frames_of(first))
+    offset = FILE_HEADER_BYTES + header.lsn
+    at = offset + dice.randrange(FRAME_HEADER_BYTES + header.body_len)
+    flip(first, at, 1 << dice.randrange(8))
+    hurt_bytes = first.read_bytes()
+    small.checkpoint()
+    expected = damaged_by(header)
+    for life in range(3):
+        for name in ("a", "b"):
+            topic = small.engine.topic(name)
+            head = topic.head_seq
+            seqs, gaps = walk(small, topic)
+            assert gaps == expected.get(topic.id, []), life
+            assert seqs == sorted({*range(1, head + 1)} - lost(gaps)), life
+            assert topic.count == len(seqs)
+        assert [(str(first) + ".damaged", offset)] == [
+            (str(found.path), found.offset) for found in findings(small.path)
+        ]
+        if life == 0:
+            assert (str(first), offset) in [
+                (log["path"], log["offset"]) for log in stepping if log["event"] == "data damaged"
+            ]
+            small.kill()
+            small = small.again()
+            two_topics(small)
+            small.checkpoint()
+            small.checkpoint()
+            assert not first.exists(), "nothing needs it any more"
+        if life == 1:
+            small.stop()
+            small = small.again()
+    assert Path(f"{first}.damaged").read_bytes() == hurt_bytes, "and no log file has its room"
+    small.kill()
+
+
+def test_a_damaged_frame_at_the_front_of_a_topic_is_reported_as_damaged(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
+    small.checkpoint()
+    topic = small.engine.by_id[header.topic_id]
+    for _ in range(2):
+        topic = small.engine.by_id[header.topic_id]
+        page = small.page(topic.name)
+        assert page.tombstone is not None
+        assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+            1,
+            2,
+            "damaged",
+        )
+        assert topic.start_seq == 3
+        small.kill()
+        small = small.again()
+    small.kill()
+
+
+def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
+    words = Board.create(1, 1).heads(0)
+    writer, reader = HeadWriter(words), HeadReader(words)
+    small.commits.on_commit = writer.committed
+    mark = writer.mark(small.engine.by_id[header.topic_id])
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES + 3)
+    small.checkpoint()
+    assert reader.head(mark) is None
+
+
+def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = [header for header in frames_of(first) if header.kind == FrameKind.APPEND][4]
+    flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
+    small.checkpoint()
+    topic = small.engine.by_id[header.topic_id]
+    _, told = walk(small, topic)
+    assert told == damaged_by(header)[topic.id]
+    small.put(topic.name, ttl_ms=3_600_000)
+    small.kill()
+    small = small.again()
+    assert walk(small, small.engine.topic(topic.name))[1] == told
+    small.put(topic.name, ttl_ms=0, cap_records=3)
+    page = small.page(topic.name)
+    assert page.tombstone is not None
+    assert page.tombstone.reason == "mixed", "cap and damage"
+    assert (page.tombstone.gap_from, page.count) == (1, 3)
+    small.kill()
+
+
+def test_only_live_records_of_a_damaged_frame_are_reported(small: Sealer) -> None:
+    for _ in range(60):
+        small.append("a", *range(5))
+    small.delete_records("a", before_seq=8)
+    first = files(small.path, "wal")[0]
+    headers = [header for header in frames_of(first) if header.kind == FrameKind.APPEND]
+    for header in headers[:2]:
+        flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
+    small.checkpoint()
+    topic = small.engine.topic("a")
+    assert (topic.count, topic.start_seq) == (300 - 10, 11)
+    page = small.page("a", from_seq=7)
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (
+        8,
+        10,
+        "damaged",
+    )
+
+
+def test_a_damaged_frame_that_is_not_sealed_refuses_the_start(small: Sealer) -> None:
+    two_topics(small)
+    first = files(small.path, "wal")[0]
+    header = frames_of(first)[3]
+    small.kill()
+    flip(first, FILE_HEADER_BYTES + header.lsn + 10)
+    with pytest.raises(Damaged) as raised:
+        small.again()
+    assert (raised.value.path, raised.value.offset) == (first, FILE_HEADER_BYTES + header.lsn)
+
+
+def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restarts(
+    small: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.append("a", "before")
+    blob = append_streamed(small, "a", ["x" * 3000] * 10)
+    small.append("a", "behind")
+    small.stop()
+    flip(blob, 20_000)
+    small = small.again()
+    two_topics(small)
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.storage.segments.writer.write_all", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space"):
+            small.seal()
+    seen = small.engine.topic("a").count, walk(small, small.engine.topic("a"))
+    small.stop()
+    small = small.again()
+    assert (small.engine.topic("a").count, walk(small, small.engine.topic("a"))) == seen
+    assert seen[1][1] == [(2, 11)]
+    small.kill()
+
+
+def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> None:
+    small.append("a", "before")
+    blob = append_streamed(small, "a", ["x" * 3000] * 10)
+    other = append_streamed(small, "a", ["y" * 3000] * 10)
+    two_topics(small)
+    flip(blob, 20_000)
+    hurt_bytes = blob.read_bytes()
+    for _ in range(3):
+        small.checkpoint()
+    for _ in range(2):
+        topic = small.engine.topic("a")
+        seqs, gaps = walk(small, topic)
+        assert gaps == [(2, 11)]
+        assert seqs == [1, *range(12, topic.head_seq + 1)]
+        assert [found.path.name for found in findings(small.path)] == [f"{blob.name}.damaged"]
+        small.kill()
+        small = small.again()
+        two_topics(small)
+        small.checkpoint()
+        small.checkpoint()
+    assert not blob.exists()
+    assert not other.exists()
+    assert Path(f"{blob}.damaged").read_bytes() == hurt_bytes
+    small.kill()

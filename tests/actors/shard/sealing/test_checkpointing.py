@@ -1,0 +1,141 @@
+"""Checkpointing: what a checkpoint holds while the shard continues."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    fill,
+    run,
+    seen,
+)
+from tests.storage.log_support import Client
+from topics.actors.shard.sealing import sealing
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.formats.api.requests import TagMatch, decode_config
+from topics.storage.wal.file import NoRoom
+
+
+def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data")
+    client.append("a", "stays")
+    before, wal = client.wal.position, client.wal
+    going = client.engine.delete("a", False, client.now)
+    assert going is not None
+    client.commits.submit(going, None)
+
+    def no_room(*, sync: bool) -> None:
+        assert sync
+        client.commits._lose(NoRoom(errno.ENOSPC, "no room"))
+        wal.resume(before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wal, "flush", no_room)
+        with pytest.raises(OSError, match="undone"):
+            run(Sealing(client.shard, client.commits).checkpoint())
+    client.kill()
+    client = Client(tmp_path / "data")
+    assert b"stays" in client.records("a")
+    client.kill()
+
+
+def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path / "data", file_bytes=8192)
+    client.put("a", cap_records=5, durability="fsync")
+    for number in range(1, 6):
+        client.append("a", records=[{"data": number, "tag": f"t{number}"}])
+    client.append("other", "x" * 3000)
+    client.append("other", "x" * 3000)
+    client.put("last", durability="fsync")  # everything is synced: nobody would tell the checkpoint
+    sealing = Sealing(client.shard, client.commits)
+    run(sealing._round())
+    assert sealing.checkpoints.written == 1
+    client.append("a", 6)
+    deleted = client.engine.delete_records("a", None, TagMatch("Eq", "t3"), client.now)
+    client.submit(deleted)
+    assert client.wait() is None
+    assert deleted.deleted == 1
+    before = client.records("a")
+    client.kill()
+    client = Client(tmp_path / "data", file_bytes=8192)
+    topic = client.engine.topic("a")
+    assert client.records("a") == before
+    assert (topic.count, topic.start_seq, topic.cap_floor) == (4, 2, 2)
+    client.kill()
+
+
+def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(client: Sealer) -> None:
+    fill(client, "a", rounds=60)
+    before, waiting = seen(client), client.wal.whole_since(client.sealing.reclaim.replay_from)
+    assert waiting > 8
+    client.seal()
+    assert client.sealing.sealed == waiting
+    assert client.sealing.checkpoints.written == -(-waiting // sealing.FILES_PER_CHECKPOINT)
+    assert len(client.wal._bases) <= 2 * sealing.FILES_PER_CHECKPOINT + 1, (
+        "what two checkpoints need, and the one that is written"
+    )
+    assert seen(client) == before
+
+
+def test_no_checkpoint_holds_a_topic_whose_creation_was_undone(client: Sealer) -> None:
+    fill(client, "a", rounds=2)
+    client.under_way = client.sealing.checkpoint()
+    client.submit(client.engine.put("ghost", decode_config(b"{}"), client.now))
+    client.step()
+    client.commits._lose(OSError(errno.ENOSPC, "full"))
+    client.wal.resume(client.wal._start)
+    with pytest.raises(OSError, match="undone"):
+        client.seal()
+    assert client.sealing.checkpoints.written == 0
+    client.checkpoint()
+    client.kill()
+    again = client.again()
+    assert [*again.engine.topics] == ["a"]
+    again.kill()
+
+
+def test_a_checkpoint_during_an_install_does_not_name_the_segment(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flags of the segment tell what went until its last topic was installed, and the
+    checkpoint is older.
+    """
+    client.append("a", 1)
+    client.put("b", cap_records=20)
+    fill(client, "a", "b", rounds=3)
+    real = sealing.Sealing._install_topic
+
+    def weak(self: Any, topic: Any, *arguments: Any) -> Any:
+        if topic.name == "b":
+            raise OSError(errno.EIO, "a moment's weakness")
+        return real(self, topic, *arguments)
+
+    monkeypatch.setattr(sealing.Sealing, "_install_topic", weak)
+    with pytest.raises(OSError, match="weakness"):
+        client.seal()
+    client.under_way = client.sealing.checkpoint()
+    while client.step():
+        pass
+    fill(client, "b", rounds=8)
+    before = seen(client)
+    monkeypatch.setattr(sealing.Sealing, "_install_topic", real)
+    monkeypatch.setattr(sealing.Sealing, "checkpoint", lambda _: sealing.trio.sleep(0))
+    client.seal()
+    assert seen(client) == before
+    client.wal.flush(sync=True)
+    client.advance()
+    client.seal()
+    assert not client.shard.segments._flags._queue
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    again.kill()

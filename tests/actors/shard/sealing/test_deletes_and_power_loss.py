@@ -1,0 +1,220 @@
+"""Delete flags reach their segments after the log has the deletes: no power loss leaves one without
+the other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.actors.shard.sealing.sealing_support import (
+    FILE_BYTES,
+    Sealer,
+    by_hand,
+    copy,
+    ended,
+    files,
+    spoil,
+)
+from tests.storage.log_support import ForgetfulDisk
+from topics.formats.api.requests import TagMatch
+from topics.storage.recovery import steps
+
+ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
+
+
+Seen = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    by_hand(monkeypatch)
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
+    return ForgetfulDisk(monkeypatch)
+
+
+@pytest.fixture
+def client(disk: ForgetfulDisk, tmp_path: Path) -> Iterator[Sealer]:
+    """A capped topic of class `disk` with sealed records, all of it synced. Nothing is synced any
+    more unless a test wants it.
+    """
+    with ended(Sealer(tmp_path / "data")) as client:
+        client.put("a", durability="disk", cap_records=12)
+        append(client, 20)
+        client.checkpoint()
+        yield client
+
+
+def append(client: Sealer, count: int) -> None:
+    for _ in range(count):
+        client.filled["a"] += 1
+        number = client.filled["a"]
+        client.append(
+            "a",
+            records=[
+                {"data": number, "tag": "odd" if number % 2 else "even", "meta": {"m": "x" * 60}}
+            ],
+        )
+
+
+def delete(client: Sealer, match: TagMatch = ODD, before_seq: int | None = None) -> None:
+    client.submit(client.engine.delete_records("a", before_seq, match, client.now))
+    client.wait()
+
+
+def sync(client: Sealer) -> None:
+    client.wal.flush(sync=True)
+    client.advance()
+
+
+def flagged(client: Sealer) -> int:
+    """Flags that are set in the files."""
+    return sum(path.read_bytes()[at : at + count].count(1) for path, at, count in flags(client))
+
+
+def flags(client: Sealer) -> list[tuple[Path, int, int]]:
+    segments = client.shard.segments.segments.values()
+    return [
+        (segment.path, segment.trailer.flags_at, segment.trailer.record_count)
+        for segment in segments
+    ]
+
+
+def seen(client: Sealer) -> Seen:
+    topic = client.engine.topic("a")
+    floors = topic.start_seq, topic.cap_floor
+    return {
+        "head": topic.head_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "floors": floors,
+        "records": client.shown("a"),
+    }
+
+
+def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
+    """What is left when the disk took of the log only what was synced, and of the segments all that
+    the kernel had been given.
+    """
+    if target.exists():
+        shutil.rmtree(target)
+    disk.power_loss(client.path, target)
+    for path in (client.path / "segment" / "00").iterdir():
+        shutil.copyfile(path, target / "segment" / "00" / path.name)
+    return target
+
+
+def without_lost_seqs(found: Seen, head: int) -> Seen:
+    """The head jumps to the reserved seqs, which are reported as lost."""
+    assert found["head"] > head
+    return found | {"head": head}
+
+
+def test_a_delete_that_the_log_lost_has_deleted_nothing(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
+    before = seen(client)
+    delete(client)
+    assert seen(client) != before
+    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
+    assert without_lost_seqs(seen(again), before["head"]) == before
+    again.kill()
+
+
+def test_evictions_before_a_lost_delete_stay_as_they_were(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
+    delete(client, ODD, before_seq=16)
+    append(client, 5)
+    while (
+        client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16
+    ):  # a file that is full would be synced
+        append(client, 1)
+    sync(client)
+    before, synced = seen(client), client.wal.synced
+    delete(client, EVEN)
+    append(client, 1)
+    assert client.wal.synced == synced
+    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
+    assert without_lost_seqs(seen(again), before["head"]) == before
+    again.kill()
+
+
+def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synced(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
+    delete(client)
+    after, synced = seen(client), flagged(client)
+    client.seal()
+    assert flagged(client) == synced  # the log is not synced yet
+    again = Sealer(copy(client.path, tmp_path / "killed"), boot="first")
+    assert seen(again) == after
+    again.kill()
+    sync(client)
+    assert seen(client) == after
+    client.seal()
+    assert flagged(client) > synced
+    assert seen(client) == after
+    assert not client.shard.segments._flags._queue
+    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
+    assert without_lost_seqs(seen(again), after["head"]) == after
+    again.kill()
+
+
+@pytest.mark.parametrize("kept", ["newest", "older"])
+def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
+    kept: str, client: Sealer, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
+    """A checkpoint syncs the log, then delete flags: a delete between the two is not durable."""
+    going_on, steps = True, 0
+    while going_on:
+        append(client, 3)
+        sync(client)
+        client.under_way = client.sealing.checkpoint()
+        going_on = all(client.step() for _ in range(steps))
+        moments = [seen(client)]
+        delete(client, ODD if steps % 2 else EVEN, before_seq=client.engine.topic("a").head_seq - 2)
+        moments.append(seen(client))
+        while True:
+            left = lose_power(client, disk, tmp_path / "after")
+            if kept == "older" and len(files(left, "checkpoint")) > 1:
+                spoil(left)
+            again = Sealer(left, boot="second")
+            assert without_lost_seqs(seen(again), moments[0]["head"]) in moments, steps
+            again.kill()
+            if client.under_way is None or not client.step():
+                break
+        client.checkpoint()
+        steps += 1
+    assert steps > 4
+
+
+def test_a_start_writes_no_flags_before_it_has_synced_the_log(
+    client: Sealer, disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was killed: the log that is replayed may be nowhere but in the page cache, and
+    power may be lost then.
+    """
+    before = seen(client)
+    delete(client)
+
+    def loses_power(*_: object, **__: object) -> None:
+        raise OSError("power is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "end_log", loses_power)
+        with pytest.raises(OSError, match="power is lost"):
+            client.again()
+    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
+    assert without_lost_seqs(seen(again), before["head"]) == before
+    again.kill()

@@ -1,0 +1,158 @@
+"""A step of sealing fails: everything is as it was, and a later round succeeds."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    comes_back,
+    copy,
+    delete,
+    extents,
+    files,
+    fill,
+    findings,
+    free_all,
+    seen,
+    survives_a_kill,
+)
+from tests.storage.log_support import failing
+from topics.actors.shard.sealing import sealing
+from topics.engine.locators import split_locator
+from topics.formats.api.requests import TagMatch
+from topics.storage import checkpoints
+from topics.storage.segments.store import SegmentStore
+from topics.storage.segments.writer import SegmentWriter
+from topics.storage.wal.log import Wal
+
+FAILING: list[tuple[Any, str]] = [
+    (SegmentStore, "begin"),
+    (SegmentWriter, "write"),
+    (SegmentWriter, "finish"),
+    (SegmentStore, "entries"),
+    (SegmentStore, "sync"),
+    (checkpoints, "write"),
+    (Wal, "retire"),
+    (SegmentStore, "unlink"),
+    (SegmentStore, "punch"),
+]
+
+
+@pytest.mark.parametrize(("where", "what"), FAILING, ids=[what for _, what in FAILING])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_an_error_leaves_everything_as_it_was_and_a_later_round_succeeds(
+    where: Any, what: str, code: int, client: Sealer
+) -> None:
+    fill(client, "a", "b", "gone", rounds=10)
+    client.checkpoint()
+    client.delete("gone")
+    delete(client, "a", before_seq=12)
+    fill(client, "b", rounds=6)
+    before, failures = seen(client), 0
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fails(*_: object, **__: object) -> None:
+            nonlocal failures
+            failures += 1
+            raise OSError(code, os.strerror(code))
+
+        patch.setattr(where, what, fails)
+        for _ in range(4):
+            client.sealing.checkpoints.written_at = float("-inf")
+            try:
+                client.seal()
+            except OSError as error:
+                assert error.errno == code  # noqa: PT017 - most rounds fail, one in which nothing is due does not
+            assert seen(client) == before
+    assert failures
+    fds = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    free_all(client)
+    assert seen(client) == before
+    assert not [path for path in client.path.rglob("*") if path.suffix in (".tmp", ".new")]
+    assert len(files(client.path, "segment")) == len(
+        {split_locator(locator)[0] for locator in extents(client)}
+    )
+    assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
+    assert findings(client.path) == []
+    survives_a_kill(client, before)
+
+
+def test_an_interrupted_install_seals_nothing_twice(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "a", "b", "c", rounds=6)
+    before = seen(client)
+    real, calls = sealing.Sealing._install_topic, 0
+
+    def once(self: Any, *arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.EIO, "a moment's weakness")
+        real(self, *arguments)
+
+    monkeypatch.setattr(sealing.Sealing, "_install_topic", once)
+    with pytest.raises(OSError, match="weakness"):
+        client.seal()
+    assert seen(client) == before
+    for end in ("kill", "stop"):
+        getattr(other := Sealer(copy(client.path, client.path.with_name(end))), end)()
+        comes_back(other, before)
+    client.seal()
+    assert seen(client) == before
+    survives_a_kill(client, before)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_flag_that_the_disk_refuses_counts_at_once_and_is_written_later(
+    code: int, client: Sealer
+) -> None:
+    fill(client, "a", "b", rounds=10)
+    client.seal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("topics.storage.segments.delete_flags.write_all", failing(code))
+        delete(client, "a", match=TagMatch("Eq", "odd"))
+        delete(client, "a", before_seq=4)
+        before = seen(client)
+        assert not [
+            record
+            for record in client.shown("a")
+            if record["$tag"] == "odd" and record["$seq"] < 12
+        ]
+        with pytest.raises(OSError):
+            client.checkpoint()
+        assert seen(client) == before
+    client.checkpoint()
+    client.checkpoint()
+    assert not client.shard.segments._flags._queue
+    assert seen(client) == before
+    survives_a_kill(client, before)
+
+
+def test_after_a_failed_sync_all_flags_are_written_again(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "a", rounds=10)
+    client.seal()
+    delete(client, "a", match=TagMatch("Eq", "odd"))
+    store = client.shard.segments
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.storage.segments.delete_flags.sync_segment", failing(errno.EIO))
+        with pytest.raises(OSError):
+            store.sync(client.wal.position)
+    before = seen(client)
+    for number, segment in store.segments.items():  # what the page cache held is gone
+        data = bytearray(segment.path.read_bytes())
+        start = segment.trailer.flags_at
+        if any(split_locator(queued.locator)[0] == number for queued in store._flags._queue):
+            data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
+            segment.path.write_bytes(data)
+    assert store._flags._queue
+    store.sync(client.wal.position)
+    assert not store._flags._queue
+    assert seen(client) == before

@@ -1,0 +1,194 @@
+"""Blobs of streamed appends fill log files as frames do, and are sealed and reclaimed with them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    append_streamed,
+    comes_back,
+    ended,
+    files,
+    findings,
+    seen,
+)
+from topics.engine.page import Page
+from topics.storage.disk import Damaged
+from topics.storage.wal.file import NoRoom, WalFile
+
+FILE_BYTES = 64 << 10
+
+
+LONG = ["x" * 1000] * 30  # some 31,000 bytes: a third of them fills a file
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Sealer]:
+    with ended(Sealer(tmp_path / "data", file_bytes=FILE_BYTES)) as client:
+        client.put("a")
+        client.put("b")
+        yield client
+
+
+def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
+    client.append("a", "first")
+    for _ in range(3):
+        append_streamed(client, "a", LONG)
+    assert client.wal.whole_files() == []
+    client.append("a", "next")
+    assert len(client.wal.whole_files()) == 1
+
+
+def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
+    for _ in range(20):
+        append_streamed(client, "a", LONG)
+        assert len(client.shown("a")) % len(LONG) == 0
+        client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) <= 3
+    assert len([*client.wal.blobs.added()]) <= 3
+    assert findings(client.path) == []
+    before = seen(client)
+    client.kill()
+    comes_back(client, before)
+
+
+def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Sealer) -> None:
+    client.put("a", cap_records=len(LONG))
+    for _ in range(12):
+        append_streamed(client, "a", LONG)
+        client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) <= 3
+    assert files(client.path, "segment") == []
+
+
+def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
+    for _ in range(4):
+        append_streamed(client, "a", LONG * 3)
+    assert len(client.wal.whole_files()) == 3
+    before = seen(client)
+    client.seal()
+    client.checkpoint()
+    client.checkpoint()
+    assert len(files(client.path, "blob")) == 1
+    assert seen(client) == before
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
+    client: Sealer, orderly: bool
+) -> None:
+    append_streamed(client, "a", LONG)
+    append_streamed(client, "a", LONG)
+    (client.stop if orderly else client.kill)()
+    again = client.again()
+    append_streamed(again, "a", LONG)
+    assert again.wal.whole_files() == []
+    again.kill()
+    third = again.again()
+    assert third.wal.whole_files() == [], "a start needs no room for another file"
+    third.append("a", "next")
+    assert len(third.wal.whole_files()) == 1
+    third.kill()
+
+
+def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletes must be written, as they make room."""
+    for _ in range(3):
+        append_streamed(client, "a", LONG)
+    with monkeypatch.context() as patch:
+
+        def full(file: WalFile, spare: Path | None = None) -> None:
+            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(WalFile, "create", full)
+        _, answer = client.start("a", "refused")
+        client.commits.flush()
+        client.advance()
+        assert isinstance(answer[0], NoRoom)
+        client.append("a", "in the same file")
+        assert client.wal.whole_files() == []
+    append_streamed(client, "a", LONG)
+    assert len(client.wal.whole_files()) == 1
+    before = seen(client)
+    client.kill()
+    comes_back(client, before)
+
+
+def hurt(path: Path, at: int = -100) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def damaged(client: Sealer) -> Iterator[Sealer]:
+    """A blob was damaged after an orderly stop, and nobody has read it since."""
+    client.put("a", ttl_ms=1000)
+    client.append("a", "before")
+    path = append_streamed(client, "a", LONG)
+    client.append("a", "behind")
+    client.stop()
+    hurt(path)
+    again = client.again()
+    yield again
+    again.kill()
+
+
+def read(client: Sealer, from_seq: int) -> Page:
+    return client.read("a", from_seq, limit=1)
+
+
+def gap(page: Page) -> tuple[str, int, int]:
+    assert page.tombstone is not None
+    return page.tombstone.reason, page.tombstone.gap_from, page.tombstone.gap_to
+
+
+def test_a_read_reports_a_damaged_blob_as_a_gap_and_continues(damaged: Sealer) -> None:
+    assert read(damaged, 0).count == 1
+    for _ in range(2):
+        assert gap(read(damaged, 1)) == ("damaged", 2, 31)
+    assert read(damaged, 31).count == 1
+    with pytest.raises(Damaged, match=r"\.blob, offset 64"):
+        damaged.wal.blobs.body(damaged.engine.topic("a").id, 2)
+
+
+def test_a_delete_may_cut_a_damaged_blob(damaged: Sealer) -> None:
+    assert damaged.delete_records("a", before_seq=10) == 9
+    assert gap(read(damaged, 9)) == ("damaged", 10, 31)
+    assert damaged.delete_records("a", before_seq=33) == 23, "all of it may go"
+
+
+def test_a_cap_that_cuts_a_damaged_blob_stops_nothing(damaged: Sealer) -> None:
+    damaged.put("a", cap_records=10)
+    damaged.append("a", "more")
+    assert read(damaged, 31).count == 1
+    damaged.put("a", cap_records=2)
+    assert damaged.engine.topic("a").count == 2
+
+
+def test_age_removes_a_damaged_blob_as_a_whole(damaged: Sealer) -> None:
+    damaged.later(5000)
+    damaged.expire("a")
+    assert damaged.engine.topic("a").count == 0
+
+
+def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:
+    for _ in range(3):
+        append_streamed(damaged, "b", LONG)
+    damaged.append("b", "next")
+    damaged.seal()
+    assert gap(read(damaged, 1)) == ("damaged", 2, 31)
+    assert read(damaged, 31).count == 1
+    assert len([*(damaged.path / "blob" / "00").glob("*.blob.damaged")]) == 1

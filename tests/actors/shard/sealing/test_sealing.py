@@ -1,0 +1,218 @@
+"""Sealing step by step: readers and writers notice nothing, whatever happens between two steps."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    Seen,
+    copy,
+    delete,
+    fill,
+    findings,
+    sealed,
+    seen,
+    survives_a_kill,
+)
+from topics.actors.shard import interpreter
+from topics.actors.shard.sealing import sealing
+from topics.engine.locators import is_extent, is_in_memory
+from topics.formats.api.requests import TagMatch
+from topics.formats.disk.segment_build import build
+
+
+def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
+    client.put("capped", cap_records=5)
+    client.put("old", ttl_ms=50)
+    client.put("memory", durability="ephemeral")
+    fill(client, "a", "capped", "old", "memory")
+    delete(client, "a", match=TagMatch("Eq", "odd"))
+    client.later(20)
+    fill(client, "a", "old")
+    before = seen(client)
+    client.seal()
+    assert client.sealing.sealed > 5
+    assert sealed(client, "a")
+    assert seen(client) == before
+    client.kill()
+    again = client.again()
+    after = seen(again)
+    del before["memory"], after["memory"]
+    assert after == before
+    assert findings(client.path) == []
+    again.kill()
+
+
+def test_records_in_memory_stay_between_sealed_ones(client: Sealer) -> None:
+    for durability in ("disk", "ephemeral", "memory", "ephemeral", "fsync"):
+        client.put("a", durability=durability)
+        fill(client, "a", rounds=8)
+    before = seen(client)
+    client.seal()
+    assert seen(client) == before
+    locators = [*client.engine.topic("a").index.locators()]
+    assert any(is_in_memory(locator) for locator in locators)
+    assert any(is_extent(locator) for locator in locators)
+
+
+def test_the_switch_interval_is_short_while_a_segment_is_built(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, seen = sys.getswitchinterval(), []
+
+    def watched(*arguments: Any) -> Iterator[bytes]:
+        seen.append(sys.getswitchinterval())
+        yield from build(*arguments)
+
+    monkeypatch.setattr(sealing, "build", watched)
+    fill(client, "a", rounds=10)
+    client.seal()
+    assert max(seen) == pytest.approx(interpreter.SEALING_S)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_a_write_may_be_split_over_extents_and_keeps_its_key(
+    client: Sealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "build", functools.partial(build, extent_records=4))
+    client.append("a", *range(11), key="eleven")
+    fill(client, "a")
+    client.append("a", *range(30), key="thirty")
+    fill(client, "a")
+    before = seen(client)
+    client.seal()
+    assert len(client.engine.topic("a").index) > 10
+    assert seen(client) == before
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    assert again.append("a", 1, key="eleven") == (1, True)
+    again.kill()
+
+
+@pytest.mark.slow
+def test_ten_thousand_topics(tmp_path: Path) -> None:
+    client = Sealer(tmp_path / "data", file_bytes=1 << 20)
+    for number in range(10_000):
+        client.start(f"t{number}", number)
+        if number % 500 == 0:
+            client.wait()
+    client.wait()
+    fill(client, "last", rounds=2000, size=300)
+    assert client.wal.whole_files()
+    client.seal()
+    client.kill()
+    again = client.again()
+    assert len(again.engine.topics) == 10_001
+    assert [again.shown(f"t{number}")[0]["data"] for number in range(0, 10_000, 977)] == [
+        *range(0, 10_000, 977)
+    ]
+    again.kill()
+
+
+def recreate(client: Sealer) -> None:
+    client.delete("a")
+    fill(client, "a", rounds=2)
+
+
+EVENTS: dict[str, Callable[[Sealer], None]] = {
+    "delete by tag": lambda client: delete(client, "a", match=TagMatch("Eq", "odd")),
+    "delete below": lambda client: delete(client, "a", before_seq=9),
+    "delete all": lambda client: delete(client, "a", before_seq=1 << 40),
+    "a cap": lambda client: client.put("a", cap_records=3),
+    "a topic goes": lambda client: client.delete("a"),
+    "a topic comes again": lambda client: recreate(client),
+    "more writes": lambda client: fill(client, "a", "b", rounds=2),
+    "another class": lambda client: client.put(
+        "a", durability="fsync", idempotency_window_ms=500_000
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", EVENTS)
+def test_changes_between_any_two_steps_have_the_same_result(event: str, tmp_path: Path) -> None:
+    def run(steps: int) -> tuple[Seen, Seen, bool]:
+        client = Sealer(copy(origin, tmp_path / "data"))
+        going_on = all(client.step() for _ in range(steps))
+        EVENTS[event](client)
+        client.seal()
+        shown = seen(client)
+        client.kill()
+        assert findings(client.path) == []
+        again = client.again()
+        found = seen(again)
+        again.kill()
+        return shown, found, going_on
+
+    first = Sealer(tmp_path / "origin")
+    fill(first, "a", "b", rounds=6)
+    first.kill()
+    origin = first.path
+    expected, _, _ = run(0)
+    steps, going_on = 0, True
+    while going_on:
+        steps += 1
+        shown, found, going_on = run(steps)
+        assert shown == expected, f"after {steps} steps"
+        assert found == expected, f"after {steps} steps and a restart"
+    assert steps > 30
+
+
+def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client: Sealer) -> None:
+    fill(client, "a", "b", rounds=6)
+    before = seen(client)
+    change = client.engine.delete("a", False, client.now)
+    assert change is not None
+    client.submit(change)  # not handed over, so the log does not hold it
+    while client.sealing.sealed < 1:
+        assert client.step()
+    client.commits._lose(OSError(errno.ENOSPC, "full"))
+    client.wal.resume(client.wal._start)
+    try:
+        client.seal()
+    except OSError as error:
+        assert error.errno == errno.ENOSPC  # noqa: PT017 - it may come, and need not
+    assert seen(client) == before
+    client.checkpoint()
+    survives_a_kill(client, before)
+
+
+def test_a_deleted_topic_names_no_records(client: Sealer) -> None:
+    fill(client, "a", rounds=3)
+    topic = client.engine.topic("a")
+    client.delete("a")
+    assert len(topic.index) == 0
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_a_delete_up_to_the_middle_of_a_write_between_two_steps_can_be_sealed(
+    steps: int, client: Sealer
+) -> None:
+    """The topic begins now in the middle of a write that is in no extent: none of its flags may
+    become an extent's.
+    """
+    for _ in range(4):
+        client.append(
+            "a", records=[{"data": 1, "tag": "last" if index == 7 else None} for index in range(8)]
+        )
+        client.append("a", "x" * 600)  # each write has its log file
+    delete(client, "a", match=TagMatch("Eq", "last"))
+    for _ in range(steps):
+        client.step()
+    delete(client, "a", before_seq=12)
+    before = seen(client)
+    client.seal()
+    assert seen(client) == before
+    client.kill()
+    again = client.again()
+    assert seen(again) == before
+    again.kill()

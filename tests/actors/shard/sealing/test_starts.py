@@ -1,0 +1,117 @@
+"""Starts on what sealing and checkpointing leave on the disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.actors.shard.sealing.sealing_support import (
+    Sealer,
+    append_streamed,
+    copy,
+    delete,
+    files,
+    fill,
+    findings,
+    free_all,
+    seen,
+    spoil,
+)
+from topics.formats.api.requests import TagMatch
+from topics.storage import checkpoints
+from topics.storage.disk import Damaged
+
+
+@pytest.mark.slow
+def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
+    client: Sealer,
+) -> None:
+    for _ in range(6):
+        fill(client, "a", "b", rounds=4)
+        append_streamed(client, "a", ["y" * 500])
+        delete(client, "b", match=TagMatch("Eq", "odd"))
+        client.seal()
+        before = seen(client)
+        target = copy(client.path, client.path.with_name("copy"))
+        spoil(target)
+        for _ in range(2):
+            other = Sealer(target)
+            assert seen(other) == before
+            other.kill()
+        other = Sealer(target)
+        other.checkpoint()  # the damaged one goes, and not the one that is whole
+        other.kill()
+        assert len(checkpoints.whole(target / "checkpoint" / "00")) == 2
+        assert findings(target) == []
+
+
+def test_without_a_checkpoint_a_log_that_does_not_begin_at_0_is_damaged(client: Sealer) -> None:
+    fill(client, "a", rounds=30)
+    client.checkpoint()
+    client.checkpoint()
+    client.kill()
+    for path in files(client.path, "checkpoint"):
+        path.unlink()
+    assert findings(client.path)
+    with pytest.raises(Damaged, match="missing or cut"):
+        client.again()
+
+
+def test_a_missing_segment_is_damage_with_its_path(client: Sealer) -> None:
+    fill(client, "a", rounds=10)
+    client.seal()
+    client.kill()
+    path = files(client.path, "segment")[0]
+    path.unlink()
+    with pytest.raises(Damaged) as raised:
+        client.again()
+    assert raised.value.path == path
+
+
+def test_a_kill_without_a_reboot_skips_no_seq_when_the_start_frame_is_sealed(
+    client: Sealer,
+) -> None:
+    for _ in range(4):
+        fill(client, "a", rounds=8)
+        client.seal()
+    head = client.engine.topic("a").head_seq
+    assert client.wal.oldest > 0
+    client.kill()
+    again = client.again()
+    assert again.append("a", "next") == (head + 1, False)
+    again.kill()
+    again = again.again(boot="second")
+    assert again.append("a", "after a power loss")[0] > head + 2
+    again.kill()
+
+
+def test_keys_outlive_their_records_their_extents_and_their_segments(client: Sealer) -> None:
+    fill(client, "a", "b", "c", rounds=12)
+    delete(client, "a", before_seq=9)
+    client.seal()
+    delete(client, "b", match=TagMatch("Eq", "even"))
+    client.put("c", cap_records=1)
+    delete(client, "a", before_seq=1 << 40)
+    before = seen(client)
+    for _ in range(3):
+        free_all(client)
+        client.kill()
+        client = client.again()
+        assert seen(client) == before
+    client.put("a", idempotency_window_ms=500_000)
+    client.later(200_000)
+    client.kill()
+    client = client.again()
+    assert client.append("a", 1, key="a3")[1]
+    assert not client.append("b", 1, key="b3")[1]
+    client.kill()
+
+
+def test_a_reused_key_stands_for_the_later_write(client: Sealer) -> None:
+    client.append("a", 1, key="k")
+    client.later(130_000)
+    client.now = client.now._replace(ts=client.now.ts - 130_000)  # the wall clock steps back
+    assert client.append("a", 2, key="k") == (2, False)
+    client.kill()
+    again = client.again()
+    assert again.append("a", 3, key="k") == (2, True)
+    again.kill()

@@ -1,0 +1,241 @@
+"""Appends that come in one message: each is decided by itself, and all are answered together, in
+their order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.shard import Desk
+from topics.actors.shard import appends
+from topics.errors import Internal
+from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.envelope import Failure, decode
+from topics.storage.wal.file import NoRoom
+
+CLASSES = ["ephemeral", "memory", "disk", "fsync"]
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
+    return Desk(tmp_path, nursery)
+
+
+def body(*datas: Any, **fields: Any) -> dict[str, Any]:
+    return {"records": [{"data": data} for data in datas], **fields}
+
+
+def said(answers: list[dict[str, Any]]) -> list[Any]:
+    """The seqs of what went well, the code of what did not."""
+    return [answer.get("code") or answer["seqs"] for answer in answers]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_all_are_answered_together_in_their_order(desk: Desk, durability: str) -> None:
+    desk.make("a", durability=durability)
+    number = desk.append_many("a", body(1), body(2, 3), body(4))
+    desk.synced()
+    ((told, answers),) = desk.batches()
+    assert (told, said(answers)) == (number, [[1], [2, 3], [4]])
+    assert (
+        [answer["last_seq"] for answer in answers]
+        == [answer["head_seq"] for answer in answers]
+        == [1, 3, 4]
+    )
+    assert {(answer["topic"], answer["created"], answer["deduped"]) for answer in answers} == {
+        ("a", False, False)
+    }
+    assert desk.seqs("a") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("end", ["written", "synced"])
+async def test_each_is_a_frame_of_its_own_and_waits_for_what_its_class_promises(
+    desk: Desk, end: str
+) -> None:
+    desk.make("a", durability="disk" if end == "written" else "fsync")
+    desk.append_many("a", body(1), body(2))
+    assert [frame.kind for frame in desk.log.frames.values()][-2:] == [FrameKind.APPEND] * 2
+    desk.flush()
+    assert desk.batches() == []
+    if end == "synced":
+        desk.written()
+        assert desk.batches() == []
+    getattr(desk, end)()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == [[1], [2]]
+
+
+async def test_a_burst_to_a_quick_topic_does_not_wait_for_one_to_a_slow_topic(desk: Desk) -> None:
+    desk.make("slow", durability="fsync")
+    desk.make("quick", durability="ephemeral")
+    slow = desk.append_many("slow", body(1), body(2))
+    quick = desk.append_many("quick", body(3), body(4))
+    assert [number for number, _ in desk.batches()] == [quick]
+    desk.written()
+    assert desk.batches() == []
+    desk.synced()
+    assert [number for number, _ in desk.batches()] == [slow]
+
+
+BAD = [
+    (b"nonsense", "invalid_request"),
+    (b"", "invalid_request"),
+    (b'{"records":[]}', "invalid_request"),
+    (b'{"records":[{"data":"\xff"}]}', "invalid_request"),
+    (json_bytes({"records": [{"data": 1, "tag": "x" * 257}]}), "invalid_request"),
+    (json_bytes({"records": [{"data": 1, "meta": {"k": "x" * (17 << 10)}}]}), "record_too_large"),
+    (json_bytes({"records": [{"data": 1}], "config": {"type": "nope"}}), "invalid_request"),
+]
+
+
+@pytest.mark.parametrize(("bad", "code"), BAD, ids=[str(content)[:40] for content, _ in BAD])
+async def test_a_bad_one_harms_none_of_its_neighbours(desk: Desk, bad: bytes, code: str) -> None:
+    desk.make("a")
+    desk.append_many("a", bad, body(1), bad, bad, body(2), bad)
+    desk.written()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == [code, [1], code, code, [2], code]
+    assert desk.seqs("a") == [1, 2]
+
+
+async def test_a_burst_of_bad_ones_is_answered_at_once(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    desk.append_many("a", b"{", b"[")
+    ((_, answers),) = desk.batches()
+    assert said(answers) == ["invalid_request"] * 2
+    assert all(answer["message"] for answer in answers)
+
+
+async def test_an_error_keeps_its_detail(desk: Desk) -> None:
+    desk.make("a", cap_records=2, discard="reject")
+    desk.append_many("a", body(1), body(2, 3), body(4), body(5))
+    desk.written()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == [[1], "topic_full", [2], "topic_full"]
+    assert answers[1]["detail"] == {"topic": "a", "cap_records": 2, "cap_bytes": 0}
+
+
+async def test_a_bug_met_by_one_is_told_to_that_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.make("a")
+    append = desk.engine.append
+
+    def broken(name: str, asked: Any, *rest: Any) -> Any:
+        if bytes(asked.records[0].data) == b"2":
+            raise ZeroDivisionError("a bug")
+        return append(name, asked, *rest)
+
+    monkeypatch.setattr(desk.engine, "append", broken)
+    desk.append_many("a", body(1), body(2), body(3))
+    desk.written()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == [[1], Internal.code, [2]]
+    assert "ZeroDivisionError" not in str(answers), "what went wrong inside is for the log"
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+async def test_a_key_that_stands_there_twice_is_written_once(desk: Desk, durability: str) -> None:
+    desk.make("a", durability=durability)
+    first, other = {"idempotency_key": "k"}, {"idempotency_key": "l"}
+    desk.append_many(
+        "a",
+        body(1, **first),
+        body(2, **first),
+        body(3),
+        body(4, **other),
+        body(5, **first),
+        body(6, **other),
+    )
+    desk.synced()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == [[1], [1], [2], [3], [1], [3]]
+    assert [answer["deduped"] for answer in answers] == [False, True, False, False, True, True]
+    assert desk.seqs("a") == [1, 2, 3]
+
+
+async def test_a_retry_follows_the_first_attempt_out_of_another_message(desk: Desk) -> None:
+    desk.make("a", durability="fsync")
+    alone = desk.append("a", 1, key="k")
+    desk.append_many("a", body(2, idempotency_key="k"), body(3))
+    desk.append_many("a", body(4, idempotency_key="k"))
+    desk.written()
+    assert desk.wire.sent == []
+    desk.synced()
+    alone_frame, *batches = desk.wire.take()
+    assert decode(alone_frame.payload).cid == alone  # type: ignore[union-attr]
+    desk.wire.sent = batches
+    assert sorted(said(answers) for _, answers in desk.batches()) == [[[1]], [[1], [2]]]
+    assert desk.seqs("a") == [1, 2]
+
+
+async def test_the_first_makes_the_topic_and_only_that_one_says_so(desk: Desk) -> None:
+    refused = body(0, create=False)
+    desk.append_many("a", refused, body(1, config={"durability": "memory"}), body(2), refused)
+    desk.written()
+    assert desk.batches() == []
+    desk.synced()
+    ((_, answers),) = desk.batches()
+    assert said(answers) == ["topic_not_found", [1], [2], [3]]
+    assert [answer.get("created") for answer in answers] == [None, True, False, False]
+
+
+async def test_what_finds_no_room_is_refused_one_by_one_and_the_log_goes_on(desk: Desk) -> None:
+    desk.make("a")
+    desk.append_many("a", body(1, idempotency_key="k"), body(2, idempotency_key="k"), body(3))
+    desk.failed(FULL)
+    ((_, answers),) = desk.batches()
+    assert said(answers) == ["not_ready"] * 3
+    desk.append_many("a", body(4, idempotency_key="k"), body(5))
+    desk.written()
+    ((_, answers),) = desk.batches()
+    assert (said(answers), [answer["deduped"] for answer in answers]) == (
+        [[1], [2]],
+        [False, False],
+    )
+
+
+async def test_a_broken_log_refuses_the_whole_burst(desk: Desk) -> None:
+    desk.make("a")
+    desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    desk.append_many("a", body(1), body(2))
+    (frame,) = desk.wire.take()
+    failure = decode(frame.payload)
+    assert isinstance(failure, Failure)
+    assert failure.data["code"] == "not_ready"
+
+
+async def test_a_burst_waits_in_its_place_for_a_long_write(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1000)
+    desk.make("a", durability="ephemeral")
+    long = desk.append("a", *["x" * 200] * 9)
+    burst = desk.append_many("a", body(1), b"bad", body(2))
+    assert desk.wire.sent == []
+    while len(desk.wire.sent) < 2:
+        await trio.lowlevel.checkpoint()
+    first, second = desk.wire.take()
+    assert decode(first.payload).cid == long  # type: ignore[union-attr]
+    desk.wire.sent = [second]
+    ((number, answers),) = desk.batches()
+    assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
+
+
+async def test_seqs_are_left_out_where_nobody_asked_for_them(desk: Desk) -> None:
+    desk.make("a", durability="ephemeral")
+    desk.append_many("a", body(1), body(2), with_seqs=False)
+    ((_, answers),) = desk.batches()
+    assert [("seqs" in answer, answer["last_seq"]) for answer in answers] == [
+        (False, 1),
+        (False, 2),
+    ]

@@ -1,0 +1,72 @@
+"""Inbox: messages are taken in order of arrival, a bounded batch at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topics.actors.shard import inbox
+from topics.actors.shard.inbox import Inbox
+from topics.formats.wire.message import MessageFrame
+
+
+class Session:
+    """Stands for a link session: an inbox only carries it."""
+
+
+def messages(*numbers: int) -> list[MessageFrame]:
+    return [MessageFrame(number, 0, "rpc/append", b"", b"") for number in numbers]
+
+
+def numbers(batch: Any) -> list[int]:
+    return [message.frame_id for _, message in batch]
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    monkeypatch.setattr(inbox, "BATCH_MAX", 3)
+    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
+    return Inbox()
+
+
+def test_a_batch_holds_the_messages_of_all_links_in_order_of_arrival(box: Inbox) -> None:
+    one: Any = Session()
+    other: Any = Session()
+    box.put(one, messages(1, 2))
+    box.put(other, messages(3))
+    batch = box.take()
+    assert numbers(batch) == [1, 2, 3]
+    assert [session for session, _ in batch] == [one, one, other]
+    assert not box
+
+
+def test_a_batch_is_bounded_and_the_rest_waits_in_order(box: Inbox) -> None:
+    session: Any = Session()
+    box.put(session, messages(1, 2, 3, 4, 5))
+    assert numbers(box.take()) == [1, 2, 3]
+    box.put(session, messages(6))
+    assert (len(box), numbers(box.take()), numbers(box.take())) == (3, [4, 5, 6], [])
+
+
+def test_an_inbox_is_full_above_its_bound(box: Inbox) -> None:
+    session: Any = Session()
+    box.put(session, messages(*range(6)))
+    assert not box.is_full
+    box.put(session, messages(6))
+    assert box.is_full
+    box.take()
+    assert not box.is_full
+
+
+def test_another_order_is_a_matter_of_take_alone(box: Inbox) -> None:
+    """The seam: a policy sees each message with its session and chooses the batch."""
+
+    class NewestFirst(Inbox):
+        def take(self) -> Any:
+            return [self._waiting.pop() for _ in range(min(len(self._waiting), inbox.BATCH_MAX))]
+
+    session: Any = Session()
+    weighed = NewestFirst()
+    weighed.put(session, messages(1, 2, 3, 4))
+    assert (numbers(weighed.take()), numbers(weighed.take())) == ([4, 3, 2], [1])

@@ -1,0 +1,113 @@
+"""Shard loop: a turn decides a batch, and services attach to it in one way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.shard import LIMITS, Desk
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.rpc import typed_calls
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.shard import inbox
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
+from topics.config import Settings
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import APPEND, AppendParams
+from topics.storage.recovery import recover
+
+
+@pytest.fixture
+def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
+    return Desk(tmp_path, nursery)
+
+
+async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) -> None:
+    loop = desk.loop
+    hooks: list[tuple[list[Any], str]] = [
+        (loop._on_commit, "on_commit"),
+        (loop._on_turn, "on_turn"),
+        (loop._on_closed, "on_session_closed"),
+    ]
+    for called, name in hooks:
+        defining = [type(each) for each in loop.services if name in vars(type(each))]
+        assert [type(hook.__self__) for hook in called] == defining != []
+
+
+async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_are_ready(
+    desk: Desk,
+) -> None:
+    order: list[str] = []
+
+    def on_turn() -> bool:
+        order.append("turn")
+        return order.count("turn") < 3
+
+    async def other() -> None:
+        order.append("other")
+        await trio.lowlevel.checkpoint()
+
+    await wait_all_tasks_blocked()
+    desk.loop._on_turn.append(on_turn)
+    async with trio.open_nursery() as nursery:
+        desk.loop.end_turn()
+        nursery.start_soon(other)
+    await wait_all_tasks_blocked()
+    assert (order[0], order.count("turn"), order[-1]) == ("turn", 3, "turn")
+    assert "other" in order[1:3], "it was ready before the last turn"
+
+
+async def test_messages_above_the_bound_of_a_batch_are_decided_in_later_turns(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is lost, each is answered, and the seqs follow the order of arrival."""
+    monkeypatch.setattr(inbox, "BATCH_MAX", 3)
+    monkeypatch.setattr(inbox, "WAITING_MAX", 6)
+    settings = Settings()
+    board, memory = Board.create(shards=1, fronts=1), LinkMemory.create(0, 0, settings)
+    shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
+    loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
+    turns: list[int] = []
+
+    def note_turn() -> bool:
+        turns.append(len(loop.inbox))
+        return False
+
+    loop._on_turn.append(note_turn)
+    nursery.start_soon(loop.run, [Link(memory, board, Side.SHARD, settings)], stop)
+    router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
+    sessions: list[LinkSession] = []
+
+    def arrived(frames: Any) -> None:
+        for frame in frames:
+            router.dispatch(sessions[0], frame)
+
+    nursery.start_soon(
+        link.run,
+        lambda: sessions.append(router.open_session("shard-0", link)),
+        arrived,
+        lambda: None,
+    )
+    with trio.fail_after(20):
+        while not sessions:
+            await trio.lowlevel.checkpoint()
+        calls = []
+        for number in range(20):
+            body = json_bytes({"records": [{"data": number}]})
+            params = AppendParams("a", None, with_seqs=True, prefixes=None, at=0)
+            calls.append(typed_calls.call_soon(sessions[0], APPEND, params, body))
+        link.flush()
+        for call in calls:
+            await call.wait()
+    assert loop.context.engine.topic("a").head_seq == 20
+    assert max(turns) > 0, "more had arrived than a turn takes"
+    stop.set()
+    shard.wal.stop()
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,189 @@
+"""What a front does about a shard without a heartbeat, on a real link and the test's clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import wait_all_tasks_blocked
+
+from topics.actors.link.board import Board, ShardState
+from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard_client.shard_link import ShardReply
+from topics.actors.shard_client.shards import Shards
+from topics.config import Settings
+from topics.errors import NotReady, TopicsError
+from topics.formats.wire.calls import APPEND, DIFF, FEED_READ
+from topics.formats.wire.contract import Call
+from topics.formats.wire.message import MessageFrame
+
+SETTINGS = Settings(ring_bytes=1 << 16, inline_bytes=4096, arena_bytes=1 << 20)
+NOTHING: Any = ()  # params that nobody reads
+OK = 200
+POLL = b'{"from_seq":0,"wait_ms":30000}'
+
+
+class Shard:
+    """The other end. It beats and reads while ``awake``, and answers what it has read when it is
+    told to.
+    """
+
+    def __init__(self, board: Board, memory: LinkMemory) -> None:
+        self.words, self.memory = board.shard(0), memory
+        self.link = Link(memory, board, Side.SHARD, SETTINGS)
+        self.asked: list[InboundCall[Any, Any]] = []
+        self.awake = True
+        self.router = MessageRouter()
+        for call in (APPEND, DIFF, FEED_READ):
+            serve(self.router, call, self.asked.append)
+        self.words.state = ShardState.READY
+
+    async def beat(self) -> None:
+        while True:
+            self.words.heartbeat_ms += self.awake
+            await trio.sleep(0.5)
+
+    async def run(self) -> None:
+        session: LinkSession | None = None
+
+        def opened() -> None:
+            nonlocal session
+            session = self.router.open_session("front-0", self.link)
+
+        def arrived(frames: list[MessageFrame]) -> None:
+            assert session is not None
+            for frame in frames:
+                self.router.dispatch(session, frame)
+
+        def closed() -> None:
+            if session is not None:
+                session.close()
+
+        await self.link.run(opened, arrived, closed)
+
+    async def answer(self) -> None:
+        for request in self.asked:
+            request.reply((OK,))
+        self.asked.clear()
+        self.link.flush()
+        await wait_all_tasks_blocked()
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.board = Board.create(1, 1)
+        self.memory = LinkMemory.create(0, 0, SETTINGS)
+        self.shard = Shard(self.board, self.memory)
+        self.shards = Shards([Link(self.memory, self.board, Side.FRONT, SETTINGS)], self.board)
+        self.nursery: trio.Nursery
+
+    def ask(self, call: Call[Any, Any], body: bytes = b"{}") -> list[Any]:
+        """In a task; the list gets the answer."""
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            try:
+                answers.append((await self.shards.call(0, call, NOTHING, body)).result[0])
+            except NotReady as failure:
+                answers.append(failure.detail.get("reason"))
+
+        self.nursery.start_soon(ask)
+        return answers
+
+    async def stall(self) -> None:
+        self.shard.awake = False
+        await trio.sleep(4)
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    desk = Desk()
+    async with trio.open_nursery() as desk.nursery:
+        for task in (desk.shards.run, desk.shard.run, desk.shard.beat):
+            desk.nursery.start_soon(task)
+        await trio.sleep(1)
+        yield desk
+        desk.nursery.cancel_scope.cancel()
+    os.close(desk.memory.front_bell)
+    os.close(desk.memory.shard_bell)
+
+
+async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    hanging = desk.ask(APPEND)
+    heard: list[ShardReply[Any] | TopicsError] = []
+    desk.shards.ask(0, FEED_READ, NOTHING, b"", heard.append)
+    await desk.stall()
+    assert hanging == ["stalled"]
+    assert isinstance(heard[0], NotReady)
+    new = desk.ask(APPEND)
+    with pytest.raises(NotReady):
+        desk.shards.reserve(0, 100_000, None)
+    await wait_all_tasks_blocked()
+    assert new == ["stalled"]
+    assert desk.shards.readiness().unwell == ((0, "stalled"),)
+    assert not desk.shards.readiness().ready
+
+
+async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    poll, read, hanging = desk.ask(DIFF, POLL), desk.ask(DIFF), desk.ask(APPEND)
+    await desk.stall()
+    assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
+    desk.shard.awake = True
+    await trio.sleep(1.6)  # a beat, then a look
+    assert desk.shards.readiness().ready
+    await desk.shard.answer()
+    assert (poll, read, hanging) == ([OK], ["stalled"], ["stalled"])
+    again = desk.ask(APPEND)
+    await wait_all_tasks_blocked()
+    await desk.shard.answer()
+    assert again == [OK]
+
+
+async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    poll = desk.ask(DIFF, POLL)
+    await desk.stall()
+    desk.shard.words.state = ShardState.DOWN
+    desk.board.bump_session(0, 0)
+    desk.memory.ring_doorbells()
+    await trio.sleep(0.1)
+    assert poll == [None]
+    assert desk.shards.readiness().unwell == ((0, "down"),)
+
+
+async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    read, hanging = desk.ask(DIFF), desk.ask(APPEND)
+    await trio.sleep(1)
+    desk.shard.words.disk_silent_ms = 10_500
+    await trio.sleep(0.6)
+    assert (read, hanging) == ([], ["disk_stalled"])
+    assert desk.shards.readiness().unwell == ((0, "disk_stalled"),)
+    desk.shard.words.disk_silent_ms = 0
+    await desk.shard.answer()
+    assert (read, hanging) == ([OK], ["disk_stalled"])
+    assert desk.shards.readiness().ready
+
+
+async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
+    desk.shard.words.state = ShardState.DAMAGED
+    shards = Shards(
+        [Link(desk.memory, desk.board, Side.FRONT, SETTINGS)], desk.board
+    )  # one that has no session yet
+    with pytest.raises(NotReady) as refused:
+        await shards.call(0, APPEND, NOTHING)
+    assert refused.value.detail == {"reason": "damaged", "replay_progress": 0.0}
+    assert shards.readiness().unwell == ((0, "damaged"),)

@@ -1,0 +1,429 @@
+"""Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
+
+Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what each
+worker sends and in which order. Between the fuzzed connections each worker makes requests of its
+own that must be answered as ever.
+
+What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
+
+- no answer is a 500, every refusal has the envelope, every connection comes to its end
+- no topic ``never.*`` exists; all others hold exactly what was acknowledged
+- no process died, no traceback is in the log, and ``/v0/health`` answers
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import errno
+import gzip
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
+from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
+from tests.contract.api import Api, Wire, listed, ok, request
+from tests.contract.ws import TEXT, Socket
+from tests.server import Server
+
+WORKERS = 6  # two for each lane
+STEADY_EVERY = 4  # cases; then a request that must be answered as ever
+END_S = 15.0  # for a connection to come to its end after its client has said all
+PROBLEMS_MAX = 20
+AIM_MS = 20.0  # 99 of 100 probes
+SHOWN_BYTES = 2000
+Stored = dict[str, int]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What happened. ``stored``: records by topic as acknowledged; ``unsaid``: publishes whose
+    answer never came.
+    """
+
+    sent: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    stored: Stored = field(default_factory=dict)
+    unsaid: int = 0
+    steady: dict[str, list[Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        """What another worker found."""
+        self.sent += other.sent
+        self.outcomes += other.outcomes
+        for topic, count in other.stored.items():
+            self.stored[topic] = self.stored.get(topic, 0) + count
+        self.unsaid += other.unsaid
+        self.steady |= other.steady
+        self.problems += other.problems
+
+
+class Worker(threading.Thread):
+    """Sends cases of one lane, at a bounded rate, until its time is over."""
+
+    def __init__(
+        self, address: tuple[str, int], seed: int, number: int, seconds: float, rate: float
+    ) -> None:
+        super().__init__(daemon=True)
+        self.findings = Findings()
+        self._address, self._number = address, number
+        self._lane = LANES[number % len(LANES)]
+        self._source = random.Random(f"{seed}-{number}")
+        self._pause_s, self._until = WORKERS / rate, time.monotonic() + seconds
+        self._steady = STEADY[self._lane](address, number)
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception:  # in a thread nobody would hear of it
+            self.findings.problems.append(f"worker {self._number} died:\n{traceback.format_exc()}")
+
+    def _work(self) -> None:
+        due = time.monotonic()
+        while due < self._until and len(self.findings.problems) < PROBLEMS_MAX:
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due + self._pause_s, time.monotonic() - 1)
+            self._one(case(self._source, self._lane, self._number))
+            if self.findings.sent % STEADY_EVERY == 0:
+                self._be_steady()
+        self.findings.steady = self._steady.told()
+        self._steady.close()
+
+    def _one(self, sent: Case) -> None:
+        self.findings.sent += 1
+        try:
+            self._judge(sent, spoken(self._address, sent, self._source))
+        except (AssertionError, OSError, ValueError) as error:
+            self._report(sent, f"{type(error).__name__}: {error}")
+
+    def _judge(self, sent: Case, heard: bytes) -> None:
+        acks = 0
+        for status, fields, body in answers_of(heard):
+            self.findings.outcomes[f"{self._lane} {sent.kind} {status}"] += 1
+            assert status != 500, f"500: {body[:300]!r}"
+            if status == 101:
+                acks = self._judge_frames(sent, body)
+            elif status >= 300:
+                check_envelope(status, fields, body)
+            elif status >= 200:
+                assert sent.kind != BROKEN, f"malformed, and answered {status}: {body[:300]!r}"
+                self._note(body)
+        self.findings.unsaid += max(0, sent.publishes - acks)
+
+    def _judge_frames(self, sent: Case, heard: bytes) -> int:
+        acks = 0
+        for message in messages_of(heard):
+            op = message["op"]
+            assert op != "error" or message["code"] != "internal", message
+            if op == "ack":
+                assert sent.kind != BROKEN, f"malformed, and acknowledged: {message}"
+                self._note_document(message)
+                acks += 1
+        return acks
+
+    def _note(self, body: bytes) -> None:
+        if body.startswith(b"{"):
+            self._note_document(json.loads(body))
+
+    def _note_document(self, document: dict[str, Any]) -> None:
+        """An append says how many records it has stored, a PUT that the topic is there."""
+        if "created" in document:
+            count = document["count"] if "last_seq" in document and not document["deduped"] else 0
+            self.findings.stored[document["topic"]] = (
+                self.findings.stored.get(document["topic"], 0) + count
+            )
+
+    def _be_steady(self) -> None:
+        try:
+            self._steady.ask(self._source)
+        except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
+            self.findings.problems.append(
+                f"worker {self._number}, after case {self.findings.sent}: a valid request: {type(error).__name__}: {error}"
+            )
+
+    def _report(self, sent: Case, what: str) -> None:
+        shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
+        self.findings.problems.append(
+            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}): {what}\n  {shown}"
+        )
+
+
+def spoken(address: tuple[str, int], sent: Case, source: random.Random) -> bytes:
+    """Say it all on a connection of its own, close that side, and hear all that comes."""
+    began = time.monotonic()
+    slowly = source.random() < 0.3
+    with Wire(address, timeout_s=END_S) as wire:
+        try:
+            for piece in sent.pieces():
+                wire.send(piece)
+                if slowly:
+                    time.sleep(0.0005)  # so that the pieces arrive as such
+            wire.half_close()
+        except OSError as error:  # refused before it was sent whole
+            if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+                raise
+        heard = wire.rest()
+    took = time.monotonic() - began
+    assert took < END_S, f"the connection took {took:.1f} s to end"
+    return heard
+
+
+def answers_of(heard: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """The answers on a connection. What follows a 101, or has no length, belongs to that answer."""
+    found = []
+    while heard:
+        head, end, heard = heard.partition(b"\r\n\r\n")
+        assert end, f"half an answer: {head[:300]!r}"
+        first, *lines = head.decode("latin-1").split("\r\n")
+        version, status = first.split(" ", 2)[:2]
+        assert version == "HTTP/1.1", first
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
+        length = (
+            len(heard)
+            if status == "101"
+            else int(fields.get("content-length", 0 if status == "100" else len(heard)))
+        )
+        assert length <= len(heard), f"an answer that is cut short: {heard[:300]!r}"
+        found.append((int(status), fields, heard[:length]))
+        heard = heard[length:]
+    return found
+
+
+def check_envelope(status: int, fields: dict[str, str], body: bytes) -> None:
+    """§0.5, for whatever is not a success."""
+    assert fields.get("content-type") == "application/json", (
+        f"{status} without JSON: {fields} {body[:300]!r}"
+    )
+    document = json.loads(body)
+    assert document.keys() - {"performance"} == {"error"}, document
+    assert {"code", "message"} <= document["error"].keys() <= {"code", "message", "detail"}, (
+        document
+    )
+
+
+class _Heard(Socket):
+    """Frames that have already come."""
+
+    def __init__(self, heard: bytes) -> None:
+        self._buffer = bytearray(heard)
+
+    def _receive(self) -> bool:
+        return False
+
+
+def messages_of(heard: bytes) -> list[dict[str, Any]]:
+    """The text messages among a server's frames, each of which must be whole and well-formed."""
+    frames, found = _Heard(heard), []
+    while frames._buffer:
+        frame = frames.receive()
+        assert frame.fin, frame
+        assert frame.code != 1011 or frame.opcode != 8, f"internal error: {frame}"
+        if frame.opcode == TEXT:
+            found.append(json.loads(frame.payload))
+    return found
+
+
+# Requests that must be answered as ever
+
+
+class SteadyAppends:
+    """Appends and diffs on one connection."""
+
+    def __init__(self, address: tuple[str, int], number: int) -> None:
+        self.topic, self.records = f"steady.fast.{number}", list[Any]()
+        self.wire = Wire(address)
+
+    def ask(self, source: random.Random) -> None:
+        path = f"/v0/topics/{self.topic}"
+        record = {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
+        body = json.dumps({"records": [{"data": record}]}).encode()
+        whole = source.choice(
+            (
+                request("POST", path, body),
+                request("POST", path, gzip.compress(body), "Content-Encoding: gzip"),
+                request("POST", path, None, *JSON_CHUNKED)
+                + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+            )
+        )
+        at = source.randrange(1, len(whole))
+        self.wire.send(whole[:at], whole[at:])
+        answer = self.wire.answer()
+        self.records.append(record)
+        assert (answer.status, answer.json()["first_seq"]) == (
+            200 if len(self.records) > 1 else 201,
+            len(self.records),
+        ), answer
+        start = source.randrange(len(self.records))
+        self.wire.send(request("POST", f"{path}/diff", b'{"from_seq":%d,"limit":3}' % start))
+        seen = [record["data"] for record in ok(self.wire.answer())["records"]]
+        assert seen == self.records[start : start + 3], seen
+
+    def told(self) -> dict[str, list[Any]]:
+        return {self.topic: self.records}
+
+    def close(self) -> None:
+        self.wire.socket.close()
+
+
+class SteadyConfigs:
+    """The control plane on one connection."""
+
+    def __init__(self, address: tuple[str, int], number: int) -> None:
+        self.topic = f"steady.cold.{number}"
+        self.wire = Wire(address)
+
+    def ask(self, source: random.Random) -> None:
+        ttl_ms, path = source.randint(10**6, 10**9), f"/v0/topics/{self.topic}"
+        put = request("PUT", path, b'{"ttl_ms":%d}' % ttl_ms)
+        at = source.randrange(1, len(put))
+        self.wire.send(put[:at], put[at:], request("GET", path), request("GET", "/v0/ready"))
+        answer = self.wire.answer()
+        assert answer.status in (200, 201), answer
+        state = ok(self.wire.answer())
+        assert (state["config"]["ttl_ms"], state["head_seq"]) == (ttl_ms, 0), state
+        assert ok(self.wire.answer())["status"] == "ready"
+
+    def told(self) -> dict[str, list[Any]]:
+        return {self.topic: []}
+
+    def close(self) -> None:
+        self.wire.socket.close()
+
+
+class SteadySocket:
+    """Publishes on one WebSocket."""
+
+    def __init__(self, address: tuple[str, int], number: int) -> None:
+        self.topic, self.records = f"steady.socket.{number}", list[Any]()
+        self.socket = Socket(address)
+
+    def ask(self, source: random.Random) -> None:
+        record = {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
+        answer = self.socket.ask("publish", "p", topic=self.topic, records=[{"data": record}])
+        self.records.append(record)
+        assert (answer["op"], answer["first_seq"]) == ("ack", len(self.records)), answer
+        assert self.socket.ask("ping", "q")["op"] == "pong"
+
+    def told(self) -> dict[str, list[Any]]:
+        return {self.topic: self.records}
+
+    def close(self) -> None:
+        self.socket.socket.close()
+
+
+STEADY: dict[str, type[SteadyAppends | SteadyConfigs | SteadySocket]] = {
+    "fast": SteadyAppends, "cold": SteadyConfigs, "socket": SteadySocket,
+}  # fmt: skip
+
+
+# The whole of it
+
+
+def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
+    """All workers; meant for a process of its own, so that the probe's times are the server's."""
+    workers = [Worker(address, seed, number, seconds, rate) for number in range(WORKERS)]
+    findings = Findings()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        findings.add(worker.findings)
+    return findings
+
+
+def check_stored(server: Server, findings: Findings) -> None:
+    """Add to the problems what the server holds and should not, or should hold and does not."""
+    with Api(server.address) as api:
+        found = {topic: int(api.state(topic)["head_seq"]) for topic in listed(api)}
+        for topic, records in findings.steady.items():
+            seen = (
+                [record["data"] for record in api.read(topic)]
+                if found.pop(topic, None) is not None
+                else None
+            )
+            if seen != records:
+                findings.problems.append(f"{topic} does not hold what was stored there")
+    for topic in found.keys() | findings.stored.keys():
+        told, held = findings.stored.get(topic), found.get(topic)
+        if held is None or topic.startswith("never."):
+            findings.problems.append(f"{topic}: {told} records acknowledged, {held} held")
+        elif held != told:
+            findings.unsaid -= abs(held - (told or 0)) or 1
+            if findings.unsaid < 0 or held < (told or 0):
+                findings.problems.append(f"{topic}: {told} records acknowledged, {held} held")
+
+
+def fuzz(
+    server: Server, *, seed: int, seconds: float, rate: float
+) -> tuple[Findings, Bystander, Memory]:
+    """Fuzz a server that runs; the answers to the probe and the memory that it took beside it."""
+    roles = server.roles()
+    spawn = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn)
+    with pool, watched(server) as memory, beside(server, Probe) as probe:
+        findings = pool.submit(work, server.address, seed, seconds, rate).result()
+    findings.problems += probe.trouble
+    if server.roles() != roles:
+        findings.problems.append(f"a process was replaced: {roles} before, {server.roles()} after")
+    check_stored(server, findings)
+    for event in server.log.events() if server.log else ():
+        if event.get("level") in ("error", "critical") or "exception" in event:
+            findings.problems.append(f"in the log: {json.dumps(event)[:SHOWN_BYTES]}")
+    if "Traceback" in server.logged:
+        findings.problems.append("a traceback is in the log")
+    return findings, probe, memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    parser.add_argument("--rate", type=float, default=120.0, help="fuzzed connections a second")
+    arguments = parser.parse_args()
+    seed, seconds, rate = arguments.seed, 60 * arguments.minutes, arguments.rate
+    # The other server shows what the machine does meanwhile to one that nobody fuzzes.
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-fuzz-") as directory,
+        Server(Path(directory) / "other", shards=1) as other,
+        Server(Path(directory) / "data", shards=1) as server,
+        beside(other, Probe) as control,
+    ):
+        findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
+    if probe.percentile(99) > AIM_MS:
+        took = f"{probe.percentile(99):.1f} ms, beside {control.percentile(99):.1f} ms elsewhere"
+        findings.problems.append(f"99 of 100 probes took up to {took}; the aim is {AIM_MS:.0f} ms")
+    _tell(seed, findings, probe, control, memory)
+    return 1 if findings.problems else 0
+
+
+def _tell(
+    seed: int,
+    findings: Findings,
+    probe: Bystander,
+    control: Bystander,
+    memory: Memory,
+) -> None:
+    steady = sum(map(len, findings.steady.values()))
+    print(f"seed {seed}: {findings.sent} connections; {steady} records between them")
+    print(", ".join(f"{outcome}: {n}" for outcome, n in sorted(findings.outcomes.items())))
+    print(f"probe: {probe}\nprobe of another server meanwhile: {control}")
+    print(f"memory: {memory}; {len(findings.stored)} topics made by mutated requests")
+    print("\n".join([f"{len(findings.problems)} problems", *findings.problems[:PROBLEMS_MAX]]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""What `tests.campaigns.fuzz` throws at a server: bytes and what may come of them. Pure: the source of
+randomness decides.
+
+kind      topic      what may come of it
+broken    never.*    no success, and the topic is never made: malformed beyond doubt
+mutated   maybe.*    anything well-formed; what is acknowledged is stored, and nothing else
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.campaigns.hostile import malformed
+from tests.contract.api import request
+from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
+
+BROKEN, MUTATED = "broken", "mutated"
+LANES = ("fast", "cold", "socket")
+JSON_CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+RECORDS = b'{"records":[{"data":{"a":[1,2.50,"\xc3\xa9\\u00e9"]},"tag":"t","meta":{"m":null}},{"data":"x"}]}'
+CONFIG = b'{"durability":"disk","description":"xyz"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Bytes for one connection, and how they are cut into sends."""
+
+    kind: str
+    name: str
+    wire: bytes
+    cuts: tuple[int, ...]
+    publishes: int = 0  # over a WebSocket; its end may overtake their answers
+
+    def pieces(self) -> list[bytes]:
+        ends = [*self.cuts, len(self.wire)]
+        return [
+            self.wire[start:end]
+            for start, end in zip([0, *ends], ends, strict=False)
+            if end > start
+        ]
+
+
+def case(source: random.Random, lane: str, worker: int) -> Case:
+    """The next case of a worker."""
+    if lane == "socket":
+        kind, name, wire, publishes = _socket_case(source, worker)
+    else:
+        kind = source.choice((BROKEN, MUTATED))
+        name, wire = (
+            _broken(source, lane, worker)
+            if kind == BROKEN
+            else _mutated_request(source, lane, worker)
+        )
+        publishes = 0
+    cuts = (
+        sorted(
+            source.sample(range(1, len(wire)), min(len(wire) - 1, source.choice((0, 0, 1, 3, 40))))
+        )
+        if len(wire) > 1
+        else []
+    )
+    return Case(kind, name, wire, tuple(cuts), publishes)
+
+
+# HTTP: malformed beyond doubt
+
+
+def _broken(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
+    method, path, body = (
+        ("POST", f"/v0/topics/never.{worker}", RECORDS)
+        if lane == "fast"
+        else ("PUT", f"/v0/topics/never.{worker}", CONFIG)
+    )
+    whole = request(method, path, body)
+    packed = gzip.compress(body, mtime=0)
+
+    def framed(framing: bytes, rest: bytes = body) -> bytes:
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        return head.encode() + framing + b"\r\n\r\n" + rest
+
+    def length(text: str) -> bytes:
+        return framed(f"Content-Length: {text}".encode())
+
+    def with_field(field: bytes) -> bytes:
+        return whole.replace(b"\r\n", b"\r\n" + field + b"\r\n", 1)
+
+    kinds: dict[str, Callable[[], bytes]] = {
+        "hostile": lambda: malformed(source),
+        "cut": lambda: whole[: source.randint(1, len(whole) - 1)],
+        "too short a length": lambda: length(str(source.randint(1, len(body) - 1))),
+        "too long a length": lambda: length(
+            str(len(body) + source.choice((1, 2, 1000, 10**6, 10**9, 10**17)))
+        ),
+        "no length": lambda: length(
+            source.choice(("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "9" * 40, "nan"))
+        ),
+        "two lengths": lambda: with_field(b"Content-Length: %d" % len(body)),
+        "both framings": lambda: with_field(b"Transfer-Encoding: chunked"),
+        "another coding": lambda: framed(
+            b"Transfer-Encoding: "
+            + source.choice((b"gzip", b"chunked, chunked", b"x", b"chunked;q=1"))
+        ),
+        "two hosts": lambda: with_field(b"Host: localhost"),
+        "no host": lambda: whole.replace(b"Host: localhost\r\n", b""),
+        "a foreign host": lambda: whole.replace(
+            b"Host: localhost",
+            source.choice((b"Host: evil.example", b"Host: a..b", b"Host: @", b"Host:")),
+        ),
+        "a bad octet in a field": lambda: with_field(
+            b"X-A: a" + source.choice((b"\0", b"\n", b"\r", b"\x7f", b"\x1b", b"\r\n b")) + b"b"
+        ),
+        "a bad field name": lambda: with_field(
+            source.choice((b"X A: b", b": b", b"X-A : b", b"\xc3\xa9: b", b"XA", b" X: y"))
+        ),
+        "a bad line": lambda: re.sub(rb"^(\S+) (\S+) (\S+)", source.choice(LINES), whole, count=1),
+        "another version": lambda: whole.replace(
+            b"HTTP/1.1",
+            source.choice((b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")),
+        ),
+        "the preface": lambda: (
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + source.randbytes(source.randint(0, 200))
+        ),
+        "a long head": lambda: with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
+        "bad UTF-8": lambda: request(method, path, body.replace(b"x", source.choice(BAD_UTF8), 1)),
+        "a control character": lambda: request(
+            method, path, body.replace(b"x", bytes([source.randrange(32)]), 1)
+        ),
+        "bad JSON": lambda: request(method, path, body[:-1] + source.choice(BAD_ENDS)),
+        "deep JSON": lambda: request(
+            method, path, body[:-1] + b',"a":' + b"[" * source.randint(1, 30_000)
+        ),
+        "bad chunks": lambda: (
+            request(method, path, None, *JSON_CHUNKED) + _bad_chunks(source, body)
+        ),
+        "bad gzip": lambda: request(method, path, _hurt(source, packed), "Content-Encoding: gzip"),
+        "cut gzip": lambda: request(
+            method, path, packed[: source.randint(1, len(packed) - 1)], "Content-Encoding: gzip"
+        ),
+    }
+    name = source.choice(sorted(kinds))
+    return name, kinds[name]()
+
+
+LINES = (
+    *(rb"\1  \2 \3", rb"\1 \2 x \3", b"\\1 \\2\xc3\xa9 \\3", rb"\1 \2", rb"\1\t\2 \3"),
+    *(rb" \1 \2 \3", rb"(\1) \2 \3", rb"\1 %2e\2 \3", rb"\1 \2%0a \3"),
+)
+VERSIONS = (b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"http/1.1", b"HTTP/1")
+BAD_ENDS = (b"", b",}", b"}}", b"]", b',"a":NaN}', b',"a":01}', b"\0}")
+BAD_UTF8 = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5")
+
+
+def _bad_chunks(source: random.Random, body: bytes) -> bytes:
+    half, rest = body[:20], body[20:]
+    first = b"%x\r\n%b\r\n" % (len(half), half)
+    last = b"%x\r\n%b\r\n" % (len(rest), rest)
+    return first + source.choice(
+        (
+            b"g\r\n" + last,
+            b"-1\r\n" + last,
+            b"0x5\r\n" + last,
+            b"\r\n" + last,
+            b"f" * 17 + b"\r\n",
+            b"f" * 16 + b"\r\n" + rest,
+            last[:-2] + b"x\r\n0\r\n\r\n",
+            last.replace(b"\r\n", b"\n", 1) + b"0\r\n\r\n",
+            last + b"0\r\nno trailer\r\n\r\n",
+            last + b"0\r\n",
+            last[:-9],
+            b"5;" + b"x" * 5000 + b"\r\n",
+            b"0\r\n\r\n",
+        )
+    )
+
+
+def _hurt(source: random.Random, packed: bytes) -> bytes:
+    """One bit of the checksum or the length is another."""
+    at = len(packed) - 1 - source.randrange(8)
+    return packed[:at] + bytes([packed[at] ^ 1 << source.randrange(8)]) + packed[at + 1 :]
+
+
+# HTTP: well-formed, and then somewhat less so
+
+
+def _mutated_request(source: random.Random, lane: str, worker: int) -> tuple[str, bytes]:
+    whole = source.choice(_fast_requests(worker) if lane == "fast" else _cold_requests(worker))
+    return "request", mutated(source, whole)
+
+
+def _fast_requests(worker: int) -> list[bytes]:
+    path = f"/v0/topics/maybe.fast.{worker}"
+    packed = gzip.compress(RECORDS, mtime=0)
+    first, rest = RECORDS[:20], RECORDS[20:]
+    chunks = b"14;x=y\r\n%b\r\n%x\r\n%b\r\n0\r\na: b\r\n\r\n" % (first, len(rest), rest)
+    return [
+        request("POST", path, RECORDS),
+        request("POST", f"http://localhost{path}?return_seqs=false", RECORDS),
+        request("POST", path, None, *JSON_CHUNKED) + chunks,
+        request("POST", path, packed, "Content-Encoding: gzip"),
+        request("POST", f"{path}/diff", b'{"from_seq":0,"limit":2,"node":["n"],"tag":["Glob","t*"]}'),
+        request("POST", f"{path}/delete", b'{"match":["tag","Glob","q*"],"before_seq":2}'),
+        request("POST", path, RECORDS) + request("POST", f"{path}/diff", b"{}"),
+    ]  # fmt: skip
+
+
+def _cold_requests(worker: int) -> list[bytes]:
+    path = f"/v0/topics/maybe.cold.{worker}"
+    return [
+        request("PUT", path, CONFIG),
+        request("PUT", path, None, *JSON_CHUNKED)
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONFIG), CONFIG),
+        request("PUT", path, gzip.compress(CONFIG, mtime=0), "Content-Encoding: gzip"),
+        request("GET", f"{path}?touch=false"),
+        request("GET", "/v0/topics?prefix=maybe&page_size=3&touch=false"),
+        request("GET", "http://localhost/v0/ready", None, "Upgrade: h2c", "HTTP2-Settings: AAMA"),
+        request(
+            "POST", "/v0/watch", b'{"topics":{"maybe.cold.0":{"from_seq":0}},"heartbeat_ms":5000}'
+        ),
+        request("GET", "/v0/watch/0123456789abcdef"),
+        request("DELETE", f"/v0/topics/absent-from-here.{worker}?if_empty=true"),
+        request("GET", "/v0/health") + request("GET", path),
+    ]
+
+
+def mutated(source: random.Random, wire: bytes) -> bytes:
+    """The same with a few bytes flipped, lost, put in or doubled."""
+    data = bytearray(wire)
+    for _ in range(source.choice((1, 1, 2, 3))):
+        at = source.randrange(len(data))
+        what = source.randrange(5)
+        if what == 0:
+            data[at] ^= 1 << source.randrange(8)
+        elif what == 1:
+            data[at] = (
+                source.choice(b'\0\r\n :;,{}[]"\\%/0\x7f\xff')
+                if source.random() < 0.7
+                else source.randrange(256)
+            )
+        elif what == 2:
+            del data[at : at + source.choice((1, 1, 2, 8))]
+        elif what == 3:
+            data[at:at] = source.randbytes(source.choice((1, 1, 2, 8)))
+        else:
+            data[at:at] = data[at : at + source.choice((1, 2, 8, 30))]
+        data = data or bytearray(b"\0")
+    return bytes(data)
+
+
+# WebSocket
+
+
+def _socket_case(source: random.Random, worker: int) -> tuple[str, str, bytes, int]:
+    kind = source.choice((BROKEN, MUTATED))
+    if kind == BROKEN:
+        name, frames = _broken_frames(source, worker)
+        return kind, name, handshake() + frames, 0
+    parts = [_good_frames(source, worker) for _ in range(source.randint(1, 5))]
+    frames, publishes = (
+        b"".join(frames for frames, _ in parts),
+        sum(is_publish for _, is_publish in parts),
+    )
+    if source.random() < 0.15:
+        return kind, "handshake", mutated(source, handshake()) + frames, publishes
+    return kind, "frames", handshake() + mutated(source, frames), publishes
+
+
+def _mask(source: random.Random) -> bytes:
+    return (
+        bytes(4) if source.random() < 0.5 else source.randbytes(4)
+    )  # a mask of zeros lets mutations hit the JSON as they are
+
+
+def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
+    """One command in one or two frames, and whether it publishes."""
+    topic = f"maybe.socket.{worker}"
+    commands: list[dict[str, Any]] = [
+        {
+            "op": "publish",
+            "topic": topic,
+            "records": [{"data": {"a": [1, "é"]}, "tag": "t"}],
+            "request_id": "1",
+        },
+        {
+            "op": "publish",
+            "topic": topic,
+            "records": [{"data": "x" * source.choice((1, 200, 70_000))}],
+        },
+        {"op": "subscribe", "topic": topic, "from_seq": 0, "limit": 3, "request_id": "2"},
+        {"op": "unsubscribe", "topic": topic},
+        {"op": "ping", "request_id": "3"},
+    ]
+    command = source.choice(commands)
+    publishes = command["op"] == "publish"
+    text = json.dumps(command, ensure_ascii=False).encode()
+    if source.random() < 0.5:
+        return frame_bytes(TEXT, text, mask=_mask(source)), publishes
+    at = source.randrange(len(text) + 1)
+    between = frame_bytes(
+        source.choice((PING, PONG)), source.randbytes(source.randint(0, 125)), mask=_mask(source)
+    )
+    first = frame_bytes(TEXT, text[:at], fin=False, mask=_mask(source))
+    return first + between + frame_bytes(CONTINUATION, text[at:], mask=_mask(source)), publishes
+
+
+def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
+    text = json.dumps(
+        {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}], "request_id": "n"}
+    ).encode()
+    mask = _mask(source)
+    good = frame_bytes(TEXT, text, mask=mask)
+    start = frame_bytes(TEXT, text[:9], fin=False, mask=mask)
+    kinds: dict[str, Callable[[], bytes]] = {
+        "no mask": lambda: frame_bytes(TEXT, text),
+        "reserved bits": lambda: (
+            frame_bytes(TEXT, text, rsv=source.choice((0x10, 0x20, 0x40, 0x70)), mask=mask) + good
+        ),
+        "a reserved opcode": lambda: (
+            frame_bytes(source.choice((3, 4, 7, 11, 12, 15)), text[:125], mask=mask) + good
+        ),
+        "a cut control frame": lambda: (
+            frame_bytes(source.choice((PING, PONG, CLOSE)), b"", fin=False, mask=mask) + good
+        ),
+        "a long control frame": lambda: (
+            frame_bytes(source.choice((PING, PONG, CLOSE)), b"x" * 126, mask=mask) + good
+        ),
+        "a length that is not the shortest": lambda: b"\x81\xfe\0\x05" + mask + b"hello" + good,
+        "an absurd length": lambda: (
+            b"\x81\xff"
+            + source.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\1\0\0\0\0"))
+            + mask
+            + text
+            + good
+        ),
+        "bad UTF-8": lambda: frame_bytes(TEXT, text.replace(b'"x"', b'"\xff"'), mask=mask) + good,
+        "bad UTF-8 in two frames": lambda: (
+            frame_bytes(TEXT, b'{"\xc3', fin=False, mask=mask)
+            + frame_bytes(CONTINUATION, text, mask=mask)
+            + good
+        ),
+        "nothing to continue": lambda: frame_bytes(CONTINUATION, text, mask=mask) + good,
+        "a message within a message": lambda: start + good,
+        "a close of one byte": lambda: frame_bytes(CLOSE, b"x", mask=mask) + good,
+        "a close with a bad code": lambda: (
+            frame_bytes(
+                CLOSE,
+                source.choice((0, 999, 1004, 1005, 1006, 1015, 2999)).to_bytes(2, "big"),
+                mask=mask,
+            )
+            + good
+        ),
+        "after the close": lambda: frame_bytes(CLOSE, b"\x03\xe8", mask=mask) + good,
+        "a cut frame": lambda: good[: source.randint(1, len(good) - 1)],
+        "binary": lambda: frame_bytes(BINARY, text, mask=mask),
+        "bad JSON": lambda: frame_bytes(
+            TEXT,
+            source.choice(
+                (text[:-1], text + b"}", b"", b"null", b"[]", b'"op"', b"\0", b"[" * 50_000)
+            ),
+            mask=mask,
+        ),
+        "no such op": lambda: frame_bytes(TEXT, text.replace(b"publish", b"publisH"), mask=mask),
+        "many pings, then noise": lambda: (
+            frame_bytes(PING, b"", mask=mask) * 300 + b"\xff" * 50 + good
+        ),
+    }
+    name = source.choice(sorted(kinds))
+    return name, kinds[name]()

@@ -1,0 +1,223 @@
+"""What clients do to a server that mean it no good, and what it costs. Runs as a program: ``python
+-m tests.campaigns.hostile``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.contract.api import Answer, Api, Wire, ok, request
+from tests.server import Server, rss_bytes
+
+MIB = 2**20
+SAMPLE_S = 0.01
+
+
+@dataclass(slots=True)
+class Memory:
+    """How far each process rose above where it was, in bytes."""
+
+    rise: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{role} +{rise / MIB:.1f} MiB" for role, rise in sorted(self.rise.items())
+        )
+
+
+@contextlib.contextmanager
+def watched(server: Server) -> Iterator[Memory]:
+    """Sample the resident memory of front and shards while the body runs."""
+    roles = server.roles()
+    before = {role: rss_bytes(pid) for role, pid in roles.items()}
+    memory = Memory(dict.fromkeys(roles, 0))
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_S):
+            for role, pid in roles.items():
+                memory.rise[role] = max(memory.rise[role], rss_bytes(pid) - before[role])
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield memory
+    finally:
+        done.set()
+        sampler.join()
+
+
+class Bystander(threading.Thread):
+    """A well-behaved client with small requests; ``took_ms`` is what each cost it."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._done = threading.Event()
+        self.took_ms: list[float] = []
+        self.trouble: list[str] = []
+
+    def run(self) -> None:
+        with Api(self._server.address) as api:
+            while not self._done.wait(0.005):
+                sent = time.perf_counter()
+                answer = self.ask(api)
+                self.took_ms.append((time.perf_counter() - sent) * 1000)
+                if answer.status not in (200, 201):
+                    self.trouble.append(str(answer))
+
+    def ask(self, api: Api) -> Answer:
+        """One small request."""
+        return api.append("bystander", 1)
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join(30)
+        assert not self.is_alive(), "the bystander hangs"
+
+    def percentile(self, percent: int) -> float:
+        return statistics.quantiles(self.took_ms, n=100)[percent - 1]
+
+    def __str__(self) -> str:
+        costs = f"p50 {self.percentile(50):.1f} ms, p99 {self.percentile(99):.1f} ms, max {max(self.took_ms):.1f} ms"
+        return f"{len(self.took_ms)} small requests: {costs}"
+
+
+class Probe(Bystander):
+    """A bystander that only asks whether the server is alive."""
+
+    def ask(self, api: Api) -> Answer:
+        return api.call("GET", "/v0/health")
+
+
+@contextlib.contextmanager
+def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
+    """Run a bystander next to the body."""
+    bystander = kind(server)
+    bystander.start()
+    try:
+        yield bystander
+    finally:
+        bystander.finish()
+
+
+def large_body() -> bytes:
+    """64 MiB of records of almost 1 MiB."""
+    body = b'{"records":[' + b",".join([b'{"data":"' + b"x" * (MIB - 64) + b'"}'] * 63) + b"]}"
+    return body + b" " * (64 * MIB - len(body))
+
+
+def send_large_bodies(server: Server, count: int) -> None:
+    """From a process of its own, so that the bystander's times are the server's and not the
+    sender's.
+    """
+    sender = multiprocessing.get_context("spawn").Process(
+        target=_send_large_bodies, args=(server.address, count)
+    )
+    sender.start()
+    sender.join(120)
+    code = sender.exitcode
+    sender.kill()
+    assert code == 0, f"the sender ended with {code}"
+
+
+def _send_large_bodies(address: tuple[str, int], count: int) -> None:
+    body = large_body()
+    with Api(address, timeout_s=60) as api:
+        for _ in range(count):
+            answer = api.call("POST", "/v0/topics/large", body)
+            assert answer.status in (200, 201), str(answer)
+
+
+def malformed(source: random.Random) -> bytes:
+    """One request that no server should accept."""
+    path = "/v0/topics/hostile"
+    kinds: list[Callable[[], bytes]] = [
+        lambda: source.randbytes(source.randint(1, 400)),
+        lambda: request("POST", path, source.randbytes(source.randint(0, 300))),
+        lambda: request("POST", path, b'{"records":[{"data":' + b"[" * source.randint(1, 20_000)),
+        lambda: request(
+            "POST", path, b'{"records":[{"data":"\xff' + source.randbytes(20) + b'"}]}'
+        ),
+        lambda: request("PUT", path, b'{"ttl_ms":' + b"9" * source.randint(21, 5000) + b"}"),
+        lambda: request(
+            "POST", f"{path}/diff", b'{"limit":"' + b"x" * source.randint(0, 2000) + b'"}'
+        ),
+        lambda: (
+            request(
+                "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
+            )
+            + b"xyz\r\n"
+        ),
+        lambda: request("POST", path, b"{}", "Transfer-Encoding: chunked"),
+        lambda: request("GET", "/" + "a" * source.randint(1, 3000)),
+        lambda: request("GET", f"{path}%{source.randint(0, 255):02x}\x7f".replace("\x7f", "%0A")),
+        lambda: request("POST", path, b"\x1f\x8b" + source.randbytes(60), "Content-Encoding: gzip"),
+        lambda: b"GET /v0/health HTTP/1.1\r\n" + b"x: y\r\n" * source.randint(1, 400),
+    ]
+    return source.choice(kinds)()
+
+
+def send_malformed(server: Server, source: random.Random, count: int) -> None:
+    """Each on a connection of its own; every one must come to an end."""
+    for _ in range(count):
+        with Wire(server.address, timeout_s=10) as wire:
+            try:
+                wire.send(malformed(source))
+                wire.half_close()
+            except OSError:
+                continue  # refused before it was sent whole
+            wire.rest()
+
+
+def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
+    """Ask for large answers, read none of them and stay; how many requests went out before the
+    server stopped taking them.
+    """
+    with Api(server.address) as api:
+        ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
+    with Wire(server.address, timeout_s=2) as wire:
+        ask = request("POST", "/v0/topics/piled/diff", b'{"max_batch_bytes":8388608}')
+        for number in range(requests):
+            try:
+                wire.send(ask)
+            except OSError:
+                return number
+        time.sleep(hold_s)  # an unread answer is only a burden as long as it is there
+    return requests
+
+
+def main() -> int:
+    with (
+        tempfile.TemporaryDirectory(prefix="topics-hostile-") as directory,
+        Server(Path(directory) / "data", shards=1) as server,
+    ):
+        with beside(server) as bystander:
+            time.sleep(2)
+        print(f"nobody else: {bystander}")
+        with watched(server) as memory, beside(server) as bystander:
+            send_large_bodies(server, 5)
+        print(f"5 bodies of 64 MiB: {memory}; beside them {bystander}")
+        with watched(server) as memory, beside(server) as bystander:
+            pile_up_answers(server, 200)
+        print(f"200 answers of 4 MiB that nobody reads: {memory}; beside them {bystander}")
+        source = random.Random(5)
+        send_malformed(server, source, 400)
+        with watched(server) as memory, beside(server) as bystander:
+            send_malformed(server, source, 2000)
+        print(f"2,000 malformed requests: {memory}; beside them {bystander}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
+evictions and recreation.
+
+Runs as a program inside the recorded file system: ``python -m tests.campaigns.power_load DATA_DIR
+ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
+sent and when it was acknowledged (CLOCK_MONOTONIC, nanoseconds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from tests.contract.api import Api
+from tests.server import Server
+
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+WAL_FILE_BYTES = 64 << 10
+WINDOW_MS = (
+    24 * 3600 * 1000
+)  # states are judged long after they were made: no key may have grown too old by then
+STREAMED_MIN_BYTES = (
+    4 << 20
+) + 1  # a body of so many bytes is written beside the log (decision 0007)
+LONG_SHARE = 0.015
+TAGS = ("a", "a:1", "b", None)
+MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
+
+
+class Mix(NamedTuple):
+    """Of what kind the steps are: the class of each is one of these, and such a share of them
+    deletes records.
+
+    ``sync_ms``: how long what nobody waits for is in the kernel's hands alone.
+    """
+
+    classes: tuple[str, ...] = ("fsync", "fsync", "disk", "memory", "ephemeral")
+    delete_share: float = 0.1
+    sync_ms: int = 40
+
+    @property
+    def options(self) -> list[str]:
+        """For a command line."""
+        return [
+            "--classes",
+            ",".join(self.classes),
+            "--delete-share",
+            str(self.delete_share),
+            "--sync-ms",
+            str(self.sync_ms),
+        ]
+
+
+def add_mix(parser: argparse.ArgumentParser) -> None:
+    """The options of `Mix`."""
+    default = Mix()
+    parser.add_argument(
+        "--classes",
+        default=",".join(default.classes),
+        help="one that stands there twice comes twice as often",
+    )
+    parser.add_argument("--delete-share", type=float, default=default.delete_share)
+    parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
+
+
+def mix_of(arguments: argparse.Namespace) -> Mix:
+    """What was asked for."""
+    return Mix(tuple(arguments.classes.split(",")), arguments.delete_share, arguments.sync_ms)
+
+
+class Load:
+    """Sends one step after the other and notes each, whatever becomes of it."""
+
+    def __init__(self, api: Api, notes: IO[str], dice: random.Random) -> None:
+        self.api, self._notes, self._dice = api, notes, dice
+        self._number = 0
+        self._heads: dict[str, int] = {}
+
+    def put(self, topic: str, **config: Any) -> None:
+        self._do("put", topic, "PUT", "", config, config=config)
+
+    def append(self, topic: str, *, long: bool = False) -> None:
+        """``long``: with so much white space that it is a long write."""
+        self._number += 1
+        records = []
+        for position in range(self._dice.choice((1, 1, 3))):
+            record: dict[str, Any] = {
+                "data": [self._number, position, "x" * self._dice.choice((10, 300, 2500, 8000))]
+            }
+            tag = self._dice.choice(TAGS)
+            records.append(record | ({} if tag is None else {"tag": tag}))
+        key = f"k{self._number}"
+        raw = json.dumps({"records": records, "idempotency_key": key}).encode()
+        body = self._do(
+            "append",
+            topic,
+            "POST",
+            "",
+            raw.ljust(STREAMED_MIN_BYTES) if long else raw,
+            records=records,
+            key=key,
+        )
+        self._heads[topic] = body["head_seq"]
+
+    def delete(self, topic: str) -> None:
+        fields: dict[str, Any] = {}
+        if self._dice.random() < 0.6:
+            fields["match"] = self._dice.choice(MATCHES)
+        if not fields or self._dice.random() < 0.3:
+            fields["before_seq"] = max(0, self._heads.get(topic, 0) - self._dice.randint(0, 40))
+        self._do("delete", topic, "POST", "/delete", fields, body=fields)
+
+    def clear(self) -> None:
+        """Leave little in any topic, so that whole segments go."""
+        for topic, head in self._heads.items():
+            body = {"before_seq": head - 1}
+            self._do("delete", topic, "POST", "/delete", body, body=body)
+
+    def remove(self, topic: str) -> None:
+        self._do("remove", topic, "DELETE", "", None)
+        self._heads.pop(topic, None)
+
+    def make_again(self, durability: str) -> None:
+        self.remove(f"{durability}.again")
+        self.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+
+    def _do(self, step: str, topic: str, method: str, tail: str, sent: Any, **noted: Any) -> Any:
+        began = time.monotonic_ns()
+        answer = self.api.call(method, f"/v0/topics/{topic}{tail}", sent)
+        ended = time.monotonic_ns()
+        assert answer.status in (200, 201), str(answer)
+        body = answer.json()
+        note = {"step": step, "topic": topic, "sent": began, "acknowledged": ended, **noted}
+        if "first_seq" in body:
+            note["first_seq"] = body["first_seq"]
+        self._notes.write(json.dumps(note) + "\n")
+        return body
+
+
+def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> None:
+    """Three lives of a server, the first ended in order, the others by a kill: what each leaves is
+    where the next begins.
+    """
+    dice = random.Random(seed)
+    server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=mix.sync_ms)
+    load: Load | None = None
+    with server:
+        for end in (server.stop, server.kill, server.kill):
+            if not server.running:
+                server.start()
+            with Api(server.address) as api:
+                if load is None:
+                    load = Load(api, notes, dice)
+                    _make(load)
+                load.api = api
+                _work(load, dice, steps // 6, mix)
+                if mix.delete_share and end == server.kill:
+                    load.clear()
+                    for durability in CLASSES:
+                        load.make_again(durability)
+                _work(load, dice, steps // 6, mix)
+            end()
+
+
+def _make(load: Load) -> None:
+    for durability in CLASSES:
+        load.put(f"{durability}.log", durability=durability, idempotency_window_ms=WINDOW_MS)
+        load.put(
+            f"{durability}.capped",
+            durability=durability,
+            idempotency_window_ms=WINDOW_MS,
+            cap_records=25,
+        )
+        load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
+    load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
+
+
+def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
+    for _ in range(steps):
+        durability = dice.choice(mix.classes)
+        topic = (
+            f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
+            if dice.random() < 0.9
+            else "changing"
+        )
+        step = dice.random()
+        if step < 0.95 - mix.delete_share:
+            load.append(topic, long=dice.random() < LONG_SHARE)
+        elif step < 0.95:
+            load.delete(topic)
+        elif topic == "changing":
+            load.put(topic, durability=dice.choice(CLASSES))
+        elif step < 0.98:
+            load.put(f"{durability}.capped", cap_records=dice.choice((5, 25, 60)))
+        else:
+            load.make_again(durability)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("acknowledged", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=300)
+    add_mix(parser)
+    arguments = parser.parse_args()
+    with arguments.acknowledged.open("w") as notes:
+        run(
+            arguments.data_dir,
+            notes,
+            seed=arguments.seed,
+            steps=arguments.steps,
+            mix=mix_of(arguments),
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Writes, and the segments that are built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from topics.formats.api.requests import Limits, decode_append
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import encode
+from topics.formats.disk.segment import (
+    ENTRY_BYTES,
+    TRAILER_BYTES,
+    ExtentEntry,
+    SegmentHeader,
+    Trailer,
+    decode_directory,
+    decode_trailer,
+)
+from topics.formats.disk.segment_build import Source, build
+from topics.formats.json_text import json_string
+
+LIMITS = Limits(
+    batch_records=10_000,
+    record_bytes=1 << 24,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
+HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
+
+TEXTS = st.sampled_from(
+    [None, None, "", "a", "ab", "b", 'q"\\', "é", ',"$ts":1', "n" * 60, "\n", "\x1f😀"]
+)
+DATA = st.sampled_from(
+    [b"1", b'"x"', b'",\\"$tag\\":\\"t\\""', '"é😀"'.encode(), b'"' + b"y" * 300 + b'"']
+)
+METAS = st.sampled_from([None, None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}'])
+RECORDS = st.lists(st.tuples(TEXTS, TEXTS, DATA, METAS), min_size=1, max_size=5)
+
+
+@dataclass(frozen=True)
+class Write:
+    """``records`` are ``(node, tag, data, meta)``; the first ``skip`` of them are gone when the
+    segment is built.
+    """
+
+    records: Sequence[tuple[str | None, str | None, bytes, bytes | None]]
+    node: str | None = None
+    key: str | None = None
+    skip: int = 0
+    ts_ms: int = 1_748_450_000_000
+
+    def view(self, first_seq: int) -> RecordsView:
+        items = []
+        for node, tag, data, meta in self.records:
+            members = [b'"data":' + data]
+            members += [b'"node":' + json_string(node)] if node is not None else []
+            members += [b'"tag":' + json_string(tag)] if tag is not None else []
+            members += [b'"meta":' + meta] if meta is not None else []
+            items.append(b"{%b}" % b",".join(members))
+        top = b'"node":%b,' % json_string(self.node) if self.node is not None else b""
+        request = decode_append(b'{%b"records":[%b]}' % (top, b",".join(items)), self.key, LIMITS)
+        encoded = encode(request, first_seq, self.ts_ms, keep_key=True)
+        return RecordsView(
+            encoded.flags,
+            encoded.record_count,
+            len(encoded.ext),
+            memoryview(b"".join(encoded.parts)),
+        )
+
+
+@st.composite
+def writes(draw: st.DrawFn) -> list[Write]:
+    """Writes of one topic, of which only the first may have lost records."""
+    found: list[Write] = []
+    for _ in range(draw(st.integers(1, 6))):
+        records = draw(RECORDS)
+        skip = draw(st.integers(0, len(records) - 1)) if not found else 0
+        key = draw(st.sampled_from([None, "k1", "ké"]))
+        found.append(Write(records, draw(TEXTS), key, skip, 1_748_450_000_000 + 5 * len(found)))
+    return found
+
+
+def source(
+    topic_id: int, first_seq: int, batch: Iterable[Write]
+) -> tuple[Source, list[RecordsView]]:
+    """The stretch that begins with ``first_seq``, and a view for each write."""
+    views, pieces, seq = [], [], first_seq
+    for write in batch:
+        view = write.view(seq - write.skip)
+        views.append(view)
+        pieces.append((view, write.skip, view.count))
+        seq += view.count - write.skip
+    return Source(topic_id, first_seq, pieces), views
+
+
+def build_bytes(sources: Iterable[Source], header: SegmentHeader = HEADER, **options: int) -> bytes:
+    return b"".join(build(header, sources, **options))
+
+
+def opened(data: bytes) -> tuple[Trailer, list[ExtentEntry]]:
+    trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
+    end = trailer.directory_at + ENTRY_BYTES * trailer.entry_count
+    return trailer, [*decode_directory(data[trailer.directory_at : end])]
+
+
+def extents(data: bytes) -> list[ExtentView]:
+    return [ExtentView(entry, memoryview(data)) for entry in opened(data)[1]]
+
+
+def plain(count: int, size: int = 20, tag: str | None = None) -> Write:
+    """So many records alike; ``tag`` may have a ``%d`` for the record's number."""
+    tags = [tag % number if tag is not None and "%d" in tag else tag for number in range(count)]
+    return Write([(None, tags[number], b'"%b"' % (b"x" * size), None) for number in range(count)])
+
+
+def model(batch: list[Write], first_seq: int) -> list[tuple[int, RecordsView, int]]:
+    """``(seq, write, index)`` of each record that the segment is to hold."""
+    _, views = source(1, first_seq, batch)
+    kept = [
+        (view, index)
+        for write, view in zip(batch, views, strict=True)
+        for index in range(write.skip, view.count)
+    ]
+    return [(seq, view, index) for seq, (view, index) in enumerate(kept, first_seq)]
+
+
+WHOLE = build_bytes(
+    [
+        source(1, 5, [plain(3, tag="t%d"), Write([("n", None, b"1", b"{}")], key="k")])[0],
+        source(2, 9, [plain(2)])[0],
+    ]
+)

@@ -1,0 +1,117 @@
+"""Segment format: header, directory and trailer to the byte; any flipped bit is noticed."""
+
+from __future__ import annotations
+
+import re
+import struct
+from itertools import accumulate
+
+import crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.formats.disk.segment_support import (
+    HEADER,
+    WHOLE,
+    opened,
+)
+from topics.formats.disk import segment
+from topics.formats.disk.segment import (
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    BadSegment,
+    ExtentEntry,
+    Trailer,
+    check_directory,
+    decode_header,
+    decode_trailer,
+    encode_entry,
+    encode_header,
+    encode_trailer,
+)
+
+
+def rows(after: str) -> list[tuple[int, int]]:
+    """``(offset, size)`` of a table in the module's docstring."""
+    table = (segment.__doc__ or "").split(after)[1].split("\n\n")[1]
+    return [
+        (int(row[1]), int(row[2]))
+        for line in table.splitlines()
+        if (row := re.match(r"\s+(\d+)\s+(\d+)\s", line))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "layout", "size"),
+    [
+        ("Header:", "<8sIIQQQI4052s", HEADER_BYTES),
+        ("Trailer:", "<8sQQQQII12sI", TRAILER_BYTES),
+        ("one for each extent:", "<QQQQQqqIIIIII", segment.ENTRY_BYTES),
+    ],
+)
+def test_the_byte_tables_match_the_structs(after: str, layout: str, size: int) -> None:
+    sizes = [struct.calcsize("<" + code) for code in re.findall(r"\d*[a-zA-Z]", layout)]
+    assert rows(after) == list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+    assert sum(sizes) == size
+
+
+def test_header_entry_and_trailer_to_the_byte() -> None:
+    head = encode_header(HEADER)
+    assert len(head) == HEADER_BYTES
+    assert (
+        head[:44].hex() == "545053454730303101000000030000000700000000000000"
+        "0010000000000000"
+        "0020000000000000"
+        "5371805c"
+    )
+    assert not any(head[44:])
+    assert decode_header(head) == HEADER
+    entry = ExtentEntry(1, 2, 3, 4, 5, -6, 7, 8, 9, 10, 11, 12)
+    assert encode_entry(entry) == struct.pack("<QQQQQqqIIIIII", *entry, 0)
+    trailer = Trailer(8192, 4096, 5, 8192 + 80 + 64, 1, 6)
+    end = encode_trailer(trailer)
+    assert end[:60] == b"TPSEGEND" + struct.pack("<QQQQII12x", *trailer)
+    assert end[60:] == crc32c.crc32c(end[:60]).to_bytes(4, "little")
+    assert decode_trailer(end, trailer.file_length) == trailer
+
+
+def test_another_version_is_refused_and_named() -> None:
+    head = bytearray(WHOLE[:HEADER_BYTES])
+    head[8] = 2
+    with pytest.raises(BadSegment, match="format version 2; this program reads version 1"):
+        decode_header(head)
+
+
+@pytest.mark.parametrize("at", [*range(44)])
+def test_a_flipped_bit_of_the_header_is_noticed(at: int) -> None:
+    head = bytearray(WHOLE[:HEADER_BYTES])
+    head[at] ^= 0x40
+    with pytest.raises(BadSegment):
+        decode_header(head)
+
+
+@pytest.mark.parametrize("at", [*range(TRAILER_BYTES)])
+def test_a_flipped_bit_of_the_trailer_is_noticed(at: int) -> None:
+    end = bytearray(WHOLE[-TRAILER_BYTES:])
+    end[at] ^= 0x40
+    with pytest.raises(BadSegment):
+        decode_trailer(end, len(WHOLE))
+
+
+def test_a_flipped_bit_of_the_directory_is_noticed() -> None:
+    trailer, _ = opened(WHOLE)
+    directory = bytearray(WHOLE[trailer.directory_at : -TRAILER_BYTES])
+    check_directory(directory, trailer)
+    for at in range(len(directory)):
+        directory[at] ^= 1
+        with pytest.raises(BadSegment):
+            check_directory(directory, trailer)
+        directory[at] ^= 1
+
+
+@given(st.binary(max_size=5000))
+def test_any_bytes_give_an_answer(data: bytes) -> None:
+    for read in (decode_header, lambda data: decode_trailer(data[-TRAILER_BYTES:], len(data))):
+        with pytest.raises(BadSegment):
+            read(data)

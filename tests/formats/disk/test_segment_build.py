@@ -1,0 +1,182 @@
+"""Segment build: extents to the byte, however the records are cut."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+
+import cbor2
+import crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.formats.disk.segment_support import (
+    HEADER,
+    Write,
+    build_bytes,
+    extents,
+    model,
+    opened,
+    plain,
+    source,
+    writes,
+)
+from topics.formats.disk import extent_build, text_table
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.segment import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    ExtentEntry,
+    ExtentKey,
+    Trailer,
+    encode_entry,
+    encode_header,
+    encode_trailer,
+)
+from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_check import check_extent
+
+
+def test_an_extent_to_the_byte() -> None:
+    write = Write(
+        [
+            ("b", "t", b"1", None),
+            ("a", None, b"2", b"{}"),
+            (None, "s", b"3", None),
+            ("a", "t", b"4", None),
+        ],
+        key="k",
+        ts_ms=5,
+    )
+    data = build_bytes([source(9, 7, [write])[0]])
+    records = [
+        b'{"$seq":7,"$ts":5,"$node":"b","$tag":"t","data":1},',
+        b'{"$seq":8,"$ts":5,"$node":"a","data":2,"meta":{}},',
+        b'{"$seq":9,"$ts":5,"$tag":"s","data":3},',
+        b'{"$seq":10,"$ts":5,"$node":"a","$tag":"t","data":4},',
+    ]
+    blob = b"".join(records)
+    keys = b"\x9f" + cbor2.dumps(["k", 7, 4, 5]) + b"\xff"
+    numbers = [
+        *(2, 6, 2, 6, 3, 1, len(keys), 0),
+        *accumulate(map(len, records)),
+        *(2, 1, 0, 1),
+        *(2, 0, 1, 2),
+        *(0, len(b',"meta":{}'), 0, 0),
+        crc32c.crc32c(blob),
+        *(3, 6),
+        *(3, 6),
+        *(1, 3),
+        *(2, 0, 3),
+    ]
+    tables = array("I", numbers).tobytes() + b'"a""b"' + b'"s""t"' + keys
+    extent = blob + bytes(-len(blob) % 8) + tables
+    flags = RecordFlags.NODES | RecordFlags.TAGS | RecordFlags.METAS
+    entry = ExtentEntry(
+        9, 7, 4096, len(extent), 8192, 5, 5, 4, len(blob), len(tables), crc32c.crc32c(tables), flags
+    )
+    directory = encode_entry(entry)
+    end = encode_trailer(Trailer(12288, 8192, 4, 12288 + 80 + 64, 1, crc32c.crc32c(directory)))
+    assert data == encode_header(HEADER) + extent.ljust(4096, b"\0") + bytes(4096) + directory + end
+
+
+def test_a_segment_without_records_is_whole() -> None:
+    data = build_bytes([])
+    assert opened(data) == (Trailer(4096, 4096, 0, 4096 + 64, 0, 0), [])
+    assert build_bytes([Source(1, 1, [])]) == data
+
+
+@pytest.mark.slow
+@given(st.lists(writes(), min_size=1, max_size=4), st.integers(40, 900), st.integers(1, 9))
+def test_however_extents_are_cut_they_hold_every_record_once(
+    topics: list[list[Write]], extent_bytes: int, extent_records: int
+) -> None:
+    sources = [
+        source(topic_id, 10 * topic_id, batch)[0] for topic_id, batch in enumerate(topics, 1)
+    ]
+    data = build_bytes(sources, extent_bytes=extent_bytes, extent_records=extent_records)
+    for topic_id, batch in enumerate(topics, 1):
+        mine = [view for view in extents(data) if view.entry.topic_id == topic_id]
+        assert [*accumulate([view.count for view in mine[:-1]], initial=10 * topic_id)] == [
+            view.entry.first_seq for view in mine
+        ]
+        assert all(view.count <= extent_records for view in mine)
+        assert all(view.count == 1 or view.entry.blob_bytes <= extent_bytes for view in mine)
+        whole = [
+            bytes(write.slice(index, index + 1)) + b","
+            for _, write, index in model(batch, 10 * topic_id)
+        ]
+        assert b"".join(bytes(view.blob) for view in mine) == b"".join(whole)
+        assert [found for view in mine for found in check_extent(view)] == []
+        wanted = {write.key for write in batch} - {None}
+        assert {key.key for view in mine for key in view.idempotency_keys()} == wanted
+    assert all(view.entry.offset % ALIGNMENT == 0 for view in extents(data))
+
+
+def test_every_extent_with_records_of_a_write_has_its_key() -> None:
+    batch = [
+        Write([(None, None, b"1", None)] * 5, key="first", skip=2, ts_ms=50),
+        Write([(None, None, b"1", None)], key="second", ts_ms=60),
+    ]
+    views = extents(build_bytes([source(1, 12, batch)[0]], extent_records=2))
+    first, second = ExtentKey("first", 10, 5, 50), ExtentKey("second", 15, 1, 60)
+    assert [[*view.idempotency_keys()] for view in views] == [[first], [first, second]]
+
+
+def test_texts_of_skipped_records_are_not_kept() -> None:
+    batch = [Write([("a", "old", b"1", b"{}"), ("b", "new", b"1", None)], skip=1)]
+    (view,) = extents(build_bytes([source(1, 2, batch)[0]]))
+    assert (len(view.nodes), len(view.tags)) == (1, 1)
+    assert view.flags == RecordFlags.ONE_NODE | RecordFlags.TAGS
+    assert view.find_tag(b'"old"') == ()
+
+
+@pytest.mark.parametrize(
+    "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, extent_build.STEP_BYTES + 5]
+)
+def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
+    view = plain(3, size).view(1)
+    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, 3)])]))
+    assert extent.blob == view.blob
+    assert [*check_extent(extent)] == []
+
+
+def test_pieces_that_are_not_contiguous_are_not_built() -> None:
+    with pytest.raises(AssertionError, match="are contiguous"):
+        build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
+
+
+def test_a_build_runs_in_small_steps() -> None:
+    pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
+    parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]
+    assert max(map(len, parts)) <= extent_build.STEP_BYTES
+    assert len(parts) > 100 * 100 / extent_build.STEP_RECORDS
+
+
+def test_many_tags_are_sorted_across_runs() -> None:
+    count = 2 * text_table.RUN_TEXTS + 100
+    view = plain(count, tag="t%d").view(1)
+    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, count)])]))
+    assert [*check_extent(extent)] == []
+    assert len(extent.tags) == count
+    assert [*extent.find_tag(b'"t77"')] == [77]
+    assert sorted(extent.find_prefix(b'"t77')) == [
+        number for number in range(count) if str(number).startswith("77")
+    ]
+
+
+def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:
+    asked = []
+
+    def delete_flags(topic_id: int, first_seq: int, count: int) -> bytes | None:
+        asked.append((topic_id, first_seq, count))
+        return b"\0\1" if topic_id == 2 else None
+
+    sources = [source(1, 5, [plain(3)])[0], source(2, 9, [plain(2)])[0]]
+    data = b"".join(build(HEADER, sources, delete_flags))
+    trailer, entries = opened(data)
+    assert asked == [(1, 5, 3), (2, 9, 2)]
+    assert data[trailer.flags_at : trailer.flags_at + 5] == b"\0\0\0\0\1"
+    assert [entry.flags_at - trailer.flags_at for entry in entries] == [0, 3]
+    assert (trailer.flags_at % ALIGNMENT, trailer.directory_at % ALIGNMENT) == (0, 0)

@@ -1,0 +1,132 @@
+"""Delete flags: seen at once, in the file once the log has the delete, synced when asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.formats.disk.segment_support import plain
+from tests.storage.log_support import ForgetfulDisk
+from tests.storage.segments.segments_support import add, dead_of, reopened
+from topics.engine.locators import in_extent
+from topics.storage.segments.delete_flags import BLOCK_BYTES
+from topics.storage.segments.store import SegmentStore
+
+
+def test_flags_are_seen_at_once_and_after_a_start(store: SegmentStore) -> None:
+    add(store, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
+    store.flag_deleted(locator, [3, 299, 0, 3], 0)
+    store.sync(0)
+    for held in (store, reopened(store)):
+        flags = held.delete_flags(locator)
+        assert flags is not None
+        assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 299]
+        assert held.delete_flags(other) is None
+        view = held.records(locator)
+        assert [index for index, _ in view.select(0, 5, frozenset(), True, True, flags)] == [
+            1,
+            2,
+            4,
+        ]
+        assert [len(piece) > 0 for piece in view.slices(0, 300, flags)] == [True, True]
+    store.flag_deleted(locator, [7], 0)
+    flags = store.delete_flags(locator)
+    assert flags is not None
+    assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 7, 299]
+
+
+def test_a_flag_is_written_when_the_log_is_synced_behind_its_delete(
+    store: SegmentStore,
+) -> None:
+    add(store, 1)
+    locator, other = in_extent(1, 0), in_extent(1, 1)
+    for indexes, position in (([1], 100), ([2], 100), ([3], 250)):
+        store.flag_deleted(locator, indexes, position)
+    store.flag_deleted(other, [0], 300)
+    for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
+        store.write_due_flags(position)
+        assert dead_of(store, locator) == [1, 2, 3]
+        assert dead_of(reopened(store), locator) == written
+        assert not store.has_due_flags(position)
+    assert not store._flags._flags
+    assert dead_of(reopened(store), other) == [0]
+
+
+def test_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> None:
+    count = 2 * BLOCK_BYTES + 10
+    segment = add(
+        store, 1, [(1, 1, [plain(count // 2), plain(count - count // 2)]), (2, 1, [plain(3)])]
+    )
+    before = segment.path.read_bytes()
+    indexes = [0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 9]
+    store.flag_deleted(in_extent(1, 0), indexes, 0)
+    store.write_due_flags(0)
+    after = bytearray(segment.path.read_bytes())
+    at = segment.trailer.flags_at
+    assert [index for index in range(len(after)) if after[index] != before[index]] == [
+        at + index for index in indexes
+    ]
+    store.flag_deleted(in_extent(1, 0), [], 0)
+    store.flag_deleted(in_extent(1, 1), [], 0)
+    assert store.delete_flags(in_extent(1, 1)) is None
+
+
+def test_synced_flags_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgetful = ForgetfulDisk(monkeypatch)
+    store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
+    add(store, 1)
+    add(store, 2)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
+    store.flag_deleted(in_extent(2, 0), [2], 0)
+    store.sync(0)
+    store.flag_deleted(in_extent(1, 0), [5], 0)
+    forgetful.power_loss(store.folder, tmp_path / "after")
+    held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
+    found = [held.delete_flags(in_extent(number, 0)) for number in (1, 2)]
+    assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in found] == [
+        [1],
+        [2],
+    ]
+
+
+def test_flags_that_a_killed_process_left_unsynced_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgetful = ForgetfulDisk(monkeypatch)
+    store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
+    add(store, 1)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
+    store.write_due_flags(0)
+    after_kill = SegmentStore.open(store.folder, 3, [1])
+    after_kill.flag_deleted(in_extent(1, 0), [], 0)  # a replay finds the flag set
+    after_kill.sync(0)
+    forgetful.power_loss(store.folder, tmp_path / "after")
+    flags = SegmentStore.open(tmp_path / "after", 3, [1]).delete_flags(in_extent(1, 0))
+    assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
+
+
+def test_only_segments_with_unsynced_flags_are_synced_and_again_after_a_failure(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, 1)
+    add(store, 2)
+    store.flag_deleted(in_extent(2, 0), [1], 0)
+    synced: list[str] = []
+
+    def failing(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            store.sync(0)
+    monkeypatch.setattr(
+        os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+    )
+    store.sync(0)
+    store.sync(0)
+    assert synced == ["0000000002.seg"]

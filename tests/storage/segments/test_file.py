@@ -1,0 +1,125 @@
+"""Segment file: whole or refused; punched extents give their room back."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+import pytest
+
+from tests.storage.segments.segments_support import add, reopened
+from topics.engine.locators import in_extent
+from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES
+from topics.storage import disk
+from topics.storage.disk import Damaged
+from topics.storage.segments.file import segment_path
+from topics.storage.segments.store import SegmentStore
+
+
+@pytest.mark.parametrize(
+    "length",
+    [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + TRAILER_BYTES, -1, -TRAILER_BYTES, -4096],
+)
+def test_a_cut_file_is_refused(store: SegmentStore, length: int) -> None:
+    segment = add(store, 1)
+    os.truncate(segment.path, length if length >= 0 else segment.size + length)
+    with pytest.raises(Damaged, match=segment.path.name):
+        reopened(store)
+
+
+def test_a_file_with_more_bytes_is_refused(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    whole = segment.path.read_bytes()
+    for tail in (b"\0", whole[-TRAILER_BYTES:]):
+        segment.path.write_bytes(whole + tail)
+        with pytest.raises(Damaged):
+            reopened(store)
+
+
+def test_another_version_is_refused_and_named(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    whole = bytearray(segment.path.read_bytes())
+    whole[8] = 9
+    segment.path.write_bytes(whole)
+    with pytest.raises(
+        Damaged, match="offset 8: segment has format version 9; this program reads version 1"
+    ):
+        reopened(store)
+
+
+@pytest.mark.parametrize(("shard", "number"), [(4, 1), (3, 2)])
+def test_another_shards_or_numbers_segment_is_refused(
+    store: SegmentStore, shard: int, number: int
+) -> None:
+    segment = add(store, 1)
+    segment.path.rename(segment_path(store.folder, number))
+    with pytest.raises(Damaged, match="belongs to shard 3, number 1"):
+        SegmentStore.open(store.folder, shard, [number])
+
+
+def test_a_reader_gets_path_and_offset_of_damage(
+    store: SegmentStore,
+) -> None:
+    segment = add(store, 1)
+    (locator, entry), (other, _), _ = store.entries(1)
+    for at, offset in (
+        (entry.offset + 70_000, entry.offset + 65536),
+        (entry.tables_at + 50, entry.tables_at),
+    ):
+        whole = bytearray(segment.path.read_bytes())
+        whole[at] ^= 1
+        segment.path.write_bytes(whole)
+        held = reopened(store)
+        with pytest.raises(Damaged) as raised:
+            held.records(locator).slice(0, 300)
+        assert (raised.value.path, raised.value.offset) == (segment.path, offset)
+        assert held.records(other).slice(0, 1)
+
+
+def test_an_unknown_flag_is_a_finding_and_its_record_lives(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    (locator, entry), *_ = store.entries(1)
+    with segment.path.open("r+b") as file:
+        file.seek(entry.flags_at + 3)
+        file.write(b"\x07\x01")
+    held = reopened(store)
+    assert held.findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
+    found = held.records(locator).select(2, 6, frozenset(), True, True, held.delete_flags(locator))
+    assert [index for index, _ in found] == [2, 3, 5]
+
+
+def test_a_punched_extent_gives_its_room_back_and_leaves_the_others(store: SegmentStore) -> None:
+    segment = add(store, 1)
+    locators = [locator for locator, _ in store.entries(1)]
+    kept = [store.records(locator).blob.tobytes() for locator in locators[1:]]
+    before = segment.path.stat()
+    store.records(locators[0])
+    store.punch([locators[0]])
+    after = segment.path.stat()
+    assert after.st_size == before.st_size
+    assert after.st_blocks < before.st_blocks - 100_000 // 512
+    for held in (store, reopened(store)):
+        assert [held.records(locator).blob.tobytes() for locator in locators[1:]] == kept
+        assert [held.delete_flags(locator) is None for locator in locators] == [False, True, True]
+        with pytest.raises(Damaged):
+            held.records(locators[0])
+
+
+@pytest.mark.parametrize(("code", "raises"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
+def test_where_holes_cannot_be_punched_the_flags_alone_are_set(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch, code: int, raises: bool
+) -> None:
+    def fallocate(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    add(store, 1)
+    monkeypatch.setattr(disk, "_fallocate", fallocate)
+    if raises:
+        with pytest.raises(OSError, match="Input/output"):
+            store.punch([in_extent(1, 0)])
+    else:
+        store.punch([in_extent(1, 0)])
+    assert bytes(store.delete_flags(in_extent(1, 0)) or b"") == b"\1" * 300
+    assert store.records(in_extent(1, 0)).count == 300

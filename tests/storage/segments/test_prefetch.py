@@ -1,0 +1,180 @@
+"""Prefetch: what the kernel is asked for while a topic is read from segments, start to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.formats.disk.segment_support import plain, source
+from topics.config import Tuning
+from topics.engine.locators import in_extent, split_locator
+from topics.formats.disk.segment import ENTRY_BYTES
+from topics.formats.disk.segment_build import build
+from topics.storage import disk
+from topics.storage.segments import prefetch
+from topics.storage.segments.prefetch import Prefetch
+from topics.storage.segments.store import SegmentStore
+
+AHEAD = 4000
+RECORDS, SIZE = 100, 100
+
+
+class Disk:
+    """Remembers what is asked for, by path, as ``(offset, length)``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[Path, int, int]] = []
+        patch.setattr(
+            prefetch,
+            "will_need",
+            lambda path, offset, length: self.asked.append((path, offset, length)),
+        )
+
+    def taken(self) -> list[tuple[Path, int, int]]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", AHEAD)
+    return Disk(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    """Three segments with an extent of topic 1 each, and one of another topic before it in the
+    last.
+    """
+    made = SegmentStore.open(tmp_path, 0, [])
+    for number, topics in ((1, [1]), (2, [1]), (3, [0, 1])):
+        writer = made.begin(number, number, number + 1)
+        for piece in build(
+            writer.header,
+            [source(topic, number * RECORDS, [plain(RECORDS, SIZE)])[0] for topic in topics],
+        ):
+            writer.write([piece])
+        made.add(writer.finish())
+    return made
+
+
+LOCATORS = [in_extent(1, 0), in_extent(2, 0), in_extent(3, 1)]
+
+
+def test_everything_before_a_reader_is_asked_for_once(store: SegmentStore, asked: Disk) -> None:
+    ahead = Prefetch(store)
+    wanted: dict[Path, list[range]] = {}
+    for number, locator in enumerate(LOCATORS):
+        following = LOCATORS[number + 1] if locator != LOCATORS[-1] else None
+        of_segment, extent = split_locator(locator)
+        segment, entry, ends = (
+            store.segments[of_segment],
+            store.entry(locator),
+            store.records(locator).ends,
+        )
+        for index in range(0, RECORDS, 5):
+            ahead.read_on(locator, index, following)
+            for path, offset, length in asked.taken():
+                wanted.setdefault(path, []).append(range(offset, offset + length))
+            at = entry.offset + (ends[index - 1] if index else 0)
+            end = min(at + AHEAD // 2, entry.offset + entry.blob_bytes)
+            known = wanted[segment.path]
+            assert all(any(byte in part for part in known) for byte in (at, end - 1)), (
+                f"at {index} of {locator:x}"
+            )
+        if number:
+            assert (
+                range(entry.tables_at, entry.tables_at + entry.tables_len) in wanted[segment.path]
+            )
+            line = segment.trailer.directory_at + ENTRY_BYTES * extent
+            assert range(line, line + ENTRY_BYTES) in wanted[segment.path]
+        blobs = [
+            part
+            for part in wanted[segment.path]
+            if part.start < entry.offset + entry.blob_bytes and part.stop > entry.offset
+        ]
+        assert sum(map(len, blobs)) == entry.blob_bytes
+
+
+def test_what_follows_is_asked_for_when_the_reader_comes_near(
+    store: SegmentStore, asked: Disk
+) -> None:
+    first, second, _ = LOCATORS
+    ends, after = store.records(first).ends, store.segments[2].path
+    size = store.entry(first).blob_bytes
+    seen = []
+    for index in range(1, RECORDS):
+        Prefetch(store).read_on(first, index, second)
+        seen.append((size - ends[index - 1], sum(path == after for path, _, _ in asked.taken())))
+    assert {count for distance, count in seen if distance > 2 * AHEAD} == {0}
+    assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {
+        1
+    }  # its line of the directory
+    assert {count for distance, count in seen if distance <= AHEAD} == {2}  # tables and blob
+
+
+def test_a_second_reader_behind_the_first_is_served_like_the_first(
+    store: SegmentStore, asked: Disk
+) -> None:
+    ahead = Prefetch(store)
+    for index in (0, 50, 0, 50):
+        ahead.read_on(LOCATORS[0], index, None)
+        entry, ends = store.entry(LOCATORS[0]), store.records(LOCATORS[0]).ends
+        at = ends[index - 1] if index else 0
+        assert asked.taken() == [
+            (store.segments[1].path, entry.offset + at, min(AHEAD, entry.blob_bytes - at))
+        ]
+
+
+def test_what_was_asked_for_long_ago_is_asked_for_again(
+    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "EXTENTS_MAX", 2)
+    ahead = Prefetch(store)
+    for locator in LOCATORS:
+        ahead.read_on(locator, 0, None)
+    assert len(asked.taken()) == 3
+    ahead.read_on(LOCATORS[2], 0, None)
+    assert asked.taken() == []
+    ahead.read_on(LOCATORS[0], 0, None)
+    assert len(asked.taken()) == 1
+
+
+def test_what_cannot_be_read_is_left_for_the_reader_to_find(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.records(LOCATORS[0])
+    for number in (1, 2):
+        store.segments[number].path.unlink()
+    ahead = Prefetch(store)
+    ahead.read_on(LOCATORS[0], 0, LOCATORS[1])
+    ahead.read_on(LOCATORS[0], RECORDS - 1, LOCATORS[1])
+    ahead.read_on(LOCATORS[1], 0, None)
+
+
+def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        disk.os,
+        "posix_fadvise",
+        lambda _, offset, length, advice: heard.append((offset, length)) or advice,
+    )
+    path = tmp_path / "file"
+    path.touch()
+    disk.will_need(path, 100, 2 * disk.ADVICE_BYTES + 1)
+    assert heard == [
+        (100, disk.ADVICE_BYTES),
+        (100 + disk.ADVICE_BYTES, disk.ADVICE_BYTES),
+        (100 + 2 * disk.ADVICE_BYTES, 1),
+    ]
+
+
+def test_without_the_switch_nothing_is_asked_for(
+    store: SegmentStore, asked: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "TUNING", Tuning(prefetch=False))
+    Prefetch(store).read_on(LOCATORS[0], 0, LOCATORS[1])
+    assert asked.taken() == []

@@ -1,0 +1,65 @@
+"""Segment store: exactly the segments that count, read as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.formats.disk.segment_support import source
+from tests.storage.segments.segments_support import TOPICS, add, reopened
+from topics.engine.locators import in_extent, split_locator
+from topics.storage.disk import Damaged
+from topics.storage.segments.file import segment_path
+from topics.storage.segments.store import SegmentStore
+
+
+def test_records_are_read_as_they_were_written_at_once_and_after_a_start(
+    store: SegmentStore,
+) -> None:
+    add(store, 1)
+    for held in (store, reopened(store)):
+        found = [
+            (split_locator(locator), entry.topic_id, entry.first_seq, entry.record_count)
+            for locator, entry in held.entries(1)
+        ]
+        assert found == [((1, 0), 1, 5, 300), ((1, 1), 2, 9, 3), ((1, 2), 3, 1, 1)]
+        for (locator, entry), (_, first_seq, batch) in zip(held.entries(1), TOPICS, strict=True):
+            expected = b",".join(
+                bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1]
+            )
+            assert held.records(locator).slice(0, entry.record_count) == expected
+            assert held.delete_flags(locator) is None
+        assert held.segments[1].header.base == 100
+        assert held.segments[1].header.end == 200
+        assert held.findings == []
+
+
+def test_only_the_named_segments_stay(store: SegmentStore, folder: Path) -> None:
+    for number in (1, 2, 300):
+        add(store, number)
+    store.begin(4, 0, 1).write([b"half"])
+    held = SegmentStore.open(folder, 3, [1, 300])
+    assert sorted(path.name for path in folder.iterdir()) == ["0000000001.seg", "000000012c.seg"]
+    assert sorted(held.segments) == [1, 300]
+
+
+def test_a_missing_segment_is_refused(store: SegmentStore, folder: Path) -> None:
+    with pytest.raises(Damaged, match="is missing"):
+        SegmentStore.open(folder, 3, [1])
+
+
+def test_nothing_is_removed_when_a_segment_is_refused(store: SegmentStore, folder: Path) -> None:
+    add(store, 1)
+    with pytest.raises(Damaged):
+        SegmentStore.open(folder, 3, [2])
+    assert segment_path(folder, 1).exists()
+
+
+def test_an_unlinked_segment_is_gone(store: SegmentStore, folder: Path) -> None:
+    add(store, 1)
+    store.flag_deleted(in_extent(1, 0), [1], 0)
+    store.unlink(1)
+    store.sync(0)
+    assert [*folder.iterdir()] == []
+    assert store.segments == {}

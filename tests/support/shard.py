@@ -1,0 +1,310 @@
+"""A shard's actor without processes: messages are put into its router, and the test is the log's
+writer.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import trio
+
+from tests.actors.wire import Wire
+from topics.actors.link.board import Board
+from topics.actors.shard.loop import ShardLoop
+from topics.engine.shard import ShardEngine
+from topics.formats.api.requests import Limits
+from topics.formats.disk.frames import Frame
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.json_text import json_bytes
+from topics.formats.wire import calls
+from topics.formats.wire.calls import AppendOutcome
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.formats.wire.envelope import (
+    Failure,
+    Success,
+    decode,
+    encode_notification,
+    encode_request,
+)
+from topics.formats.wire.message import MessageFrame
+from topics.storage.segments.store import SegmentStore
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.writer import Progress
+
+LIMITS = Limits(
+    batch_records=20_000,
+    record_bytes=1 << 20,
+    meta_bytes=16 << 10,
+    tag_bytes=256,
+    node_bytes=128,
+    limit=1000,
+)
+
+
+class Log:
+    """Stands for a `Wal`. Nothing is written before `write`, nothing synced before `sync`;
+    ``groups`` is what was handed over.
+
+    With ``at_once`` it writes what it may in `flush`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = BlobStore(folder / "blob")
+        self.frames: dict[int, Frame] = {}
+        self.groups: list[tuple[int, bool]] = []  # end, sync
+        self.position = self.written = self.synced = 0
+        self.failed: OSError | None = None
+        self.folder, self.short_of_room = folder, False
+        self.at_once = self.is_syncing = False
+        self._start = 0
+        self._done: list[Progress] = []
+
+    # What the actor calls
+
+    def hold_together(self, length: int) -> None:
+        """There is one file."""
+
+    def append(self, frame: Frame) -> int:
+        position = self.position
+        self.frames[position] = frame
+        self.position += frame.length
+        return position
+
+    def flush(self, *, sync: bool) -> Progress | None:
+        if self.position == self._start and not (sync and self.synced < self.position):
+            return None
+        self.groups.append((self.position, sync))
+        may = self.at_once and not sync and self.written == self._start
+        self._start = self.position
+        if not may:
+            return None
+        self.written = self.position
+        return Progress(self.written, self.synced, 1.5, 0.0)
+
+    def take_progress(self) -> list[Progress]:
+        taken, self._done = self._done, []
+        for progress in taken:
+            if progress.error is not None and not isinstance(progress.error, NoRoom):
+                self.failed = progress.error
+        return taken
+
+    def resume(self, position: int) -> None:
+        self.frames = {
+            locator: frame for locator, frame in self.frames.items() if locator < position
+        }
+        self.position = self._start = position
+
+    def generation(self, locator: int) -> int:
+        return 0
+
+    def records(self, locator: int) -> RecordsView:
+        assert locator < self.written, "only what was written is read"
+        frame = self.frames[locator]
+        body = memoryview(b"".join(frame.parts))
+        if frame.flags & RecordFlags.EXTERNAL:
+            body = self.blobs.body(frame.topic_id, frame.first_seq)
+        return RecordsView(frame.flags, frame.record_count, frame.ext_len, body)
+
+    def count(self, locator: int) -> int:
+        return self.frames[locator].record_count
+
+    # What the test calls
+
+    def write(self) -> None:
+        """Everything handed over is in the kernel's hands."""
+        self.written = self._start
+        self._done.append(Progress(self.written, self.synced, 1.5, 0.0))
+
+    def sync(self) -> None:
+        """Everything handed over is on the disk."""
+        self.written = self.synced = self._start
+        self._done.append(Progress(self.written, self.synced, 1.5, 2.5))
+
+    def fail(self, error: OSError) -> None:
+        self._done.append(Progress(self.written, self.synced, 0.0, 0.0, error))
+
+
+class Desk:
+    """One session of a front with a shard's actor; an answer has the number of its request."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        log: Any = None,
+        engine: ShardEngine | None = None,
+        shard: Any = None,
+    ) -> None:
+        """``shard``: a whole one, with a log and a disk of its own."""
+        self.log: Any = log or (shard.wal if shard else Log(folder))
+        self.engine = engine or (shard.engine if shard else ShardEngine())
+        self.words = words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
+        board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
+        if shard is None:
+            segments = SegmentStore(folder / "segment", 0)
+            shard = SimpleNamespace(
+                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
+            )
+        self.loop = ShardLoop(shard, 0, board, LIMITS)
+        self.loop.context.nursery = nursery
+        nursery.start_soon(self.loop.follow_time)
+        self.commits = self.loop.commits
+        self.wire = Wire()
+        self.session = self.loop.open_session("front-0", self.wire)
+        self._cid = 0
+        self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
+
+    # Requests; each gives its number. Nothing goes to the log before `flush`.
+
+    def append(self, topic: str, *datas: Any, key: str | None = None, **fields: Any) -> int:
+        return self.append_raw(
+            topic, json_bytes({"records": [{"data": data} for data in datas], **fields}), key=key
+        )
+
+    def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
+        params = calls.AppendParams(topic, key, True, None, time.monotonic_ns())
+        return self.ask(calls.APPEND, params, body)
+
+    def append_many(
+        self, topic: str, *bodies: dict[str, Any] | bytes, with_seqs: bool = True
+    ) -> int:
+        """Appends to one topic in one message, each as a document or as raw bytes."""
+        raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
+        lengths = [len(body) for body in raw]
+        params = calls.AppendParams(topic, None, with_seqs, None, time.monotonic_ns(), lengths)
+        return self.ask(calls.APPEND, params, b"".join(raw))
+
+    def put(self, topic: str, **config: Any) -> int:
+        params = calls.TopicPutParams(topic, None, time.monotonic_ns())
+        return self.ask(calls.TOPIC_PUT, params, json_bytes(config))
+
+    def delete(self, topic: str, *, if_empty: bool = False) -> int:
+        params = calls.TopicDeleteParams(topic, if_empty, time.monotonic_ns())
+        return self.ask(calls.TOPIC_DELETE, params)
+
+    def delete_records(self, topic: str, **asked: Any) -> int:
+        params = calls.DeleteRecordsParams(topic, time.monotonic_ns())
+        return self.ask(calls.DELETE_RECORDS, params, json_bytes(asked))
+
+    def diff(self, topic: str, **asked: Any) -> int:
+        params = calls.DiffParams(topic, time.monotonic_ns())
+        return self.ask(calls.DIFF, params, json_bytes(asked))
+
+    def cancel(self, cid: int) -> None:
+        """The front's client has gone."""
+        self.tell(calls.CALL_CANCELLED, calls.CallCancelledParams(cid))
+
+    def ask(self, call: Call[P, R], params: P, body: bytes = b"") -> int:
+        """A request of the front; its number."""
+        self._cid += 1
+        self._asked[self._cid] = call
+        payload = encode_request(self._cid, call.method, params)
+        frame = MessageFrame(self._cid, 0, call.subject, payload, body)
+        assert self.loop.router.dispatch(self.session, frame) is None
+        self.loop.deadlines.wake()
+        return self._cid
+
+    def tell(self, event: Event[P], params: P) -> None:
+        """An event of the front."""
+        payload = encode_notification(event.method, params)
+        frame = MessageFrame(9999, 0, event.subject, payload, b"")
+        assert self.loop.router.dispatch(self.session, frame) is None
+
+    # The log
+
+    def flush(self) -> None:
+        self.commits.flush()
+
+    def written(self) -> OSError | None:
+        self.flush()
+        self.log.write()
+        return self.advance()
+
+    def synced(self) -> OSError | None:
+        self.flush()
+        self.log.sync()
+        return self.advance()
+
+    def advance(self) -> OSError | None:
+        """Commit what the log has reached; the turn ends when the tasks that are ready have run."""
+        error = self.commits.advance()
+        self.loop.deadlines.wake()
+        return error
+
+    def failed(self, error: OSError) -> OSError | None:
+        """The writer says so, and the actor's loop does what it does then."""
+        self.flush()
+        self.log.fail(error)
+        found = self.commits.advance()
+        self.loop.context.room.show(found)
+        self.loop.services.deletes.on_turn()
+        return found
+
+    def make(self, topic: str, **config: Any) -> None:
+        """A topic that is there before the test begins."""
+        self.put(topic, **config)
+        self.synced()
+        self.answers()
+
+    # Answers
+
+    def answers(self) -> list[tuple[int, int | str]]:
+        """Those that went out since the last call: number and status, or number and the error's
+        code.
+        """
+        return [
+            (number, answer.get("code") or answer["status"]) for number, answer in self.bodies()
+        ]
+
+    def bodies(self) -> list[tuple[int, dict[str, Any]]]:
+        """The same with the whole answer."""
+        return [self._read(frame) for frame in self.wire.take()]
+
+    def batches(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Answers to append messages: the number of each, and its answers in their order; one that
+        failed has a ``code``.
+        """
+        return [_read_batch(frame) for frame in self.wire.take()]
+
+    def _read(self, frame: MessageFrame) -> tuple[int, dict[str, Any]]:
+        answer = decode(frame.payload)
+        if isinstance(answer, Failure):
+            return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
+        assert isinstance(answer, Success)
+        if self._asked[answer.cid] is calls.APPEND:
+            _, (body,) = _read_batch(frame)
+        else:
+            body = msgspec.json.decode(bytes(frame.attachment))
+        # The status that a front makes of it.
+        return answer.cid, {"status": 201 if body.get("created") else 200} | body
+
+    def seqs(self, topic: str) -> list[int]:
+        """What a reader sees now."""
+        self.diff(topic, limit=1000)
+        ((_, page),) = self.bodies()
+        return [record["$seq"] for record in page["records"]]
+
+
+def _read_batch(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
+    answer = decode(frame.payload)
+    assert isinstance(answer, Success)
+    outcomes, lengths, failures = calls.APPEND.result_of(answer.result)
+    content, refusals = bytes(frame.attachment), iter(failures or ())
+    found: list[dict[str, Any]] = []
+    for outcome, length in zip(outcomes, lengths or [len(content)], strict=True):
+        if outcome == AppendOutcome.FAILED:
+            assert not length
+            code, message, detail = next(refusals)
+            found.append({"code": code, "message": message, "detail": detail})
+        else:
+            found.append(msgspec.json.decode(content[:length]))
+            assert found[-1]["created"] == (outcome == AppendOutcome.CREATED)
+            content = content[length:]
+    assert not content
+    assert not list(refusals)
+    return answer.cid, found

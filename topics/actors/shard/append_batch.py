@@ -1,0 +1,138 @@
+"""Append batch: the requests of one append message and their answers.
+
+Each request is decided and answered by itself, as if it had come alone: a bad one fails and harms
+none of its neighbours. The answers are sent in one message when the last of them is known, in the
+order of the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from topics.actors.rpc.replies import map_error, total_ms
+from topics.actors.rpc.typed_calls import InboundCall
+from topics.actors.shard.room import unwritable
+from topics.engine.changes.append import Append
+from topics.engine.dedupe import DedupeEntry
+from topics.errors import Internal
+from topics.formats.api import answers
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
+from topics.storage.wal.writer import Progress
+
+AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
+
+APPENDED, CREATED, FAILED = map(int, AppendOutcome)
+APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
+CREATED_ALONE = AppendResult(bytes((CREATED,)))
+UNANSWERED = 255
+
+
+class AppendBatch:
+    """Collects the outcome of each request, by its index in the message."""
+
+    __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "params")
+
+    def __init__(self, request: AppendCall) -> None:
+        self._request, self.params = request, request.params
+        lengths = request.params.lengths
+        count = self._unanswered = 1 if lengths is None else len(lengths)
+        assert count, "an append message holds at least one request"
+        self._outcomes = bytearray((UNANSWERED,)) * count
+        self._answers = [b""] * count
+        self._failures: dict[int, Failure] = {}
+
+    def bodies(self) -> Iterator[Buffer]:
+        """The body of each request."""
+        content, lengths = self._request.attachment, self.params.lengths
+        if lengths is None:
+            yield content
+            return
+        end = 0
+        for length in lengths:
+            start, end = end, end + length
+            yield content[start:end]
+
+    # Outcomes
+
+    def settle(
+        self,
+        index: int,
+        change: Append,
+        result: Progress | OSError,
+        *,
+        created: bool = False,
+        deduped: bool = False,
+    ) -> None:
+        """The log has done the request, or lost it. ``created``: it made the topic. ``deduped``: a
+        request with the same key did the append.
+        """
+        if isinstance(result, OSError):
+            self.refuse(index, result)
+            return
+        sync_ms = result.sync_ms if change.topic.config.durable else 0.0
+        took_ms = (result.write_ms, sync_ms)
+        self._succeed(
+            index, change.first_seq, change.count, took_ms, created=created, deduped=deduped
+        )
+
+    def answer_known(self, index: int, entry: DedupeEntry) -> None:
+        """The request's key stands for an append that was committed before."""
+        self._succeed(index, entry.first_seq, entry.record_count, (0.0, 0.0), deduped=True)
+
+    def refuse(self, index: int, error: OSError) -> None:
+        """The log cannot take the request."""
+        self.fail(index, unwritable(error))
+
+    def fail(self, index: int, error: Exception) -> None:
+        """The request fails. The log has what is unexpected; the caller is told no more of it."""
+        _, message, data = map_error(error, self._request)
+        if data is None or data["code"] == Internal.code:
+            self._failures[index] = Internal.code, "internal error", {}
+        else:
+            self._failures[index] = data["code"], message, data["detail"]
+        self._note(index, FAILED)
+
+    def _succeed(
+        self,
+        index: int,
+        first_seq: int,
+        count: int,
+        took_ms: tuple[float, float],
+        *,
+        created: bool = False,
+        deduped: bool,
+    ) -> None:
+        params = self.params
+        body = answers.appended(
+            params.topic,
+            first_seq,
+            count,
+            with_seqs=params.with_seqs,
+            created=created,
+            deduped=deduped,
+        )
+        body += answers.performance(total_ms(params.at), wal_ms=took_ms[0], fsync_ms=took_ms[1])
+        if params.lengths is None:
+            self._request.reply(CREATED_ALONE if created else APPENDED_ALONE, body)
+            return
+        self._answers[index] = body
+        self._note(index, CREATED if created else APPENDED)
+
+    def _note(self, index: int, outcome: int) -> None:
+        assert self._outcomes[index] == UNANSWERED, "a request is answered once"
+        self._outcomes[index] = outcome
+        self._unanswered -= 1
+        if not self._unanswered:
+            lengths = list(map(len, self._answers))
+            failures = [failure for _, failure in sorted(self._failures.items())] or None
+            result = AppendResult(bytes(self._outcomes), lengths, failures)
+            self._request.reply(result, b"".join(self._answers))
+
+
+def settle_all(change: Append, batch: AppendBatch, index: int, result: Progress | OSError) -> None:
+    """Settle the request that decided ``change``, and all that came meanwhile with its key."""
+    batch.settle(index, change, result, created=change.created)
+    for follower, at in change.followers:
+        follower.settle(at, change, result, deduped=True)

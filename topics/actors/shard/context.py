@@ -1,0 +1,99 @@
+"""Shard context: what the services of one shard share, and the checks in front of each request.
+
+The loop sets `now` at the start of each turn, so that all decisions of a turn have one time. A
+service that works outside of a turn (in a task of its own) calls `begin_turn` first and `end_turn`
+when it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVarTuple
+
+import trio
+
+from topics.actors.link.board import ShardWords
+from topics.actors.link.pulse import DISK_STALLED
+from topics.actors.shard.deadlines import Deadlines
+from topics.actors.shard.disk_watch import DiskWatch
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
+from topics.actors.shard.record_store import RecordStore
+from topics.actors.shard.room import Room, unwritable
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+from topics.errors import NotReady
+from topics.formats.api.requests import Limits
+from topics.storage.disk import Damaged
+from topics.storage.recovery import Shard
+
+Args = TypeVarTuple("Args")
+
+
+def clock() -> Now:
+    """Both clocks, in milliseconds."""
+    return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+
+
+class ShardContext:
+    """One shard's engine, log and clock, as its services see them."""
+
+    def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
+        self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
+        self.words, self.deadlines = words, Deadlines()
+        self.clock = clock
+        self.store = RecordStore(shard.engine, shard.wal, shard.segments)
+        self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
+        self.room = Room(shard, self.commits, words)
+        self.disk = DiskWatch(self.commits, self.room, words)
+        self.held = HeldTopics()
+        self.now = clock()
+        self.nursery: trio.Nursery
+        self.end_turn: Callable[[], None]
+
+    def begin_turn(self) -> None:
+        """Read the clock for the decisions that follow."""
+        self.now = self.clock()
+
+    def start(self, task: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
+        """Run ``task`` beside the loop, until the shard stops."""
+        self.nursery.start_soon(task, *args)
+
+    def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
+        """Free a held topic: handle ``first`` and then what was deferred, in a turn of their own."""
+        self.begin_turn()
+        for handler, request in (*first, *self.held.give_back(topic)):
+            handle_late(handler, request)
+        self.end_turn()
+
+    def check_writable(self, *, grows: bool = False) -> None:
+        """Raise `NotReady` while the shard cannot take a write. ``grows``: it makes no room."""
+        refusal = self.room.refusal(grows=grows)
+        if refusal is not None:
+            raise unwritable(refusal)
+        if self.disk.is_stalled:
+            raise NotReady("the disk of this shard does not answer", reason=DISK_STALLED)
+
+    def fresh_topic(self, name: str) -> Topic:
+        """The topic of that name, as it is now. Raises `TopicNotFound`."""
+        topic = self.engine.topic(name)
+        self.freshen(topic)
+        return topic
+
+    def freshen(self, topic: Topic | None) -> None:
+        """Remove what is too old by now, before anything is answered or decided."""
+        if topic is None or not topic.is_perishable:
+            return
+        try:
+            change = self.engine.expire(topic, self.now)
+        except Damaged as damage:
+            # What is damaged does not keep the rest of the topic from its users.
+            self.store.report(damage)
+            return
+        if change is None:
+            return
+        if self.room.refusal(grows=False) is None:
+            self.commits.submit(change, None)
+        else:
+            self.engine.undo(change)  # the log is told when it can be

@@ -1,0 +1,104 @@
+"""Deadline queue: everything in a shard that happens at a certain time, in one heap.
+
+    call_at --> queued --time--> called
+                   '-- cancel --> dropped
+
+`run_due` is pure: the time comes in. `run` is the one task that sleeps until the earliest deadline;
+`wake` makes it return at once. A cancelled entry stays in the heap until its time, or until half of
+the heap is cancelled. Calls never wait, and never raise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+import trio
+
+SWEEP_MIN = 64  # a shorter heap is not swept
+
+
+class Deadline:
+    """One entry; `cancel` takes it back."""
+
+    __slots__ = ("_queue", "at", "call")
+
+    def __init__(self, queue: Deadlines, at: float, call: Callable[[], object]) -> None:
+        self._queue, self.at = queue, at
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        """Do not call. Nothing happens the second time, or after the call."""
+        if self.call is not None:
+            self.call = None
+            self._queue.forget_one()
+
+
+class Deadlines:
+    """Calls at times of trio's clock, earliest first; among equals in the order of `call_at`."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Deadline]] = []
+        self._serial = 0
+        self._cancelled = 0
+        self._is_woken = False
+        self._sleep: trio.CancelScope | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._cancelled
+
+    @property
+    def next_at(self) -> float:
+        """When to call `run_due`; infinity when nothing is queued."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def call_at(self, at: float, call: Callable[[], object]) -> Deadline:
+        """Call ``call`` once, at ``at`` or soon after."""
+        deadline = Deadline(self, at, call)
+        self._serial += 1
+        heapq.heappush(self._heap, (at, self._serial, deadline))
+        if self._sleep is not None and at < self._sleep.deadline:
+            self._sleep.deadline = at
+        return deadline
+
+    def call_every(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call ``call`` now, and again ``seconds`` after each call."""
+        call()
+        self.call_at(trio.current_time() + seconds, partial(self.call_every, seconds, call))
+
+    def forget_one(self) -> None:
+        """An entry was cancelled."""
+        self._cancelled += 1
+        if self._cancelled * 2 > len(self._heap) >= SWEEP_MIN:
+            self._heap = [entry for entry in self._heap if entry[2].call is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def run_due(self, now: float) -> None:
+        """Make the calls whose time has come. Those that they queue for now wait for the next run."""
+        newest = self._serial
+        while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= newest:
+            deadline = heapq.heappop(self._heap)[2]
+            call, deadline.call = deadline.call, None
+            if call is None:
+                self._cancelled -= 1
+            else:
+                call()
+
+    def wake(self) -> None:
+        """Let `run` call ``on_wake`` as soon as the tasks that are ready have run."""
+        self._is_woken = True
+        if self._sleep is not None:
+            self._sleep.deadline = -math.inf
+
+    async def run(self, on_wake: Callable[[], None]) -> NoReturn:
+        """Call ``on_wake``, which calls `run_due`, at each deadline and after each `wake`."""
+        while True:
+            until = -math.inf if self._is_woken else self.next_at
+            with trio.CancelScope(deadline=until) as self._sleep:
+                await trio.sleep_forever()
+            self._sleep, self._is_woken = None, False
+            on_wake()

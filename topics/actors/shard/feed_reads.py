@@ -1,0 +1,118 @@
+"""Feed reads: pages and heads for streams that catch up, in the same view as a feed's pages.
+
+    feed.read     one page from a cursor, for a stream that has fallen behind its feed
+    topic.heads   head, floor and epoch of several topics
+
+A strong view shows only what is synced; see `visible_head`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.service import Service
+from topics.engine.page import Page
+from topics.engine.reading import read
+from topics.engine.topic import Topic
+from topics.formats.api.requests import (
+    BATCH_BYTES_MAX,
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    Diff,
+    Limits,
+)
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    FEED_READ,
+    TOPIC_HEADS,
+    FeedReadParams,
+    FeedReadResult,
+    FeedView,
+    TopicHeadsParams,
+    TopicHeadsResult,
+)
+
+
+class FeedReads(Service):
+    """Handles `feed.read` and `topic.heads`."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context = context
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, FEED_READ, self._read)
+        serve(router, TOPIC_HEADS, self._heads)
+
+    def _read(self, request: InboundCall[FeedReadParams, FeedReadResult]) -> None:
+        params, context = request.params, self._context
+        topic = topic_to_read(context, params.topic)
+        cursor = {"from_seq": params.from_seq, "until_seq": params.until_seq}
+        view, strong = diff_of(params.view, context.limits, **cursor, epoch=params.epoch)
+        head_seq = visible_head(topic, context.wal.synced, strong=strong)
+        page = read(topic, view, context.store, head_seq=head_seq)
+        request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
+        context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
+
+    def _heads(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
+        known = self._context.engine.topics
+        topics = [
+            self._context.fresh_topic(name) for name in request.params.topics if name in known
+        ]
+        heads = {topic.name: (topic.head_seq, topic.start_seq, topic.epoch) for topic in topics}
+        request.reply(TopicHeadsResult(heads))
+
+
+def topic_to_read(context: ShardContext, name: str) -> Topic:
+    """The topic of that name; it counts as read. Raises `TopicNotFound`."""
+    topic = context.fresh_topic(name)
+    topic.touch(*context.commits.now())
+    return topic
+
+
+def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
+    """The last seq that a reader is shown: the last committed one, or with ``strong`` the last one
+    that is synced as well. ``synced``: LSN up to which the log is synced.
+    """
+    # Readers of the other classes wait for nothing, or what is committed is synced; and a change of
+    # the class is synced itself.
+    if not strong or topic.committed.durability != "disk":
+        return topic.head_seq
+    index = topic.index.find_locator(synced)
+    return topic.index.entry(index)[0] - 1 if index < len(topic.index) else topic.head_seq
+
+
+def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff, bool]:
+    """The diff that a view asks for, clamped as one of a client; and whether it is strong."""
+    view = FeedView._make(fields)
+    diff = Diff(
+        limit=min(view.limit or DEFAULT_LIMIT, limits.limit),
+        nodes=frozenset(view.nodes),
+        include_tags=view.tags,
+        include_meta=view.meta,
+        include_data=view.data,
+        max_batch_bytes=min(view.bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
+        **cursor,
+    )
+    return diff, view.strong
+
+
+def joined(pieces: list[Buffer]) -> Buffer:
+    """The records of a page as one attachment."""
+    return pieces[0] if len(pieces) == 1 else b",".join(pieces)
+
+
+def page_fields(page: Page) -> tuple[int, int, int, int, int, dict[str, Any] | None]:
+    """The fields that `FeedPageParams` and `FeedReadResult` begin with."""
+    return (
+        page.from_seq,
+        page.next_from_seq,
+        page.head_seq,
+        page.earliest_seq,
+        page.count,
+        page.tombstone.as_json() if page.tombstone else None,
+    )

@@ -1,0 +1,312 @@
+"""Group commit: from a decided `Change` into the log, and back to the engine when it is durable.
+
+    submit   frames into the group under way
+    flush    the group to the log's writer: once a turn, so that changes share a write and a sync
+    advance  what the log has reached is committed and answered, in the order of the decisions;
+             when the log has failed, all that waits is undone, newest first, and refused
+
+    UNTIL_WRITTEN  a change that needs no sync, or that only waits for others of its topic
+    UNTIL_SYNCED   a change with ``sync``
+
+A change without frames on an idle topic is committed at once. Nothing here waits or raises for an
+error of the log: it reaches the ``settle`` of each change that it lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+import trio
+
+from topics.actors.shard.record_store import RecordStore
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.reservation import Reservation
+from topics.engine.locators import Locator, in_log, is_in_memory
+from topics.engine.now import Now
+from topics.engine.shard import ShardEngine
+from topics.engine.topic import Topic
+from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.storage.disk import Damaged
+from topics.storage.wal.file import NoRoom
+from topics.storage.wal.log import Wal
+from topics.storage.wal.writer import Progress
+
+EXTERNAL = int(RecordFlags.EXTERNAL)
+NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
+
+Settle = Callable[[Progress | OSError], None]
+
+
+class PendingChange:
+    """A submitted change, its frames from ``start`` to ``end``. ``settle`` is called with the
+    progress that made it durable, or with the error that lost it.
+    """
+
+    __slots__ = ("change", "end", "locator", "serial", "settle", "start")
+
+    def __init__(
+        self,
+        change: Change,
+        locator: Locator,
+        start: int,
+        end: int,
+        serial: int,
+        settle: Settle | None,
+    ) -> None:
+        self.change, self.locator, self.settle = change, locator, settle
+        self.start, self.end, self.serial = start, end, serial
+
+
+class GroupCommit:
+    """The only way from a decision into the log. ``clock`` gives the time of a commit."""
+
+    def __init__(
+        self, engine: ShardEngine, wal: Wal, store: RecordStore, clock: Callable[[], Now]
+    ) -> None:
+        self.engine, self.wal, self.store, self.now = engine, wal, store, clock
+        self.on_commit: Callable[[Change], None] = lambda _: None
+        self.losses = 0  # how often everything that waited was undone
+        self._until_written: deque[PendingChange] = deque()
+        self._until_synced: deque[PendingChange] = deque()
+        self._serial = 0
+        self._wants_sync = False
+        self._has_floors = False  # a commit has submitted floors: they go off without a turn
+        self._idle: dict[int, trio.Event] = {}
+        self._progress: trio.Event | None = None
+
+    # What is under way
+
+    def __len__(self) -> int:
+        return len(self._until_written) + len(self._until_synced)
+
+    @property
+    def oldest(self) -> tuple[int, ...]:
+        """What waits longest for its write and its sync: while it is the same, the log stands."""
+        return tuple(
+            queue[0].serial for queue in (self._until_written, self._until_synced) if queue
+        )
+
+    @property
+    def reached(self) -> int:
+        """Every change with a frame before this LSN is committed."""
+        return min(
+            (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
+            default=self.wal.position,
+        )
+
+    def leaving(self) -> list[Topic]:
+        """Topics whose end is decided and not committed: it may yet be undone."""
+        return [
+            each.change.topic for each in self._pending() if isinstance(each.change, DeleteTopic)
+        ]
+
+    def position_of(self, topic: Topic) -> int:
+        """LSN before which every change of the topic is committed, and from which on none is."""
+        if not topic.pending:
+            return self.wal.position
+        # Reservations and floors may overtake others and be overtaken: replaying them twice does no
+        # harm.
+        return min(
+            (
+                each.start
+                for each in self._pending()
+                if each.change.topic is topic
+                and not isinstance(each.change, FloorMoved | Reservation)
+            ),
+            default=self.wal.position,
+        )
+
+    def _pending(self) -> chain[PendingChange]:
+        return chain(self._until_written, self._until_synced)
+
+    # Into the log
+
+    def submit(
+        self, change: Change, settle: Settle | None, resident: RecordsView | None = None
+    ) -> None:
+        """Put the change's frames into the group under way; `flush` sends the group off.
+
+        ``resident``: records of an append whose class keeps them in memory, when the change does
+        not carry them itself.
+        """
+        frames = change.frames
+        if len(frames) > 1:
+            # One of them without the others would come back after a restart, though the change was
+            # undone.
+            self.wal.hold_together(sum(frame.length for frame in frames))
+        locator, start = in_log(0), self.wal.position
+        for frame in frames:
+            lsn = self.wal.append(frame)
+            if frame.kind is FrameKind.APPEND:
+                locator = in_log(lsn)
+                if frame.flags & EXTERNAL:
+                    self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
+        self._serial += 1
+        if isinstance(change, Append) and (resident or change.resident):
+            locator = self._keep(change, resident)
+        pending = PendingChange(change, locator, start, self.wal.position, self._serial, settle)
+        if change.sync:
+            self._wants_sync = True
+            self._until_synced.append(pending)
+        elif frames or change.topic.pending > 1:
+            self._until_written.append(pending)
+        else:
+            self._commit(pending, NO_IO, self.now())
+
+    def _keep(self, change: Append, view: RecordsView | None) -> Locator:
+        encoded = change.resident
+        if encoded is not None:
+            body = memoryview(b"".join(encoded.parts))
+            view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
+            change.resident = None
+        assert view is not None, "an ephemeral append comes with its records"
+        return self.store.keep(view)
+
+    def flush(self) -> None:
+        """Send the group off. What the log writes at once is committed and answered at once."""
+        while (progress := self._send_group()) is not None:
+            self._settle_up_to(self._until_written, progress.written, progress)
+            self._tell_progress()
+            if not self._has_floors:
+                return
+            self._has_floors = False
+
+    def _send_group(self) -> Progress | None:
+        sync, self._wants_sync = self._wants_sync, False
+        return self.wal.flush(sync=sync)
+
+    # Back from the log
+
+    def advance(self) -> OSError | None:
+        """Commit and answer what the log has reached; the error that made it stop, if it did."""
+        for progress in self.wal.take_progress():
+            if progress.error is not None:
+                self._lose(progress.error)
+                if not isinstance(progress.error, NoRoom):
+                    self._tell_progress()
+                    return progress.error
+                self.wal.resume(progress.written)
+                continue
+            self._settle_up_to(self._until_written, progress.written, progress)
+            self._settle_up_to(self._until_synced, progress.synced, progress)
+        self._tell_progress()
+        if self._has_floors:
+            self._has_floors = False
+            self.flush()
+        return None
+
+    def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: Progress) -> None:
+        if not queue:
+            return
+        now = self.now()
+        while queue and queue[0].end <= lsn:
+            self._commit(queue.popleft(), progress, now)
+
+    def _commit(self, pending: PendingChange, progress: Progress, now: Now) -> None:
+        change, topic = pending.change, pending.change.topic
+        if change.frames:
+            self.store.committed_to = max(self.store.committed_to, pending.end)
+        try:
+            has_tags = isinstance(change, Append) and change.tags
+            generation = self._generation(pending.locator) if has_tags else 0
+            self.engine.commit(change, pending.locator, now, generation)
+            if topic.floor_due and not topic.deleted:
+                # At once: a replay could not come to it by itself.
+                floor = self.engine.expire(topic, now)
+                if floor is not None:
+                    self.submit(floor, None)
+                    self._has_floors = True
+        except Damaged as damage:
+            # The change itself is done; what it should have taken away cannot be read, and goes
+            # when all around it has gone.
+            self.store.report(damage)
+        if pending.settle is not None:
+            pending.settle(progress)
+        self._tell_idle(topic)
+        self.on_commit(change)
+        if isinstance(change, DeleteTopic):
+            self.store.drop_topic(topic)
+
+    def _generation(self, locator: Locator) -> int:
+        """Base of the log file of tagged records: their tags leave memory with the file."""
+        return 0 if is_in_memory(locator) else self.wal.generation(locator)
+
+    def _lose(self, error: OSError) -> None:
+        self.losses += 1
+        lost = sorted(self._pending(), key=lambda pending: pending.serial, reverse=True)
+        self._until_written.clear()
+        self._until_synced.clear()
+        for pending in lost:
+            self.engine.undo(pending.change)
+            self.store.drop(pending.locator)
+        for pending in reversed(lost):
+            if pending.settle is not None:
+                pending.settle(error)
+            self._tell_idle(pending.change.topic)
+
+    # For tasks that wait
+
+    async def submit_and_wait(
+        self, change: Change, resident: RecordsView | None = None
+    ) -> Progress | OSError:
+        """Submit one change, send it off and wait for its end."""
+        if self.wal.failed is not None:
+            # It may have failed since the change was wanted, and would never tell of it.
+            self.engine.undo(change)
+            return self.wal.failed
+        done = trio.Event()
+        results: list[Progress | OSError] = []
+
+        def settle(result: Progress | OSError) -> None:
+            results.append(result)
+            done.set()
+
+        self.submit(change, settle, resident)
+        self.flush()
+        await done.wait()
+        return results[0]
+
+    async def wait_idle(self, topic: Topic) -> None:
+        """Wait until no change of the topic is under way."""
+        while topic.pending:
+            await self._idle.setdefault(topic.id, trio.Event()).wait()
+
+    async def wait_drained(self) -> None:
+        """Wait until nothing is under way, or the log has failed."""
+        self.flush()
+        while len(self) and self.wal.failed is None:
+            await self.wait_progress()
+
+    async def wait_synced(self, lsn: int) -> bool:
+        """Wait until the log is synced up to ``lsn``; False when it has failed, or when changes
+        were undone meanwhile.
+        """
+        losses = self.losses
+        while self.wal.failed is None and self.losses == losses:
+            if self.wal.synced >= lsn:
+                return True
+            await self.wait_progress()
+        return False
+
+    async def wait_progress(self) -> None:
+        """Wait until the log has written, synced or failed the next time."""
+        if self._progress is None:
+            self._progress = trio.Event()
+        await self._progress.wait()
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
+
+    def _tell_idle(self, topic: Topic) -> None:
+        if self._idle and not topic.pending:
+            event = self._idle.pop(topic.id, None)
+            if event is not None:
+                event.set()

@@ -1,0 +1,58 @@
+"""Held topics: topics that one long operation has for itself, and the messages that wait for them.
+
+    free --take--> held: messages are deferred --give_back--> free: deferred messages are handled
+
+A streamed append holds its topic, and so does a delete by match until its topic has no change under
+way. Reads of a held topic go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from topics.actors.rpc.replies import answer_error
+from topics.actors.rpc.typed_calls import InboundCall
+
+Request: TypeAlias = InboundCall[Any, Any]
+Handler: TypeAlias = Callable[[Request], None]
+
+
+class HeldTopics:
+    """The topics of a shard that are held, by name."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[Handler, Request]]] = {}
+
+    def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
+        """Whether ``topic`` is held; the request then waits and is handled later."""
+        waiting = self._waiting.get(topic)
+        if waiting is None:
+            return False
+        waiting.append((handler, request))
+        return True
+
+    def take(self, topic: str) -> None:
+        """Hold ``topic`` from now on."""
+        assert topic not in self._waiting, "a topic is held once at a time"
+        self._waiting[topic] = []
+
+    def give_back(self, topic: str) -> list[tuple[Handler, Request]]:
+        """Free ``topic``; the deferred messages, to be handled now."""
+        return self._waiting.pop(topic)
+
+
+def handle_late(handler: Handler, request: Request) -> None:
+    """Handle a message that had to wait, as the router would have.
+
+    Not one whose caller was told of a time-out, nor one whose front has gone: that front's
+    successor waits for its memory.
+    """
+    if not request.is_open or request.session.closed:
+        request.release()
+        return
+    try:
+        handler(request)
+    except Exception as error:
+        answer_error(request, error)
+        request.release()

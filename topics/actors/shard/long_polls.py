@@ -1,0 +1,186 @@
+"""Long polls: diffs that wait until there is something to answer (§3).
+
+    WAITING --a commit to the topic--> DUE --a turn reads on--> answered, or WAITING again
+    DUE     --more to scan--> DUE in the next turn
+    each    --wait_ms is over, the topic is deleted, its records cannot be read--> answered
+            --cancelled, its front has gone--> dropped
+
+A diff scans all that was there when it came, whatever its wait_ms, for `SCAN_S_MAX` at most. A poll
+is no task: a turn reads on for those that are due, one read each and `POLLS_PER_TURN` at most. What
+a commit makes due is read a turn later, so that the answer of the append goes out first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import TypeAlias
+
+import trio
+
+from topics.actors.link.heads import holds_still
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, total_ms
+from topics.actors.rpc.typed_calls import InboundCall, subscribe
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.page import Page
+from topics.engine.reading import read
+from topics.engine.topic import Topic
+from topics.formats.api import answers
+from topics.formats.api.requests import Diff
+from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams, DiffParams, DiffResult
+from topics.formats.wire.envelope import ErrorCode
+from topics.storage.disk import Damaged
+
+DiffCall: TypeAlias = InboundCall[DiffParams, DiffResult]
+
+SCAN_S_MAX = 20.0  # it must be answered before the router gives it up
+POLLS_PER_TURN = 64
+
+
+class LongPoll:
+    """One diff that waits. ``page`` is what was read last, ``scanned`` counts the records of all."""
+
+    __slots__ = ("asked", "began", "deadline", "head_seq", "page", "request", "scanned", "topic")
+
+    def __init__(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
+        self.request, self.topic, self.asked, self.page = request, topic, asked, page
+        self.scanned, self.head_seq = page.scanned, page.head_seq
+        self.began = trio.current_time()
+        self.deadline: Deadline | None = None
+
+    @property
+    def key(self) -> tuple[PeerSession, int]:
+        """What a cancellation names."""
+        return self.request.session, self.request.cid
+
+
+class LongPolls(Service):
+    """The long polls of a shard."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context = context
+        self._polls: dict[tuple[PeerSession, int], LongPoll] = {}
+        self._waiting: dict[int, dict[LongPoll, None]] = {}  # by topic id
+        self._due: dict[LongPoll, None] = {}
+        self._next: dict[LongPoll, None] = {}  # due in the turn after this one
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        subscribe(router, CALL_CANCELLED, self._cancelled)
+
+    def add(self, request: DiffCall, topic: Topic, asked: Diff, page: Page) -> None:
+        """Answer ``request`` later; ``page`` is what there is for it now."""
+        poll = LongPoll(request, topic, asked, page)
+        self._polls[poll.key] = poll
+        self._set_deadline(poll, poll.began + SCAN_S_MAX)
+        self._sort(poll)
+
+    def on_commit(self, change: Change) -> None:
+        """The polls of a topic with new records, and of one that is gone, are due."""
+        if isinstance(change, Append | DeleteTopic):
+            polls = self._waiting.pop(change.topic.id, None)
+            if polls is not None:
+                self._next.update(polls)
+
+    def on_turn(self) -> bool:
+        """Read on for the polls that are due."""
+        for poll in tuple(islice(self._due, POLLS_PER_TURN)):
+            del self._due[poll]
+            self._read_on(poll)
+        if self._next:
+            self._due.update(self._next)
+            self._next.clear()
+        return bool(self._due)
+
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Nobody waits for these any more."""
+        for poll in tuple(self._polls.values()):
+            if poll.request.session is session:
+                self._drop(poll)
+
+    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
+        poll = self._polls.get((message.session, params.cid))
+        if poll is not None:
+            self._drop(poll)
+
+    def _read_on(self, poll: LongPoll) -> None:
+        topic = poll.topic
+        try:
+            if not topic.deleted:
+                self._context.freshen(topic)
+            poll.page = read(topic, poll.asked, self._context.store, poll.page.next_from_seq)
+        except (Damaged, OSError) as error:  # costs this reader its answer, and nobody else
+            self._forget(poll)
+            answer_error(poll.request, error)
+            return
+        poll.scanned += poll.page.scanned
+        self._sort(poll)
+
+    def _sort(self, poll: LongPoll) -> None:
+        """Answer the poll, or note what it waits for."""
+        page = poll.page
+        if page.worth_answering or poll.topic.deleted:
+            self._answer(poll)
+            return
+        if page.next_from_seq >= poll.head_seq:  # all that was there is scanned
+            until = poll.began + poll.asked.wait_ms / 1000
+            if until <= trio.current_time():
+                self._answer(poll)
+                return
+            self._set_deadline(poll, until)
+        if page.unfinished:
+            self._next[poll] = None
+        else:
+            self._waiting.setdefault(poll.topic.id, {})[poll] = None
+
+    def _set_deadline(self, poll: LongPoll, at: float) -> None:
+        if poll.deadline is None or poll.deadline.at != at:
+            self._cancel_deadline(poll)
+            poll.deadline = self._context.deadlines.call_at(at, partial(self._answer, poll))
+
+    @staticmethod
+    def _cancel_deadline(poll: LongPoll) -> None:
+        if poll.deadline is not None:
+            poll.deadline.cancel()
+
+    def _answer(self, poll: LongPoll) -> None:
+        self._forget(poll)
+        poll.page.scanned = poll.scanned
+        reply_page(poll.request, poll.topic, poll.page)
+
+    def _drop(self, poll: LongPoll) -> None:
+        self._forget(poll)
+        poll.request.error(ErrorCode.TIMEOUT, "nobody waits any more")
+
+    def _forget(self, poll: LongPoll) -> None:
+        self._cancel_deadline(poll)
+        del self._polls[poll.key]
+        self._due.pop(poll, None)
+        self._next.pop(poll, None)
+        of_topic = self._waiting.get(poll.topic.id)
+        if of_topic is not None:
+            of_topic.pop(poll, None)
+            if not of_topic:
+                del self._waiting[poll.topic.id]
+
+
+def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
+    """Answer a diff with ``page``."""
+    end = answers.difference_end(
+        next_from_seq=page.next_from_seq,
+        head_seq=page.head_seq,
+        earliest_seq=page.earliest_seq,
+        epoch=topic.epoch,
+        tombstone=page.tombstone.as_json() if page.tombstone else None,
+        scanned=page.scanned,
+        total_ms=total_ms(request.params.at),
+    )
+    result = DiffResult(page.next_from_seq if holds_still(topic, page) else None)
+    request.reply(result, answers.difference(topic.name, page.pieces, end))

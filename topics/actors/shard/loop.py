@@ -1,0 +1,154 @@
+"""Shard loop: take messages, decide, hand the frames to the log, answer.
+
+    links --messages--> inbox --batch--> router --> services decide: frames, answers to come
+    log --progress--> group commit --> services: on_commit, answers
+    deadline queue --time--> calls
+                                         each ends the turn: frames to the log, messages to the links
+
+All of it runs in one thread, a turn at a time. A turn begins in the task that has something to do,
+so no message waits for another task. No `await` stands between a decision and its frames: the log
+holds decisions in the order in which they were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link
+from topics.actors.rpc.message_router import MessageRouter, RouterConfig
+from topics.actors.rpc.replies import map_error
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.transport import Transport
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.service import Service
+from topics.actors.shard.services import build_services
+from topics.engine.changes.change import Change
+from topics.formats.api.requests import Limits
+from topics.formats.wire.message import MessageFrame
+from topics.storage.recovery import Shard
+
+# A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
+# waits for its topic longer than this is not done; one that is decided is answered when the log has
+# spoken.
+RPC_TIMEOUT_MS = 45_000
+
+
+class ShardLoop:
+    """Serves the topics of one shard to all fronts."""
+
+    def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
+        self.context = context = ShardContext(shard, limits, board.shard(index))
+        context.end_turn, context.commits.on_commit = self.end_turn, self._committed
+        self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, Inbox()
+        self.router = MessageRouter(
+            RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
+        )
+        self.services = services = build_services(context, shard, board.heads(index))
+        for service in services:
+            service.register(self.router)
+        self._on_commit = [s.on_commit for s in services if _defines(s, "on_commit")]
+        self._on_turn = [s.on_turn for s in services if _defines(s, "on_turn")]
+        self._on_closed = [
+            s.on_session_closed for s in services if _defines(s, "on_session_closed")
+        ]
+        self._links: Sequence[Link] = ()
+
+    async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
+        """Serve until ``stop``; then finish what waits for the log and return."""
+        self._links = links
+        async with trio.open_nursery() as nursery:
+            self.context.nursery = nursery
+            for link in links:
+                nursery.start_soon(self._serve, link)
+            nursery.start_soon(self.follow_log)
+            nursery.start_soon(self.follow_time)
+            nursery.start_soon(self.router.expire_overdue)
+            for service in self.services:
+                nursery.start_soon(service.run)
+            self.context.room.show()
+            await stop.wait()
+            await self.commits.wait_drained()
+            nursery.cancel_scope.cancel()
+
+    # What begins a turn
+
+    async def _serve(self, link: Link) -> None:
+        session: LinkSession | None = None
+
+        def opened() -> None:
+            nonlocal session
+            session = self.open_session(f"front-{link.pair[0]}", link)
+
+        def arrived(messages: list[MessageFrame]) -> None:
+            assert session is not None, "messages come between open and close"
+            is_first = not self.inbox
+            self.inbox.put(session, messages)
+            if is_first:
+                self.turn()
+            while self.inbox.is_full:
+                self.turn()
+
+        def closed() -> None:
+            if session is not None:
+                session.close()
+
+        await link.run(opened, arrived, closed)
+
+    def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
+        """A session with a front; the services hear of its end."""
+        session = self.router.open_session(peer_id, transport)
+        for on_closed in self._on_closed:
+            session.on_closed(on_closed)
+        return session
+
+    async def follow_log(self) -> None:
+        """Commit and answer what the log has reached, whenever it reports progress."""
+        while True:
+            await trio.lowlevel.wait_readable(self.context.wal.progress_fd)
+            self.context.room.show(self.commits.advance())
+            self.turn()
+
+    async def follow_time(self) -> None:
+        """Make the calls of the deadline queue."""
+        await self.deadlines.run(self._on_time)
+
+    def _on_time(self) -> None:
+        self.context.begin_turn()
+        self.deadlines.run_due(trio.current_time())
+        self.turn()
+
+    # The turn
+
+    def turn(self) -> None:
+        """Handle the next batch of messages."""
+        self.context.begin_turn()
+        for session, message in self.inbox.take():
+            unfinished = self.router.dispatch(session, message)
+            assert unfinished is None, "handlers of a shard are plain functions"
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """Hand the frames to the log and the messages to the links. Another turn follows when the
+        inbox or a service has more to do.
+        """
+        self.commits.flush()
+        has_more = bool(self.inbox)
+        for on_turn in self._on_turn:
+            has_more |= on_turn()
+        self.commits.flush()
+        for link in self._links:
+            link.flush()
+        if has_more:
+            self.deadlines.wake()
+
+    def _committed(self, change: Change) -> None:
+        for on_commit in self._on_commit:
+            on_commit(change)
+
+
+def _defines(service: Service, hook: str) -> bool:
+    return getattr(type(service), hook) is not getattr(Service, hook)

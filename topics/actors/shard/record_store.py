@@ -1,0 +1,138 @@
+"""Record store: finds records again by the locator that an index has of them.
+
+    locator   records                          delete flags
+    LOG       a frame of the log               the engine's, in memory
+    EXTENT    an extent of a segment           the segment's
+    MEMORY    kept here, until released        the engine's, in memory
+
+This is the engine's `Store`. Damage that a reader meets is logged once for each place on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, starmap
+from pathlib import Path
+
+import structlog
+
+from topics.engine.locators import (
+    FIRST_EXTENT,
+    FIRST_MEMORY,
+    Locator,
+    in_memory,
+    is_extent,
+    is_in_memory,
+)
+from topics.engine.record_index import RecordIndex
+from topics.engine.shard import ShardEngine
+from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
+from topics.formats.disk.records import RecordsView, View
+from topics.formats.ranges import IndexRun
+from topics.storage.disk import Damaged
+from topics.storage.segments.prefetch import Prefetch
+from topics.storage.segments.store import SegmentStore
+from topics.storage.wal.log import Wal
+
+log = structlog.get_logger()
+
+
+class RecordStore:
+    """The records of one shard: in its log, in its segments and in memory."""
+
+    def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore) -> None:
+        self._engine, self._wal, self._segments = engine, wal, segments
+        engine.store = self
+        self.committed_to = wal.position  # no frame of a committed change ends after this LSN
+        self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
+        self._prefetch = Prefetch(segments)
+        self._in_memory: dict[int, RecordsView] = {}
+        self._numbered = 0
+        self._reported: set[tuple[Path, int]] = set()
+        segments.on_damage = self.report
+        for damage in segments.damage:
+            self.report(damage)
+
+    def records(self, locator: int) -> View:
+        """As `Store.records`; the locator was given to `ShardEngine.commit`."""
+        if locator >= FIRST_MEMORY:
+            return self._in_memory[locator]
+        if locator >= FIRST_EXTENT:
+            return self._segments.records(locator)
+        try:
+            return self._wal.records(locator)
+        except Damaged as damage:
+            self.report(damage)
+            raise
+
+    def delete_flags(self, locator: int) -> Buffer | None:
+        """As `Store.delete_flags`."""
+        if is_extent(locator):
+            return self._segments.delete_flags(locator)
+        return self._engine.delete_flags.of(locator)
+
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        """As `Store.flag_deleted`. A segment writes the flags once the log is synced up to
+        `committed_to`.
+        """
+        if is_extent(locator):
+            indexes = chain.from_iterable(starmap(range, runs))
+            self._segments.flag_deleted(locator, indexes, self.committed_to)
+            return
+        kept = self._in_memory.get(locator)
+        count = self._wal.count(locator) if kept is None else kept.count
+        self._engine.delete_flags.flag(locator, count, runs)
+
+    def release(self, locators: Sequence[int]) -> None:
+        """As `Store.release`."""
+        self._engine.delete_flags.forget(locators)
+        for locator in locators:
+            if is_in_memory(locator):
+                self._in_memory.pop(locator, None)
+            elif is_extent(locator):
+                self.on_release(locator)
+
+    def keep(self, view: RecordsView) -> Locator:
+        """Keep records in memory; their locator."""
+        self._numbered += 1
+        locator = in_memory(self._numbered)
+        self._in_memory[locator] = view
+        return locator
+
+    def drop(self, locator: int) -> None:
+        """Forget records that were kept and never committed; nothing happens for other locators."""
+        self._in_memory.pop(locator, None)
+
+    def drop_topic(self, topic: Topic) -> None:
+        """Free the memory and the blobs of a topic that is gone. Whoever still holds it finds it
+        empty.
+        """
+        self.release(topic.index.locators())
+        topic.index.drop(len(topic.index))
+        for path in self._wal.blobs.forget(topic.id):
+            path.unlink(missing_ok=True)
+
+    def prefetch(self, topic: Topic, seq: int) -> None:
+        """Read what stands at ``seq`` and after it into memory, if it is in segments."""
+        index = topic.index.find(seq)
+        locator = _live_extent(topic.index, index)
+        if locator is not None:
+            skip = max(seq - topic.index.entry(index)[0], 0)
+            self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
+
+    def report(self, damage: Damaged) -> None:
+        """Log damage, once for each place: whoever comes across it will do so again."""
+        if (damage.path, damage.offset) not in self._reported:
+            self._reported.add((damage.path, damage.offset))
+            log.error(
+                "data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason
+            )
+
+
+def _live_extent(index: RecordIndex, at: int) -> Locator | None:
+    """Locator of this entry, if it is an extent with live records."""
+    if at >= len(index):
+        return None
+    _, _, locator, size = index.entry(at)
+    return locator if size and is_extent(locator) else None

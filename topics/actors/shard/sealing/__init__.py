@@ -1,0 +1,1 @@
+"""Sealing: moves records from the log into segments, writes checkpoints, reclaims room."""

@@ -1,0 +1,109 @@
+"""Checkpointing: writes what a shard knows, so that a start replays little (bytes:
+``storage/checkpoints.py``).
+
+    topics, some at a time -> log synced up to ``position`` -> delete flags up to there synced
+        -> checkpoint written aside, synced, renamed
+
+A checkpoint is fuzzy: appends go on while it is made. Each topic is stored as committed, with the
+position below which all of its frames are; replay from ``replay_from`` over newer state comes to
+the same end (decision 0009). A checkpoint never tells of a change that may still be undone: when a
+group of the log fails meanwhile, it is given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import trio
+
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.sealing.reclaim import Reclaim
+from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.topic import Topic
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Kept
+from topics.storage.recovery import Shard
+
+TOPICS_PER_STEP = 64
+KEYS_PER_STEP = 512
+
+
+class Checkpointing:
+    """The only writer of checkpoints."""
+
+    def __init__(self, shard: Shard, commits: GroupCommit, reclaim: Reclaim) -> None:
+        self._shard, self._commits, self._reclaim = shard, commits, reclaim
+        self._table = shard.engine.table
+        self._wal, self._segments = shard.wal, shard.segments
+        self.written = 0  # since the start of the process
+        self.written_at = time.monotonic()
+
+    async def write(self) -> None:
+        """Write a checkpoint. Raises OSError: then everything is as it was."""
+        replay_from, losses = self._reclaim.replay_from, self._commits.losses
+        numbers = self._reclaim.named_segments
+        freed = self._reclaim.take_freed()
+        try:
+            items = [self._shard_item(numbers)]
+            for count, topic in enumerate(topics_to_keep(self._table), 1):
+                items.append(self._topic_item(topic))
+                if count % TOPICS_PER_STEP == 0:
+                    await trio.lowlevel.checkpoint()
+                for keys in self._key_items(topic):
+                    items += keys
+                    await trio.lowlevel.checkpoint()
+            position = await self._sync_log(losses)
+            await trio.to_thread.run_sync(self._segments.sync, position)
+            await trio.to_thread.run_sync(
+                checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items
+            )
+        except BaseException:
+            self._reclaim.put_back(freed)
+            raise
+        self.written += 1
+        self.written_at = time.monotonic()
+        self._reclaim.add_checkpoint(Kept(replay_from, frozenset(numbers)), freed)
+
+    def write_last(self) -> None:
+        """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
+        items = [self._shard_item(self._reclaim.named_segments)]
+        for topic in topics_to_keep(self._table):
+            items.append(self._topic_item(topic))
+            for keys in self._key_items(topic):
+                items += keys
+        self._segments.sync(self._wal.synced)
+        folder, replay_from = self._shard.checkpoint_folder, self._reclaim.replay_from
+        checkpoints.write(folder, self._wal.position, replay_from, items, clean=True)
+
+    def _shard_item(self, numbers: list[int]) -> bytes:
+        return checkpoints.encode_item(
+            {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
+        )
+
+    def _topic_item(self, topic: Topic) -> bytes:
+        return checkpoints.encode_item(snapshot_topic(topic, self._commits.position_of(topic)))
+
+    def _key_items(self, topic: Topic) -> Iterator[list[bytes]]:
+        """Items with the idempotency keys that outlive their records; a step looks at some keys."""
+        found = keys_to_keep(topic, self._commits.now())
+        while some := list(islice(found, KEYS_PER_STEP)):
+            keys = [key for key in some if key is not None]
+            yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
+
+    async def _sync_log(self, losses: int) -> int:
+        """The log's position, once the log is synced up to there. Raises OSError when changes were
+        undone meanwhile: the items may tell of topics that were never made, or lack one.
+        """
+        wal, commits = self._wal, self._commits
+        position = wal.position
+        wal.flush(sync=True)
+        while wal.synced < position and not wal.failed and commits.losses == losses:
+            await commits.wait_progress()
+        if wal.failed:
+            raise wal.failed
+        if commits.losses != losses:
+            raise OSError(errno.ENOSPC, "changes were undone while a checkpoint was made")
+        return position

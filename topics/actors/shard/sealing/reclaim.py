@@ -1,0 +1,175 @@
+"""Reclaim: gives back the room of log files, blobs, segments and extents that nothing needs.
+
+    extent     the index no longer names it        -> punched, two checkpoints later
+    segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
+    blob       a segment holds its records         -> unlinked, two checkpoints later
+    log file   its records are in segments         -> used again or unlinked, when it ends below the
+                                                      older checkpoint's ``replay_from``
+
+Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
+is therefore kept until it is the older of the two. An error leaves the rest for the next time.
+Nothing is given back that a checkpoint on disk, or the index, still names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from topics.engine.locators import Locator, is_extent, split_locator
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Kept
+from topics.storage.recovery import Shard
+from topics.storage.wal.file import WalFile
+
+
+class Freed(NamedTuple):
+    """What the index stopped naming between two checkpoints."""
+
+    extents: list[Locator]
+    blobs: list[Path]
+
+
+class Reclaim:
+    """Knows which extents, segments, blobs and log files are in use, and frees the others.
+
+    ``replay_from``: everything in the log before it is in segments.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._wal, self._segments = shard.wal, shard.segments
+        self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
+        self.installing: int | None = None  # segment that only some of its topics name so far
+        self._standing = deque(shard.kept, maxlen=checkpoints.KEEP)
+        used = _used_extents(shard)
+        # Extents that the index names, by segment: of all segments that exist, also for an older
+        # checkpoint alone.
+        self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
+            number: len(extents) for number, extents in used.items()
+        }
+        # Since the last checkpoint. An earlier process may have left extents unpunched.
+        self._extents = [
+            locator
+            for number, extents in used.items()
+            if extents
+            for locator in self._segments.unpunched(number, extents)
+        ]
+        self._blobs = list(shard.absorbed)
+        self._freed: deque[Freed] = deque()  # by checkpoint, the newest last
+        self._detached: list[WalFile] = []
+
+    # What is in use
+
+    def begin_install(self, number: int) -> None:
+        """From here until `end_install` only some topics may name the extents of the segment."""
+        self.installing = number
+        self._live.setdefault(number, 0)
+
+    def end_install(self) -> None:
+        """All topics name the extents of the segment."""
+        self.installing = None
+
+    def add_extents(self, number: int, count: int, unused: Iterable[Locator]) -> None:
+        """The index names ``count`` more extents of the segment, and never named ``unused``."""
+        self._live[number] += count
+        self._extents += unused
+
+    def release_extent(self, locator: int) -> None:
+        """The index names this extent no more."""
+        self._live[split_locator(locator)[0]] -= 1
+        self._extents.append(Locator(locator))
+
+    def seal_up_to(self, end: int) -> None:
+        """All records of the log before ``end`` are in segments."""
+        self._blobs += self._wal.blobs.absorb(end)
+        self.replay_from = end
+
+    @property
+    def named_segments(self) -> list[int]:
+        """Segments that a checkpoint names.
+
+        Not the one that is being installed: its flags will tell of later deletes, and the log still
+        has all of its records.
+        """
+        return sorted(
+            number for number, count in self._live.items() if count and self._is_in(number)
+        )
+
+    @property
+    def _unused_segments(self) -> list[int]:
+        """Segments of which the index names nothing, and never will."""
+        return [number for number, count in self._live.items() if not count and self._is_in(number)]
+
+    def _is_in(self, number: int) -> bool:
+        return number != self.installing
+
+    @property
+    def has_garbage(self) -> bool:
+        """Whether another checkpoint would free room."""
+        waiting = any(freed.extents or freed.blobs for freed in self._freed)
+        loose = self._extents or self._blobs or self._unused_segments or self._detached
+        return bool(waiting or loose or self._wal.oldest < self.replay_from)
+
+    # Around a checkpoint
+
+    def take_freed(self) -> Freed:
+        """What was freed since the last checkpoint: taken when the next one begins."""
+        freed, self._extents, self._blobs = Freed(self._extents, self._blobs), [], []
+        return freed
+
+    def put_back(self, freed: Freed) -> None:
+        """The checkpoint failed."""
+        self._extents[:0] = freed.extents
+        self._blobs[:0] = freed.blobs
+
+    def add_checkpoint(self, written: Kept, freed: Freed) -> None:
+        """A checkpoint was written; what was freed before it began goes with the next one."""
+        self._standing.append(written)
+        self._freed.append(freed)
+
+    async def free(self) -> None:
+        """Give back what both checkpoints on disk can spare. Raises OSError."""
+        if len(self._standing) < checkpoints.KEEP:
+            return
+        older = self._standing[0]
+        await self._unlink_segments(older.segments | self._standing[-1].segments)
+        while len(self._freed) >= checkpoints.KEEP:
+            await self._give_back(self._freed[0])
+            self._freed.popleft()
+        self._detached += self._wal.detach(older.replay_from)
+        while self._detached:
+            await trio.to_thread.run_sync(self._wal.retire, self._detached[:1])
+            del self._detached[0]
+
+    async def _unlink_segments(self, named: frozenset[int]) -> None:
+        for number in [number for number in self._unused_segments if number not in named]:
+            await trio.to_thread.run_sync(self._segments.unlink, number)
+            del self._live[number]
+
+    async def _give_back(self, freed: Freed) -> None:
+        extents = [
+            locator for locator in freed.extents if self._live.get(split_locator(locator)[0])
+        ]
+        if extents:
+            await trio.to_thread.run_sync(self._segments.punch, extents)
+        for path in freed.blobs:
+            await trio.to_thread.run_sync(_unlink, path)
+
+
+def _used_extents(shard: Shard) -> dict[int, set[int]]:
+    """Extents that the index names, by segment."""
+    used: dict[int, set[int]] = {number: set() for number in shard.segments.segments}
+    for topic in shard.engine.by_id.values():
+        for locator in topic.index.locators():
+            if is_extent(locator):
+                number, extent = split_locator(locator)
+                used[number].add(extent)
+    return used
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)

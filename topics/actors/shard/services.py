@@ -1,0 +1,54 @@
+"""The services of a shard, and the order in which their hooks are called."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topics.actors.link.heads import HeadWriter
+from topics.actors.shard.appends import Appends
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deletes import Deletes
+from topics.actors.shard.feed_reads import FeedReads
+from topics.actors.shard.feeds import Feeds
+from topics.actors.shard.heartbeat import Heartbeat
+from topics.actors.shard.long_polls import LongPolls
+from topics.actors.shard.reads import Reads
+from topics.actors.shard.room import Room
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.actors.shard.streamed_appends import StreamedAppends
+from topics.actors.shard.topics import TopicCalls
+from topics.storage.recovery import Shard
+
+
+class ShardServices(NamedTuple):
+    """Everything that attaches to a shard's loop."""
+
+    appends: Appends
+    streamed_appends: StreamedAppends
+    topics: TopicCalls
+    deletes: Deletes
+    reads: Reads
+    long_polls: LongPolls
+    feeds: Feeds
+    feed_reads: FeedReads
+    room: Room
+    sealing: Sealing
+    heartbeat: Heartbeat
+
+
+def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
+    """All services of one shard. ``heads``: its words on the board for pages that are read ahead."""
+    streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
+    return ShardServices(
+        Appends(context, streamed_appends),
+        streamed_appends,
+        TopicCalls(context),
+        Deletes(context),
+        Reads(context, long_polls, HeadWriter(heads)),
+        long_polls,
+        Feeds(context),
+        FeedReads(context),
+        context.room,
+        Sealing(shard, context.commits),
+        Heartbeat(context),
+    )

@@ -1,0 +1,117 @@
+"""Topics: make, configure, describe and list them (§1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
+from topics.engine.now import Now
+from topics.engine.topic import Topic
+from topics.formats.api import answers
+from topics.formats.api.requests import decode_config
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import (
+    NO_RESULT,
+    TOPIC_GET,
+    TOPIC_LIST,
+    TOPIC_PUT,
+    NoResult,
+    TopicGetParams,
+    TopicListParams,
+    TopicListResult,
+    TopicPutParams,
+    TopicPutResult,
+)
+from topics.storage.wal.writer import Progress
+
+
+class TopicCalls(Service):
+    """Handles `topic.put`, `topic.get` and `topic.list`."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, TOPIC_PUT, self._put)
+        serve(router, TOPIC_GET, self._get)
+        serve(router, TOPIC_LIST, self._list)
+
+    def _put(self, request: InboundCall[TopicPutParams, TopicPutResult]) -> None:
+        params = request.params
+        self._context.check_writable(grows=params.topic not in self._engine.topics)
+        if self._context.held.defer_if_held(params.topic, self._put, request):
+            return
+        # What is too old by the config so far does not come back.
+        self._context.freshen(self._engine.topics.get(params.topic))
+        change = self._engine.put(
+            params.topic,
+            decode_config(request.attachment),
+            self._context.now,
+            params.prefixes,
+        )
+        request.outlast()
+        request.release()
+        topic, config = change.topic, change.topic.config
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return answer_error(request, unwritable(result))
+            body = answers.configured(topic.name, config, created=change.created, epoch=topic.epoch)
+            return reply_json(request, TopicPutResult(change.created), body, params.at)
+
+        self._commits.submit(change, settle)
+
+    def _get(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+        params = request.params
+        topic = self._context.fresh_topic(params.topic)
+        if params.touch:
+            topic.touch(*self._commits.now())
+        body = answers.state(_state(topic, self._commits.now()))
+        reply_json(request, NO_RESULT, body, params.at)
+
+    def _list(self, request: InboundCall[TopicListParams, TopicListResult]) -> None:
+        params = request.params
+        items: list[tuple[str, bytes]] = []
+        for name in self._engine.names(params.prefix, params.after, params.prefixes):
+            if len(items) == params.limit:
+                break
+            topic = self._context.fresh_topic(name)
+            if params.touch:
+                topic.touch(*self._commits.now())
+            items.append((name, json_bytes(_summary(topic, self._commits.now()))))
+        request.reply(TopicListResult(items))
+
+
+def _summary(topic: Topic, now: Now) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "durable": topic.config.durable,
+        "effective_priority": topic.effective_priority(now.ms),
+    }
+
+
+def _state(topic: Topic, now: Now) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "type": topic.config.type,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+        "next_seq": topic.head_seq + 1,
+        "count": topic.count,
+        "bytes": topic.bytes,
+        "epoch": topic.epoch,
+        "config": topic.config.as_json(),
+        "effective_priority": topic.effective_priority(now.ms),
+        "last_write_ts": topic.last_write_ts,
+        "last_read_ts": topic.last_read_ts,
+    }

@@ -1,0 +1,1 @@
+"""The shards as a front sees them: links, calls, readiness and failures."""

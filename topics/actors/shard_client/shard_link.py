@@ -1,0 +1,221 @@
+"""One shard as a front sees it: the link, the link session on it, the shard's heartbeat and calls.
+
+                  opened                     no heartbeat for STALLED_S
+        AWAY -------------> ANSWERING --------------------------------------> STALLED
+          ^    closed           |    <--------------------------------------     |
+          '---------------------'---------------------------- closed -----------'
+                                                a heartbeat
+
+A stalled shard is asked nothing. Its pending calls fail, but not those that wait by their nature,
+such as long polls; they go on when the shard does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol
+
+import outcome
+import structlog
+
+from topics.actors.link.board import ShardWords
+from topics.actors.link.link import Link
+from topics.actors.link.pulse import STALLED_S, Pulse
+from topics.actors.rpc import typed_calls
+from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.transport import Attachment, discard
+from topics.actors.shard_client.errors import failure_of
+from topics.actors.shard_client.readiness import not_ready, waits_for_disk
+from topics.actors.shard_client.reservations import fail_holders
+from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import CALLS, DIFF, FeedEndedParams, FeedPageParams
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.formats.wire.message import MessageFrame, PeerGone
+
+IN_MEMORY: Final = (bytes, bytearray)
+WRITES: Final = frozenset(call.method for call in CALLS if call.is_write)
+
+log: Final = structlog.get_logger()
+
+
+class ShardReply(Generic[R]):
+    """A shard's answer. ``body`` may lie in shared memory until `release`."""
+
+    __slots__ = ("_link", "_reply", "body", "result")
+
+    def __init__(self, call: Call[Any, R], reply: RpcReply, link: Link) -> None:
+        self._reply, self._link = reply, link
+        self.result, self.body = call.result_of(reply.result), reply.attachment
+
+    def on_lost(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called if the memory of the body is needed; it leads to `release` soon."""
+        if isinstance(self.body, memoryview):
+            self._link.on_lost(self.body, give_up)
+
+    def release(self) -> None:
+        """The body is not needed any more."""
+        self.body = b""
+        self._reply.release()
+
+
+class Listener(Protocol):
+    """Is told what shards send unasked, by the loop that reads a ring: it must not wait."""
+
+    def opened(self, shard: int) -> None:
+        """The shard serves, for the first time or again."""
+
+    def closed(self, shard: int) -> None:
+        """The shard is gone, and with it all its feeds."""
+
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """A page of a feed; ``records`` is valid until this returns."""
+
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
+        """A feed has ended in the shard."""
+
+
+class NoListener:
+    """Ignores everything."""
+
+    def opened(self, shard: int) -> None:
+        """As `Listener.opened`."""
+
+    def closed(self, shard: int) -> None:
+        """As `Listener.closed`."""
+
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """As `Listener.page`."""
+
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
+        """As `Listener.feed_ended`."""
+
+
+class ShardLink:
+    """One link and the link session that is open on it, if any. `run` carries its messages."""
+
+    def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
+        self.link, self.words, self.number = link, words, link.pair[1]
+        self.peer_id = f"shard-{self.number}"
+        self.session: LinkSession | None = None
+        self.answering: LinkSession | None = None  # the session, unless the shard is stalled
+        self.listener: Listener = NoListener()
+        self._router = router
+        self._pulse = Pulse()
+
+    @property
+    def is_connected(self) -> bool:
+        """As `ShardView.is_connected`."""
+        return self.session is not None
+
+    @property
+    def is_stalled(self) -> bool:
+        """As `ShardView.is_stalled`."""
+        return self.answering is not self.session
+
+    async def run(self) -> None:
+        """Carry messages until cancelled."""
+        await self.link.run(self._opened, self._arrived, self._closed)
+
+    def _opened(self) -> None:
+        self.session = self.answering = self._router.open_session(self.peer_id, self.link)
+        self._pulse = Pulse()
+        self.listener.opened(self.number)
+
+    def _arrived(self, frames: list[MessageFrame]) -> None:
+        session = self.session
+        assert session is not None, "messages arrive between open and close"
+        for frame in frames:
+            rest = self._router.dispatch(session, frame)
+            assert rest is None, "a front has no asynchronous handler"
+
+    def _closed(self) -> None:
+        if self.session is not None:
+            session, self.session, self.answering = self.session, None, None
+            session.close()
+            fail_holders(self.link, not_ready(self))
+            self.listener.closed(self.number)
+
+    def check(self, now: float) -> None:
+        """See the shard's words on the board, twice a second, and fail the calls that hang."""
+        session = self.session
+        if session is None:
+            return
+        if waits_for_disk(self.words):  # the shard itself refuses new writes
+            session.fail_calls(lambda call: call.method in WRITES)
+        stalled = self._pulse.look(self.words.heartbeat_ms, now) >= STALLED_S
+        if stalled and not self.is_stalled:
+            log.warning("shard stalled", shard=self.number)
+            self.answering = None
+            session.fail_calls(lambda call: not call.is_patient)
+        elif not stalled and self.is_stalled:
+            log.info("shard answers again", shard=self.number)
+            self.answering = session
+
+    def check_connected(self) -> None:
+        """Raises `NotReady` when the link is down."""
+        if not self.link.connected:
+            raise not_ready(self)
+
+    def check_answering(self) -> None:
+        """Raises `NotReady` when the link is down or the shard is stalled."""
+        if self.answering is None or not self.link.connected:
+            raise not_ready(self)
+
+    async def call(self, call: Call[P, R], params: P, body: Attachment = b"") -> ShardReply[R]:
+        """Ask the shard and wait.
+
+        Raises the shard's `TopicsError`; `NotReady` when it is down, recovering or stalled, or
+        becomes so meanwhile.
+        """
+        try:
+            pending = self._call_soon(call, params, body)
+            self.link.flush()
+            return ShardReply(call, await pending.wait(), self.link)
+        except RemoteError as error:
+            raise failure_of(error) from error
+        except PeerGone as error:
+            raise not_ready(self) from error
+
+    def ask(
+        self,
+        call: Call[P, R],
+        params: P,
+        body: Attachment,
+        then: Callable[[ShardReply[R] | TopicsError], None],
+    ) -> None:
+        """As `call`; ``then`` gets the answer or the failure in the loop that reads the ring."""
+
+        def answered(answer: outcome.Outcome[RpcReply]) -> None:
+            if not isinstance(answer, outcome.Error):
+                then(ShardReply(call, answer.unwrap(), self.link))
+            elif isinstance(answer.error, RemoteError):
+                then(failure_of(answer.error))
+            else:
+                then(not_ready(self))
+
+        try:
+            self._call_soon(call, params, body).then(answered)
+        except NotReady as failure:
+            then(failure)
+        except PeerGone:
+            then(not_ready(self))
+
+    def _call_soon(self, call: Call[P, R], params: P, body: Attachment) -> PendingCall:
+        session = self.answering
+        if session is None:
+            discard(body)
+            raise not_ready(self)
+        pending = typed_calls.call_soon(session, call, params, body)
+        if call is DIFF and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
+            pending.is_patient = True
+        return pending
+
+    def notify(self, event: Event[P], params: P) -> None:
+        """Tell the shard; nobody answers. A shard that is down hears nothing."""
+        if self.session is not None:
+            with contextlib.suppress(PeerGone):
+                typed_calls.notify(self.session, event, params)

@@ -1,0 +1,206 @@
+"""Extent on its way: takes records of writes and yields an extent's bytes (bytes: ``segment.py``).
+
+    `take` ... `take`    the blob, a part for each step
+    `tables`             the tables, after the last record
+
+A step takes less than a millisecond, also where memory is slow.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+import cbor2
+import crc32c
+
+from topics.formats.buffers import Buffer
+from topics.formats.disk.records import RecordFlags, RecordsView, View
+from topics.formats.disk.segment import CHUNK_BYTES, ExtentKey, TablesHead, encode_tables_head
+from topics.formats.disk.text_table import TextTable
+
+# What one step takes at most.
+STEP_BYTES = 256 << 10
+STEP_PIECES = 32
+STEP_RECORDS = 512  # a record with a tag of its own costs a microsecond ...
+STEP_PLAIN = 4096  # ... and one without tag and node a tenth of it
+_NODES, _TAGS, _METAS, _ONE_NODE = map(
+    int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
+)
+
+Piece = tuple[RecordsView, int, int]
+"""Records ``start`` to ``stop`` (exclusive) of a write."""
+
+
+class Pieces:
+    """Pieces, of which the first may be taken in part. ``head``: what is left of it, None at the
+    end.
+    """
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._rest = iter(pieces)
+        self.head = next(self._rest, None)
+
+    def take_to(self, index: int) -> None:
+        """The records before ``index`` of the first piece are taken."""
+        assert self.head is not None
+        view, _, stop = self.head
+        self.head = (view, index, stop) if index < stop else next(self._rest, None)
+
+
+class ExtentBuilder:
+    """The records taken so far."""
+
+    def __init__(self, first_seq: int, bytes_max: int, records_max: int) -> None:
+        self.first_seq, self._bytes_max, self._records_max = first_seq, bytes_max, records_max
+        self.full = False
+        self.count = self.size = 0  # records and bytes of the blob so far
+        self.flags = 0
+        self.first_ts = self.last_ts = 0
+        self._ends = array("I")
+        self._nodes, self._tags, self._meta_lens = TextTable(), TextTable(), array("I")
+        self._chunk_crcs, self._chunk_crc = array("I"), 0
+        self._keys: list[bytes] = []
+        self._keyed: RecordsView | None = None
+
+    def take(self, pieces: Pieces) -> bytes:
+        """Take records for one step, or find that the extent is full. The bytes of the blob that
+        were added.
+        """
+        blobs: list[Buffer] = []
+        seq = self.first_seq + self.count
+        last: tuple[View, int] | None = None
+        size_max = min(self.size + STEP_BYTES, self._bytes_max)
+        worth = STEP_RECORDS if pieces.head is not None and pieces.head[0].has_ext else STEP_PLAIN
+        count_max = min(self.count + worth, self._records_max)
+        while pieces.head is not None and len(blobs) < STEP_PIECES:
+            view, start, stop = pieces.head
+            end = self._fitting(view, start, stop, size_max, count_max)
+            if end == start:
+                size = self.size + view.size(start, start + 1)
+                if blobs or (self.count and size > self._bytes_max):
+                    break
+                end = start + 1  # a record longer than a step
+            if not self.count:
+                self.first_ts = view.ts(start)
+            blobs.append(self._add(view, start, end))
+            last = view, end - 1
+            pieces.take_to(end)
+        if last:
+            self.last_ts = last[0].ts(last[1])
+        self.full = not blobs or self.count >= self._records_max
+        taken = b"".join(blobs)
+        begin = b'{"$seq":%d,' % seq
+        assert not blobs or taken.startswith(begin), "the pieces of a source are contiguous"
+        self._checksum(taken)
+        return taken
+
+    def _fitting(
+        self, view: RecordsView, start: int, stop: int, size_max: int, count_max: int
+    ) -> int:
+        """How far this step may take the piece."""
+        stop = min(stop, start + count_max - self.count)
+        if self.size + view.size(start, stop) <= size_max:
+            return stop
+        return view.fit(start, stop, size_max - self.size)
+
+    def _add(self, view: RecordsView, start: int, stop: int) -> Buffer:
+        if view.has_ext:
+            self._add_texts(view, start, stop)
+        if view.flags & _METAS:
+            self._meta_lens.frombytes(bytes(4 * (self.count - len(self._meta_lens))))
+            self._meta_lens.extend(view.column(_METAS, start, stop))
+        blob, ends = view.blob, view.ends
+        if view.count > 1:
+            begin = ends[start - 1] if start else 0
+            blob = blob[begin : ends[stop - 1]]
+            self._ends.extend(map((self.size - begin).__add__, ends[start:stop]))
+        else:
+            self._ends.append(self.size + len(blob))
+        self.count += stop - start
+        self.size += len(blob)
+        return blob
+
+    def _add_texts(self, view: RecordsView, start: int, stop: int) -> None:
+        ext, flags, count = view.ext(), int(view.flags), self.count
+        if flags & (_NODES | _ONE_NODE):
+            alike = flags & _ONE_NODE or view.count == 1
+            nodes = b"\1" * (stop - start) if alike else view.column(_NODES, start, stop)
+            self._nodes.add(count, ext["n"], nodes)
+        if flags & _TAGS:
+            tags = b"\1" if view.count == 1 else view.column(_TAGS, start, stop)
+            self._tags.add(count, ext["t"], tags)
+        key = ext.get("k")
+        # A write in several extents has its key in each of them.
+        if key is not None and self._keyed is not view:
+            self._keyed = view
+            first_seq = self.first_seq + count - start
+            self._keys.append(cbor2.dumps(ExtentKey(key, first_seq, view.count, view.ts(0))))
+
+    def _checksum(self, taken: bytes) -> None:
+        """Continue the checksums of the chunks."""
+        filled = (self.size - len(taken)) % CHUNK_BYTES
+        data = memoryview(taken)
+        while data:
+            part, data = data[: CHUNK_BYTES - filled], data[CHUNK_BYTES - filled :]
+            self._chunk_crc = crc32c.crc32c(part, self._chunk_crc)
+            filled = (filled + len(part)) % CHUNK_BYTES
+            if not filled:
+                self._chunk_crcs.append(self._chunk_crc)
+                self._chunk_crc = 0
+
+    def tables(self) -> Iterator[bytes]:
+        """The tables, part after part; empty parts between steps."""
+        if self.size % CHUNK_BYTES:
+            self._chunk_crcs.append(self._chunk_crc)
+        nodes, tags = self._nodes, self._tags
+        for texts in (nodes, tags):
+            if texts.refs:
+                texts.fill(self.count)
+                yield from (b"" for _ in texts.sort())
+        posting_ends = postings = b""
+        for posting_ends, postings in tags.postings():  # noqa: B007 - the last item counts
+            yield b""
+        self._set_flags()
+        keys = b"\x9f%b\xff" % b"".join(self._keys) if self._keys else b""
+        yield self._tables_head(len(postings) // 4, len(keys))
+        yield from self._columns()
+        chunk_crcs, node_ends, tag_ends = self._chunk_crcs, nodes.ends, tags.ends
+        ends = (chunk_crcs.tobytes(), node_ends.tobytes(), tag_ends.tobytes(), posting_ends)
+        yield b"".join((*ends, postings))
+        for texts in (nodes, tags):
+            yield from texts.parts
+        yield keys
+
+    def _set_flags(self) -> None:
+        nodes, meta_lens = self._nodes, self._meta_lens
+        if any(meta_lens):
+            meta_lens.frombytes(bytes(4 * (self.count - len(meta_lens))))
+            self.flags |= _METAS
+        if self._tags.ends:
+            self.flags |= _TAGS
+        if nodes.ends:
+            self.flags |= _ONE_NODE if len(nodes.ends) == 1 and 0 not in nodes.refs else _NODES
+
+    def _tables_head(self, posting_count: int, keys_len: int) -> bytes:
+        node_ends, tag_ends = self._nodes.ends, self._tags.ends
+        head = TablesHead(
+            node_count=len(node_ends),
+            node_bytes=node_ends[-1] if node_ends else 0,
+            tag_count=len(tag_ends),
+            tag_bytes=tag_ends[-1] if tag_ends else 0,
+            posting_count=posting_count,
+            chunk_count=len(self._chunk_crcs),
+            keys_len=keys_len,
+        )
+        return encode_tables_head(head)
+
+    def _columns(self) -> Iterator[bytes]:
+        """A row for each record."""
+        yield self._ends.tobytes()
+        if self.flags & _NODES:
+            yield self._nodes.refs.tobytes()
+        if self.flags & _TAGS:
+            yield self._tags.refs.tobytes()
+        if self.flags & _METAS:
+            yield self._meta_lens.tobytes()

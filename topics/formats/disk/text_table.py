@@ -1,0 +1,103 @@
+"""Text tables on their way: the nodes or tags of an extent, while it is built (bytes:
+``segment.py``).
+
+Texts are numbered in the order in which they appear; at the end they are sorted, and every record's
+ref becomes the text's number in that order. All work is cut into steps of less than a millisecond.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import accumulate, islice
+
+from topics.formats.disk.packed import PackedTexts
+
+STEP_ROWS = 4096  # of a table
+STEP_TEXTS = 512  # merged
+RUN_TEXTS = 1024  # sorted at once
+
+
+class TextTable:
+    """Texts of the records so far: a ref for each record, 0 for none; in order of appearance until
+    `sort`.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self.refs = array("I")
+        self.parts: list[bytes] = []  # the sorted texts, many in one
+        self.ends = array("I")  # of the sorted texts
+
+    def add(self, count: int, texts: Sequence[bytes], refs: Sequence[int]) -> None:
+        """The next records' refs into ``texts``, from 1; ``count`` records came before."""
+        self.fill(count)
+        numbers = self._numbers
+        if len(refs) == 1:
+            ref = refs[0]
+            self.refs.append(numbers.setdefault(texts[ref - 1], len(numbers) + 1) if ref else 0)
+            return
+        table = {
+            ref: numbers.setdefault(texts[ref - 1], len(numbers) + 1) if ref else 0
+            for ref in set(refs)
+        }
+        self.refs.extend(map(table.__getitem__, refs))
+
+    def fill(self, count: int) -> None:
+        """Records without a text, up to ``count`` in all."""
+        if len(self.refs) < count:
+            self.refs.frombytes(bytes(4 * (count - len(self.refs))))
+
+    def sort(self) -> Iterator[None]:
+        """Sort all texts into ``parts`` and ``ends`` and renumber the refs. Yields between steps."""
+        unsorted, runs = iter(self._numbers), []
+        while run := sorted(islice(unsorted, RUN_TEXTS)):
+            runs.append(PackedTexts(run))
+            yield
+        merged = merge(*runs)
+        new_refs = array("I", bytes(4 * (len(self._numbers) + 1)))
+        while part := list(islice(merged, STEP_TEXTS)):
+            for ref, text in enumerate(part, len(self.ends) + 1):
+                new_refs[self._numbers[text]] = ref
+            self.parts.append(b"".join(part))
+            _append_ends(self.ends, map(len, part))
+            yield
+        refs, self.refs = self.refs, array("I")
+        for start in range(0, len(refs), STEP_ROWS):
+            self.refs.extend(map(new_refs.__getitem__, refs[start : start + STEP_ROWS]))
+            yield
+
+    def postings(self) -> Iterator[tuple[bytes, bytes]]:
+        """After `sort`: the ends of the postings, and the postings, as the last item; empty items
+        between steps before it.
+        """
+        if not self.ends:
+            return
+        counts = array("I", bytes(4 * (len(self.ends) + 1)))
+        for start in range(0, len(self.refs), STEP_ROWS):
+            for ref in self.refs[start : start + STEP_ROWS]:
+                counts[ref] += 1
+            yield b"", b""
+        counts[0] = 0
+        # Where the next record of each ref goes: first the begin of the ref's records, later their
+        # end.
+        at = array("I", [0])
+        for start in range(0, len(counts), STEP_ROWS):
+            _append_ends(at, counts[start : start + STEP_ROWS])
+            yield b"", b""
+        postings = array("I", bytes(4 * at.pop()))
+        for start in range(0, len(self.refs), STEP_ROWS):
+            for index, ref in enumerate(self.refs[start : start + STEP_ROWS], start):
+                if ref:
+                    postings[at[ref]] = index
+                    at[ref] += 1
+            yield b"", b""
+        yield at[1:].tobytes(), postings.tobytes()
+
+
+def _append_ends(ends: array[int], lengths: Iterable[int]) -> None:
+    """Add the ends of parts with these lengths, which follow the parts before."""
+    sums = accumulate(lengths, initial=ends[-1] if ends else 0)
+    next(sums)
+    ends.extend(sums)

@@ -1,0 +1,339 @@
+"""The calls table: every subject that crosses a process boundary. Both ends use it, and no other
+module spells a subject or builds params.
+
+    subject                   direction  params               attachment  result            answer
+    rpc/append                to shard   AppendParams         requests    AppendResult      answers
+    rpc/diff                  to shard   DiffParams           request     DiffResult        answer
+    rpc/diff.ahead            to shard   DiffAheadParams      request     DiffAheadResult   answers
+    rpc/topic.put             to shard   TopicPutParams       request     TopicPutResult    answer
+    rpc/topic.get             to shard   TopicGetParams       -           NoResult          answer
+    rpc/topic.list            to shard   TopicListParams      -           TopicListResult   -
+    rpc/topic.delete          to shard   TopicDeleteParams    -           NoResult          answer
+    rpc/topic.delete_records  to shard   DeleteRecordsParams  request     NoResult          answer
+    rpc/topic.heads           to shard   TopicHeadsParams     -           TopicHeadsResult  -
+    rpc/feed.open             to shard   FeedOpenParams       -           FeedOpenResult    -
+    rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
+    event/feed.page           to front   FeedPageParams       records
+    event/feed.ended          to front   FeedEndedParams      -
+    event/feed.taken          to shard   FeedTakenParams      -
+    event/feed.close          to shard   FeedCloseParams      -
+    event/call.cancelled      to shard   CallCancelledParams  -
+
+    request, requests  the JSON body as the client sent it; of an append: n of them, joined
+    answer, answers    the JSON body for the client; of `diff.ahead`: pages that lack their ends
+    records            rendered records, joined by commas
+
+A result says what happened. It never holds an HTTP status: the front chooses that.
+
+Field names that several calls share:
+
+    topic     name of the topic, which the receiving shard owns
+    at        monotonic ns when the front had the whole request; the answer's performance counts
+              from there
+    prefixes  names that the caller's API key may make or see; None: all
+    epoch     incarnation of the topic
+    feed      number of the feed, chosen by the front
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from topics.formats.wire.contract import NO_ATTACHMENT, TO_FRONT, TO_SHARD, Call, Event
+
+
+class NoResult(NamedTuple):
+    """The answer's attachment says it all."""
+
+
+NO_RESULT: Final = NoResult()
+
+
+# Appends
+
+
+class AppendOutcome(IntEnum):
+    """What became of one request of an append message."""
+
+    APPENDED = 0  # or known by its key
+    CREATED = 1  # appended, and it made the topic
+    FAILED = 2
+
+
+Failure: TypeAlias = tuple[str, str, Mapping[str, Any]]  # code, message, detail
+
+
+class AppendParams(NamedTuple):
+    """A batch of n >= 1 requests to one topic. The attachment holds their bodies, joined."""
+
+    topic: str
+    key: str | None  # the Idempotency-Key header; only with n = 1
+    with_seqs: bool
+    prefixes: list[str] | None
+    at: int
+    lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
+
+
+class AppendResult(NamedTuple):
+    """The outcomes of the batch. All fields are in the order of its requests."""
+
+    outcomes: bytes  # an `AppendOutcome` each
+    lengths: Sequence[int] | None = None  # bytes of each answer, 0 for a failure; None: n = 1
+    failures: Sequence[Failure] | None = None  # of those that failed
+
+
+# Reads
+
+
+class DiffParams(NamedTuple):
+    """A page from the cursor in the body, or a long poll."""
+
+    topic: str
+    at: int
+
+
+class DiffResult(NamedTuple):
+    """``next_from_seq``: the reader's next cursor, if the page behind it would hold still."""
+
+    next_from_seq: int | None
+
+
+class DiffAheadParams(NamedTuple):
+    """Up to ``page_count`` pages that nobody has asked for yet."""
+
+    topic: str
+    page_count: int
+
+
+class DiffAheadResult(NamedTuple):
+    """The pages that hold still, trailers omitted; none: the other fields mean nothing."""
+
+    pages: Sequence[tuple[int, int, int]] = ()  # bytes, next_from_seq, records scanned
+    mark: Sequence[int] = (0, 0)  # the fields of `HeadMark`
+    earliest_seq: int = 0
+    epoch: int = 0
+
+
+# Topics
+
+
+class TopicPutParams(NamedTuple):
+    """Make the topic, or change its config, to what the body says."""
+
+    topic: str
+    prefixes: list[str] | None
+    at: int
+
+
+class TopicPutResult(NamedTuple):
+    """``created``: the topic did not exist before."""
+
+    created: bool
+
+
+class TopicGetParams(NamedTuple):
+    """The topic's state. ``touch``: it counts as a read."""
+
+    topic: str
+    touch: bool
+    at: int
+
+
+class TopicListParams(NamedTuple):
+    """Up to ``limit`` topics of this shard by name, those above ``after`` that begin so."""
+
+    prefix: str
+    after: str | None
+    limit: int
+    touch: bool
+    prefixes: list[str] | None
+
+
+class TopicListResult(NamedTuple):
+    """Topics in the order of their names, each with its JSON."""
+
+    items: Sequence[tuple[str, bytes]]
+
+
+class TopicDeleteParams(NamedTuple):
+    """Delete the topic; ``if_empty``: only if it holds no records."""
+
+    topic: str
+    if_empty: bool
+    at: int
+
+
+class DeleteRecordsParams(NamedTuple):
+    """Delete the records that the body selects."""
+
+    topic: str
+    at: int
+
+
+class TopicHeadsParams(NamedTuple):
+    """Where these topics stand."""
+
+    topics: Sequence[str]
+
+
+class TopicHeadsResult(NamedTuple):
+    """head_seq, earliest_seq and epoch of each topic that exists, by name."""
+
+    heads: Mapping[str, Sequence[int]]
+
+
+# Feeds
+
+
+class FeedView(NamedTuple):
+    """How a topic looks to a reader. A receiver makes it again: ``FeedView._make(params.view)``."""
+
+    nodes: Sequence[str]
+    tags: bool
+    meta: bool
+    data: bool
+    limit: int
+    bytes: int
+    strong: bool
+
+
+class FeedOpenParams(NamedTuple):
+    """Send what follows the head, page by page."""
+
+    feed: int
+    topic: str
+    view: Sequence[Any]  # the fields of `FeedView`
+
+
+class FeedOpenResult(NamedTuple):
+    """Where the feed begins, and the topic's first seq."""
+
+    head_seq: int
+    earliest_seq: int
+    epoch: int
+
+
+class FeedReadParams(NamedTuple):
+    """A page for a reader that is behind its feed."""
+
+    topic: str
+    view: Sequence[Any]  # the fields of `FeedView`
+    from_seq: int
+    until_seq: int | None
+    epoch: int | None
+
+
+class FeedReadResult(NamedTuple):
+    """Such a page; the first six fields as those of `FeedPageParams`."""
+
+    from_seq: int
+    to_seq: int
+    head_seq: int
+    earliest_seq: int
+    record_count: int
+    tombstone: dict[str, Any] | None
+    epoch: int
+
+
+class FeedPageParams(NamedTuple):
+    """Records above ``from_seq``, up to ``to_seq``. ``tombstone``: its JSON form."""
+
+    from_seq: int
+    to_seq: int
+    head_seq: int
+    earliest_seq: int
+    record_count: int
+    tombstone: dict[str, Any] | None
+    feed: int
+
+
+class FeedEndedParams(NamedTuple):
+    """The topic is deleted or, with an ``error`` code, its records cannot be read."""
+
+    feed: int
+    head_seq: int
+    error: str | None = None
+
+
+class FeedTakenParams(NamedTuple):
+    """The front has taken a page: another one may come."""
+
+    feed: int
+
+
+class FeedCloseParams(NamedTuple):
+    """Nobody reads the feed any more."""
+
+    feed: int
+
+
+class CallCancelledParams(NamedTuple):
+    """Nobody waits for the answer to the call ``cid`` any more."""
+
+    cid: int
+
+
+APPEND: Final = Call(
+    "append", TO_SHARD, AppendParams, "requests", AppendResult, "answers", is_write=True
+)
+DIFF: Final = Call("diff", TO_SHARD, DiffParams, "request", DiffResult, "answer")
+DIFF_AHEAD: Final = Call(
+    "diff.ahead", TO_SHARD, DiffAheadParams, "request", DiffAheadResult, "answers"
+)
+TOPIC_PUT: Final = Call(
+    "topic.put", TO_SHARD, TopicPutParams, "request", TopicPutResult, "answer", is_write=True
+)
+TOPIC_GET: Final = Call("topic.get", TO_SHARD, TopicGetParams, NO_ATTACHMENT, NoResult, "answer")
+TOPIC_LIST: Final = Call(
+    "topic.list", TO_SHARD, TopicListParams, NO_ATTACHMENT, TopicListResult, NO_ATTACHMENT
+)
+TOPIC_DELETE: Final = Call(
+    "topic.delete", TO_SHARD, TopicDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
+)
+DELETE_RECORDS: Final = Call(
+    "topic.delete_records",
+    TO_SHARD,
+    DeleteRecordsParams,
+    "request",
+    NoResult,
+    "answer",
+    is_write=True,
+)
+TOPIC_HEADS: Final = Call(
+    "topic.heads", TO_SHARD, TopicHeadsParams, NO_ATTACHMENT, TopicHeadsResult, NO_ATTACHMENT
+)
+FEED_OPEN: Final = Call(
+    "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
+)
+FEED_READ: Final = Call(
+    "feed.read", TO_SHARD, FeedReadParams, NO_ATTACHMENT, FeedReadResult, "records"
+)
+
+FEED_PAGE: Final = Event("feed.page", TO_FRONT, FeedPageParams, "records")
+FEED_ENDED: Final = Event("feed.ended", TO_FRONT, FeedEndedParams, NO_ATTACHMENT)
+FEED_TAKEN: Final = Event("feed.taken", TO_SHARD, FeedTakenParams, NO_ATTACHMENT)
+FEED_CLOSE: Final = Event("feed.close", TO_SHARD, FeedCloseParams, NO_ATTACHMENT)
+CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, NO_ATTACHMENT)
+
+CALLS: Final[tuple[Call[Any, Any], ...]] = (
+    APPEND,
+    DIFF,
+    DIFF_AHEAD,
+    TOPIC_PUT,
+    TOPIC_GET,
+    TOPIC_LIST,
+    TOPIC_DELETE,
+    DELETE_RECORDS,
+    TOPIC_HEADS,
+    FEED_OPEN,
+    FEED_READ,
+)
+EVENTS: Final[tuple[Event[Any], ...]] = (
+    FEED_PAGE,
+    FEED_ENDED,
+    FEED_TAKEN,
+    FEED_CLOSE,
+    CALL_CANCELLED,
+)

@@ -1,0 +1,162 @@
+"""Segment file on disk (bytes: ``formats/disk/segment.py``): what stands outside of its extents.
+
+Opening reads header, trailer, directory and delete flags, and keeps two bytes for each extent:
+whether one of its records is deleted, and whether its tables were found whole. The directory is
+read again from the file when somebody needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
+
+import crc32c
+
+from topics.formats.disk.segment import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    BadSegment,
+    ExtentEntry,
+    SegmentHeader,
+    Trailer,
+    check_directory,
+    decode_directory,
+    decode_entry,
+    decode_header,
+    decode_trailer,
+    padding,
+)
+from topics.storage.disk import Damaged, punch_hole, write_all
+
+SUFFIX = ".seg"
+FINDINGS_MAX = 100
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """File of a segment."""
+    return folder / f"{number:010x}{SUFFIX}"
+
+
+class Segment:
+    """A whole segment file."""
+
+    def __init__(self, path: Path, shard: int, number: int) -> None:
+        """Raises `Damaged`."""
+        self.path, self.number = path, number
+        self.on_damage: Callable[[Damaged], None] = lambda _: None
+        self.findings: list[str] = []  # flags that are neither 0 nor 1; their records are live
+        try:
+            with path.open("rb") as file:
+                self.header, self.trailer, directory, flags = _read_ends(file.fileno())
+        except FileNotFoundError as error:
+            raise Damaged(path, 0, "segment named by the checkpoint is missing") from error
+        except BadSegment as error:
+            raise Damaged(path, error.offset, f"segment {error.reason}") from error
+        if (self.header.shard, self.header.number) != (shard, number):
+            owner = f"shard {self.header.shard}, number {self.header.number}"
+            raise Damaged(path, 0, f"belongs to {owner}")
+        self.size = self.trailer.file_length
+        self.has_deleted = bytearray(self.trailer.entry_count)
+        # Extents whose tables were found whole: a delete looks into all extents of a topic.
+        self.checked = bytearray(self.trailer.entry_count)
+        if flags.count(0) != len(flags):
+            self._note_flags(directory, flags)
+
+    def _note_flags(self, directory: bytes, flags: bytes) -> None:
+        for extent, entry in enumerate(decode_directory(directory)):
+            start = entry.flags_at - self.trailer.flags_at
+            part = flags[start : start + entry.record_count]
+            self.has_deleted[extent] = 1 in part
+            if part.translate(None, b"\0\1"):
+                self.findings += [
+                    f"{self.path}, offset {entry.flags_at + index}: delete flag {flag}"
+                    for index, flag in enumerate(part)
+                    if flag > 1
+                ]
+        del self.findings[FINDINGS_MAX:]
+
+    def damaged(self, offset: int, reason: str) -> Exception:
+        """The error that a reader raises; it is reported here."""
+        damage = Damaged(self.path, offset, reason)
+        self.on_damage(damage)
+        return damage
+
+    def check_tables(self) -> None:
+        """Check all tables now, so that the first delete of a tag need not. May run in a thread;
+        whoever reads a damaged table finds it again.
+        """
+        with self.path.open("rb") as file:
+            for extent, entry in enumerate(self.entries()):
+                tables = os.pread(file.fileno(), entry.tables_len, entry.tables_at)
+                self.checked[extent] = crc32c.crc32c(tables) == entry.tables_crc
+
+    # The directory
+
+    def entries(self) -> Iterator[ExtentEntry]:
+        """All extents, read from the file."""
+        length = ENTRY_BYTES * self.trailer.entry_count
+        with self.path.open("rb") as file:
+            return decode_directory(os.pread(file.fileno(), length, self.trailer.directory_at))
+
+    def entry_offset(self, extent: int) -> int:
+        """Where the extent's entry stands in the file."""
+        return self.trailer.directory_at + ENTRY_BYTES * extent
+
+    def entry(self, fd: int, extent: int) -> ExtentEntry:
+        """One extent's entry, read from the open file."""
+        return decode_entry(os.pread(fd, ENTRY_BYTES, self.entry_offset(extent)))
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the file to read and write flags. Raises OSError."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    # Room
+
+    def unpunched(self, used: Set[int]) -> list[int]:
+        """Extents that are not ``used`` and still take up room."""
+        if len(used) == self.trailer.entry_count:
+            return []
+        with self.path.open("rb") as file:
+            return [
+                extent
+                for extent, entry in enumerate(self.entries())
+                if extent not in used and not _is_hole(file.fileno(), entry.offset, entry.length)
+            ]
+
+    def flag_all(self, fd: int, extents: Sequence[int], entries: Sequence[ExtentEntry]) -> None:
+        """Set all delete flags of these extents, durably. Raises OSError."""
+        for extent, entry in zip(extents, entries, strict=True):
+            write_all(fd, [b"\1" * entry.record_count], entry.flags_at)
+            self.has_deleted[extent] = 1
+            self.checked[extent] = 0
+        os.fdatasync(fd)
+
+
+def punch(fd: int, entry: ExtentEntry) -> None:
+    """Give the extent's room back. Raises OSError."""
+    punch_hole(fd, entry.offset, entry.length + padding(entry.length))
+
+
+def _read_ends(fd: int) -> tuple[SegmentHeader, Trailer, bytes, bytes]:
+    size = os.fstat(fd).st_size
+    header = decode_header(os.pread(fd, HEADER_BYTES, 0))
+    trailer = decode_trailer(os.pread(fd, TRAILER_BYTES, max(size - TRAILER_BYTES, 0)), size)
+    directory = os.pread(fd, ENTRY_BYTES * trailer.entry_count, trailer.directory_at)
+    check_directory(directory, trailer)
+    return header, trailer, directory, os.pread(fd, trailer.record_count, trailer.flags_at)
+
+
+def _is_hole(fd: int, offset: int, length: int) -> bool:
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA) >= offset + length
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no data up to the end of the file
