@@ -87,7 +87,10 @@ class HostNames:
     """A comma-separated list of host names, in lower case."""
 
     most = 64
-    rule = f"must be at most {most} host names without ports, comma-separated; .example means all names below it, * any name"
+    rule = (
+        f"must be at most {most} host names without ports, comma-separated; .example means all"
+        " names below it, * any name"
+    )
     name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
     def parse(self, text: str) -> tuple[str, ...]:
@@ -251,7 +254,7 @@ class Tuning:
     Not settings: answers, bytes on disk and promises are the same without them.
     """
 
-    switch_interval: bool = True  # `actors/shard/interpreter.py`, decision 0022
+    switch_interval: bool = True  # `process/interpreter.py`, decision 0022
     sealing_pauses: bool = True  # `actors/shard/sealing/pacing.py`, decision 0022
     read_ahead: bool = True  # `front/routes/read_ahead.py`, decision 0023
     prefetch: bool = True  # `storage/segments/prefetch.py`, decision 0023

@@ -37,7 +37,7 @@ from topics.engine.access import Access
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.formats.wire.contract import Call
 from topics.front.backend import Body
-from topics.front.http.server import Server
+from topics.front.server import Server
 
 KEY = "a-secret-of-ordinary-length"
 RECORD = b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'

@@ -18,7 +18,9 @@ from functools import partial
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
-from topics.formats.api.websocket import FrameParser, Text, text_frame, text_header
+from topics.formats.api.websocket_decoder import WebSocketDecoder
+from topics.formats.api.websocket_frames import text_frame, text_header
+from topics.formats.api.websocket_messages import Text
 
 READ_BYTES = 64 * 1024
 STREAM_BYTES = 4 << 20
@@ -63,7 +65,7 @@ def frame(payload: bytes, chance: random.Random, *, first: bool, final: bool) ->
 
 
 def ours(reads: list[bytes]) -> int:
-    parser, messages = FrameParser(MAX_BYTES), 0
+    parser, messages = WebSocketDecoder(MAX_BYTES), 0
     for data in reads:
         events = parser.feed(data)
         messages += len(events)

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from topics.storage import disk as disk_module
-from topics.storage.segments import store as segments
 
 Op = tuple[
     int, bytes | None, int
@@ -62,7 +61,6 @@ class FaultDisk:
             self._patch.setattr(os, name, stand_in)
         self._patch.setattr(disk_module, "_sync_file_range", self._write_back)
         self._patch.setattr(disk_module, "_fallocate", self._zero_range)
-        self._patch.setattr(segments, "_punch_hole", self._punch)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,9 +165,6 @@ class FaultDisk:
             "zero", fd, (offset, zeros, length), lambda: self._real["pwrite"](fd, zeros, offset)
         )
         return 0
-
-    def _punch(self, fd: int, offset: int, length: int) -> None:
-        self._zero_range(fd, 0, offset, length)
 
     # Syncs
 

@@ -33,8 +33,8 @@ from typing import Any
 from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
 from tests.contract.api import Api, Wire, listed, ok, request
-from tests.contract.ws import TEXT, Socket
 from tests.server import Server
+from tests.support.ws import TEXT, Socket
 
 WORKERS = 6  # two for each lane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever

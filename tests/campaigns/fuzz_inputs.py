@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.campaigns.hostile import malformed
 from tests.contract.api import request
-from tests.contract.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
+from tests.support.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
 
 BROKEN, MUTATED = "broken", "mutated"
 LANES = ("fast", "cold", "socket")

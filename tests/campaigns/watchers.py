@@ -27,8 +27,8 @@ from typing import Any
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
 from tests.campaigns.writers import Ledger, Writer, finish
 from tests.contract.api import Api, Wire, ok, request
-from tests.contract.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
 from tests.server import Server
+from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
 
 SHARDS = 2
 WRITERS = 4

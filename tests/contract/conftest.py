@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.api import Api, Wire
 from tests.server import Server
+from tests.support.ws import Socket
 
 _numbers = itertools.count(1)
 
@@ -34,6 +35,12 @@ def api(server: Server) -> Iterator[Api]:
 def wire(server: Server) -> Iterator[Wire]:
     with Wire(server.address) as wire:
         yield wire
+
+
+@pytest.fixture
+def socket(server: Server) -> Iterator[Socket]:
+    with Socket(server.address) as socket:
+        yield socket
 
 
 @pytest.fixture(scope="session")

@@ -223,11 +223,6 @@ def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
     assert set(record) == {"$seq", "$ts", "data"}
 
 
-def test_a_trusted_loader_may_opt_out_of_backpressure(api: Api, topic: str) -> None:
-    ok(api.append(topic, 1, disable_backpressure=True), 201)
-    ok(api.append(topic, 1, disable_backpressure=False))
-
-
 WRONG_BODIES = [
     "{}",
     "[]",

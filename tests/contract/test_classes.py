@@ -16,9 +16,9 @@ import pytest
 
 from tests.contract.api import Api, ok, refused
 from tests.contract.retained import LOSSES
-from tests.contract.sse import CAUGHT_UP, TOMBSTONE, watch
-from tests.contract.ws import Socket
 from tests.server import Server
+from tests.support.sse import CAUGHT_UP, TOMBSTONE, watch
+from tests.support.ws import Socket
 
 pytestmark = pytest.mark.slow
 

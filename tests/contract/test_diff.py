@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Api, ok, refused
+from tests.support import wrong_types
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -114,14 +115,11 @@ def test_pages_follow_each_other(api: Api, topic: str) -> None:
 
 
 WRONG = [
-    *(("from_seq", raw) for raw in ("-1", '"1"', "1.5", "1.0", "true", "null", "[]", str(2**64))),
-    *(("limit", raw) for raw in ("-1", '"5"', "1.5", "true", "null", "[]")),
-    *(("wait_ms", raw) for raw in ("-1", '"5"', "1.5", "true", "null", "[]")),
-    *(("max_batch_bytes", raw) for raw in ("-1", '"5"', "1.5", "true", "[]")),
-    *(("node", raw) for raw in ("5", "true", "{}", "[1]", "[null]", '["a",5]', '[["a"]]')),
-    *(("include_tags", raw) for raw in ("1", '"true"', "null", "[]")),
-    *(("include_meta", raw) for raw in ("0", '"false"', "null", "[]")),
-    *(("epoch", raw) for raw in ("{}", "[]", "true", "1.5")),
+    *wrong_types.VIEW,
+    *wrong_types.rows(wrong_types.SEQ, "from_seq"),
+    *wrong_types.rows([*wrong_types.UNSIGNED, "null"], "wait_ms"),
+    *wrong_types.rows(["null"], "limit"),
+    *wrong_types.rows(wrong_types.EPOCH, "epoch"),
 ]
 
 

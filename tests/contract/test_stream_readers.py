@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract import ws
-from tests.contract.sse import Decoder, Frame, Stream, Unchunk, decoded, encoded, parsed
+from tests.support import ws
+from tests.support.sse import Decoder, Frame, Stream, Unchunk, decoded, encoded, parsed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nX-A: b\r\n"
 BODY = (

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Answer, Api, Wire, ok, refused
-from tests.contract.sse import ERROR, Stream, session, turned_away, watch
-from tests.contract.ws import Socket, handshake
 from tests.server import Server
+from tests.support.sse import ERROR, Stream, session, turned_away, watch
+from tests.support.ws import Socket, handshake
 
 FULL = "full-key"
 ODD = "o+d/d=%20key"

@@ -27,9 +27,9 @@ from tests.campaigns.mounts import (
 )
 from tests.campaigns.opened import Opened
 from tests.contract.api import Answer, Api, ok, refused
-from tests.contract.sse import watch
 from tests.crash.test_kill import topics_of
 from tests.server import Server
+from tests.support.sse import watch
 from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta

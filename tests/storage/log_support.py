@@ -21,6 +21,7 @@ from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.formats.api.requests import Diff, Limits, decode_append, decode_config, decode_delete
+from topics.formats.disk.rendering import Rendering
 from topics.formats.json_text import json_bytes
 from topics.storage.recovery import Shard, recover
 from topics.storage.wal.writer import Progress
@@ -160,6 +161,24 @@ class Client:
         """An orderly stop, as the shard's process makes it."""
         self.wal.stop()
         Sealing(self.shard, self.commits).write_last()
+
+
+def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) -> Path:
+    """Write records as a streamed append; the file of their blob."""
+    request = {"records": [{"data": data} for data in datas], **body_fields}
+    body = decode_append(json_bytes(request), None, LIMITS)
+    topic = client.engine.topic(name)
+    rendering = Rendering(body, keep_key=False)
+    ends = rendering.ends(topic.next_seq, client.now.ts)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
+    head = [rendering.ext, ends.tobytes(), *rendering.tables]
+    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
+    writer.write(head)
+    writer.write(rendering.render(0, change.count, change.first_seq, change.ts))
+    writer.finish()
+    client.submit(change)
+    assert client.wait() is None
+    return client.wal.blobs.path(topic.id, change.first_seq)
 
 
 def state(client: Client) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def test_a_torn_tail_is_no_damage_and_a_hurt_frame_is(data: Path) -> None:
     hurt[5000] ^= 1
     last.write_bytes(hurt)
     (found,) = findings(data)
-    assert found.startswith(f"{last.name}: damaged frame; the one at offset ")
+    assert found.startswith(f"{last.name}: damaged frame; the frame at offset ")
     last.write_bytes(whole)
     hurt = bytearray(first.read_bytes())
     hurt[9000] ^= 1

@@ -1,4 +1,6 @@
-"""Failures as HTTP: the only table from class to status (§0.6), and the envelope (§0.5)."""
+"""Failures as HTTP answers: the only table from error class to status (§0.6), the error envelope
+(§0.5) and the headers that a status demands.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ STATUS: dict[type[errors.TopicsError], int] = {
     errors.NotReady: 503,
     errors.ShuttingDown: 503,
 }
-DEFAULT_RETRY_MS = 1000
+RETRY_AFTER_MS = 1000  # when the server cannot know better
 
 
 def status_of(failure: errors.TopicsError) -> int:
@@ -44,9 +46,7 @@ def status_of(failure: errors.TopicsError) -> int:
 
 
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
-    """The envelope. ``at`` (monotonic ns) adds ``performance`` beside it; 0 when nothing was
-    measured.
-    """
+    """The envelope. ``at`` (monotonic ns) adds ``performance``; 0: nothing was measured."""
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if failure.detail:
         error["detail"] = failure.detail
@@ -58,19 +58,16 @@ def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
 
 
 def _headers(status: int, failure: errors.TopicsError) -> Headers:
+    detail = failure.detail
     if status in (429, 503):
-        return (
-            (
-                b"retry-after",
-                b"%d" % retry_after_s(failure.detail.get("retry_after_ms", DEFAULT_RETRY_MS)),
-            ),
-        )
+        seconds = retry_after_s(detail.get("retry_after_ms", RETRY_AFTER_MS))
+        return ((b"retry-after", b"%d" % seconds),)
     if status == 401:
         return ((b"www-authenticate", b"Bearer"),)
+    if status == 405:
+        return ((b"allow", ", ".join(detail.get("allow", ())).encode("ascii")),)
     if status == 426:
         return ((b"upgrade", b"websocket"), (b"sec-websocket-version", b"13"))
-    if status == 405:
-        return ((b"allow", ", ".join(failure.detail.get("allow", ())).encode("ascii")),)
     return ()
 
 

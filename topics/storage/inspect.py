@@ -14,7 +14,8 @@ from topics.formats.disk.segment import BadSegment, ExtentEntry
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
 from topics.storage import checkpoints, data_dir
 from topics.storage.disk import mapped
-from topics.storage.verify import frames, is_punched
+from topics.storage.verify.log import frames
+from topics.storage.verify.segments import is_punched
 from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8

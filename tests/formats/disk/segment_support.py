@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from topics.formats.api.requests import Limits, decode_append
+from topics.config import Settings
+from topics.formats.api.requests import decode_append, limits_of
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode
@@ -23,14 +24,7 @@ from topics.formats.disk.segment import (
 from topics.formats.disk.segment_build import Source, build
 from topics.formats.json_text import json_string
 
-LIMITS = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 24,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-)
+LIMITS = limits_of(Settings(max_record_bytes=1 << 24))
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)
 
 TEXTS = st.sampled_from(

@@ -15,6 +15,7 @@ from tests.support.checksums import slow_crc32c
 from tests.support.tables import byte_rows
 from topics.formats.disk import frames
 from topics.formats.disk.frames import (
+    APPEND_FIELDS,
     FRAME,
     FRAME_HEADER_BYTES,
     Frame,
@@ -142,6 +143,13 @@ def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> N
     data = encoded(frame, lsn=8, durable_lsn=16)
     assert data.hex() == "".join(expected)
     assert len(data) == frame.length
+
+
+def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
+    data = encoded(GOLDEN[0][0])
+    header = FrameHeader._make(FRAME.unpack_from(data))
+    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "flags")
+    assert APPEND_FIELDS.unpack_from(data) == tuple(getattr(header, name) for name in names)
 
 
 def test_the_checksums_are_the_documented_ones() -> None:

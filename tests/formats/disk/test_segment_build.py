@@ -22,13 +22,11 @@ from tests.formats.disk.segment_support import (
     source,
     writes,
 )
-from topics.formats.disk import extent_build, text_table
+from topics.formats.disk import extent_build
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import (
     ALIGNMENT,
-    CHUNK_BYTES,
     ExtentEntry,
-    ExtentKey,
     Trailer,
     encode_entry,
     encode_header,
@@ -114,56 +112,11 @@ def test_however_extents_are_cut_they_hold_every_record_once(
     assert all(view.entry.offset % ALIGNMENT == 0 for view in extents(data))
 
 
-def test_every_extent_with_records_of_a_write_has_its_key() -> None:
-    batch = [
-        Write([(None, None, b"1", None)] * 5, key="first", skip=2, ts_ms=50),
-        Write([(None, None, b"1", None)], key="second", ts_ms=60),
-    ]
-    views = extents(build_bytes([source(1, 12, batch)[0]], extent_records=2))
-    first, second = ExtentKey("first", 10, 5, 50), ExtentKey("second", 15, 1, 60)
-    assert [[*view.idempotency_keys()] for view in views] == [[first], [first, second]]
-
-
-def test_texts_of_skipped_records_are_not_kept() -> None:
-    batch = [Write([("a", "old", b"1", b"{}"), ("b", "new", b"1", None)], skip=1)]
-    (view,) = extents(build_bytes([source(1, 2, batch)[0]]))
-    assert (len(view.nodes), len(view.tags)) == (1, 1)
-    assert view.flags == RecordFlags.ONE_NODE | RecordFlags.TAGS
-    assert view.find_tag(b'"old"') == ()
-
-
-@pytest.mark.parametrize(
-    "size", [CHUNK_BYTES - 60, CHUNK_BYTES, 3 * CHUNK_BYTES, extent_build.STEP_BYTES + 5]
-)
-def test_records_longer_than_a_chunk_or_a_step(size: int) -> None:
-    view = plain(3, size).view(1)
-    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, 3)])]))
-    assert extent.blob == view.blob
-    assert [*check_extent(extent)] == []
-
-
-def test_pieces_that_are_not_contiguous_are_not_built() -> None:
-    with pytest.raises(AssertionError, match="are contiguous"):
-        build_bytes([Source(1, 6, [(plain(2).view(5), 0, 2)])])
-
-
 def test_a_build_runs_in_small_steps() -> None:
     pieces = [plain(100, tag="t%d").view(1 + 100 * number) for number in range(100)]
     parts = [*build(HEADER, [Source(1, 1, [(view, 0, 100) for view in pieces])])]
     assert max(map(len, parts)) <= extent_build.STEP_BYTES
     assert len(parts) > 100 * 100 / extent_build.STEP_RECORDS
-
-
-def test_many_tags_are_sorted_across_runs() -> None:
-    count = 2 * text_table.RUN_TEXTS + 100
-    view = plain(count, tag="t%d").view(1)
-    (extent,) = extents(build_bytes([Source(1, 1, [(view, 0, count)])]))
-    assert [*check_extent(extent)] == []
-    assert len(extent.tags) == count
-    assert [*extent.find_tag(b'"t77"')] == [77]
-    assert sorted(extent.find_prefix(b'"t77')) == [
-        number for number in range(count) if str(number).startswith("77")
-    ]
 
 
 def test_delete_flags_are_asked_for_at_the_end_and_are_contiguous() -> None:

@@ -1,14 +1,36 @@
-"""Header fields, and those that hold a comma-separated list (RFC 9110 §5.6.1)."""
+"""Header fields: the fields of a request head, response headers, and fields that hold a
+comma-separated list (RFC 9110 §5).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 Headers = tuple[tuple[bytes, bytes], ...]  # of a response: name and value
 
-LIST_MAX = (
-    64  # members that are looked at: fields are read before anybody knows whose request it is
-)
+LIST_MAX = 64  # members that are parsed: fields are read before the client is authenticated
 
 
 def list_members(value: bytes) -> list[bytes]:
-    """The members in lower case; what follows the first `LIST_MAX` is passed over."""
+    """The members of a list in lower case; everything behind the first `LIST_MAX` is ignored."""
     return [member.strip().lower() for member in value.split(b",", LIST_MAX)[:LIST_MAX]]
+
+
+class HeadFields:
+    """The fields of a request head by lower-case name; a repeated field keeps all its values."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def values(self, name: bytes) -> list[bytes]:
+        """All values of the field, in order."""
+        return [value for field, value in self._fields if field == name]
+
+    def joined(self, name: bytes) -> bytes:
+        """Repeated fields as one list (RFC 9110 §5.3); empty when the field is absent."""
+        return b",".join(self.values(name))

@@ -1,18 +1,15 @@
-"""What readers of live records ask for: bodies of ``POST /v0/watch`` and commands of ``/v0/ws``
-(§7), to typed values.
+"""Watch requests (§7): bodies of ``POST /v0/watch`` to typed, checked values, and the parts that
+they share with the WebSocket's ``subscribe``.
 
-Also the ids of a watch stream: base64url, without padding, of a JSON map from topic to cursor; with
-more than `MAP_TOPICS` topics of the number of a checkpoint that the session keeps.
+Decoding is two steps: msgspec checks types, then the functions here check bounds and clamp. Fields
+that are unknown are ignored; whatever is wrong raises `InvalidRequest` with the field's name.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Raw
 
 from topics.errors import InvalidRequest
 from topics.formats.api.requests import (
@@ -26,15 +23,14 @@ from topics.formats.api.requests import (
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
-FRAME_BYTES = 256 << 10  # default of max_batch_bytes
+DEFAULT_EVENT_BYTES = 256 << 10  # default of max_batch_bytes
 HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 15_000, 1000, 60_000
-MAP_TOPICS = 64  # an id holds a map of so many topics at most
 U64_MAX = (1 << 64) - 1
 
 
 class View(NamedTuple):
-    """What decides how a topic looks to a reader; equal views share what is rendered. ``nodes`` are
-    sorted.
+    """What decides how a topic looks to a reader; readers of equal views share what is rendered.
+    ``nodes`` are sorted.
     """
 
     nodes: tuple[str, ...] = ()
@@ -42,12 +38,8 @@ class View(NamedTuple):
     meta: bool = True
     data: bool = True
     limit: int = DEFAULT_LIMIT
-    bytes: int = FRAME_BYTES
+    bytes: int = DEFAULT_EVENT_BYTES
     strong: bool = False
-
-    def as_map(self) -> dict[str, Any]:
-        """As a shard is told."""
-        return {**self._asdict(), "nodes": list(self.nodes)}
 
 
 class Start(msgspec.Struct):
@@ -58,49 +50,27 @@ class Start(msgspec.Struct):
     epoch: int | None = None
 
 
-class _Options(msgspec.Struct, kw_only=True):
+class ViewOptions(msgspec.Struct, kw_only=True):
+    """The members of a request that choose a `View`; bounds not yet checked."""
+
     node: str | list[str] | None = None
     limit: int = DEFAULT_LIMIT
-    max_batch_bytes: int = FRAME_BYTES
+    max_batch_bytes: int = DEFAULT_EVENT_BYTES
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
     consistency: str = "eventual"
 
 
-class WatchBody(_Options, kw_only=True):
-    """Body of ``POST /v0/watch``, bounds not yet applied."""
+class WatchBody(ViewOptions, kw_only=True):
+    """Body of ``POST /v0/watch``; bounds not yet checked."""
 
     topics: dict[str, Start]
     heartbeat_ms: int = HEARTBEAT_MS
 
 
-class CommandHead(msgspec.Struct):
-    """What every WebSocket command has."""
-
-    op: str
-    topic: str | None = None
-    return_seqs: bool = True
-    config: Raw = Raw(b"")
-    request_id: Raw = Raw(b"null")
-
-
-class _RequestId(msgspec.Struct):
-    request_id: Raw = Raw(b"null")
-
-
-class SubscribeBody(_Options, kw_only=True):
-    """The ``subscribe`` command."""
-
-    topic: str | None = None
-    topics: dict[str, Start] | None = None
-    from_seq: int = 0
-    tail: bool = False
-    epoch: int | None = None
-
-
-class Watch(NamedTuple):
-    """A checked wish: where to begin in each topic, and how it shall look."""
+class WatchRequest(NamedTuple):
+    """A checked request: where to begin in each topic, and how its records look."""
 
     starts: dict[str, Start]
     view: View
@@ -108,52 +78,19 @@ class Watch(NamedTuple):
 
 
 _watch = msgspec.json.Decoder(WatchBody)
-_subscribe = msgspec.json.Decoder(SubscribeBody)
-_head = msgspec.json.Decoder(CommandHead)
-_request_id = msgspec.json.Decoder(_RequestId)
-_map = msgspec.json.Decoder(dict[str, int])
 
 
-def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> Watch:
+def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
     """Body of ``POST /v0/watch``. Raises `InvalidRequest`."""
     asked = decode(_watch.decode, body or b"{}")
-    _check_starts(asked.topics, max_topics)
+    check_starts(asked.topics, max_topics)
     _check_integer("heartbeat_ms", asked.heartbeat_ms)
     heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
-    return Watch(asked.topics, _view(asked, limits), heartbeat_ms)
+    return WatchRequest(asked.topics, view_of(asked, limits), heartbeat_ms)
 
 
-def request_id_of(message: bytes) -> bytes:
-    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it
-    has none.
-    """
-    try:
-        return bytes(_request_id.decode(message).request_id)
-    except (msgspec.MsgspecError, RecursionError):
-        return b"null"
-
-
-def decode_command(message: bytes) -> CommandHead:
-    """The head of a WebSocket command. Raises `InvalidRequest`."""
-    return decode(_head.decode, message)
-
-
-def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> Watch:
-    """The ``subscribe`` command. Raises `InvalidRequest`."""
-    asked = decode(_subscribe.decode, message)
-    if (asked.topic is None) == (asked.topics is None):
-        raise InvalidRequest("subscribe names either a topic or topics")
-    starts = (
-        asked.topics
-        if asked.topic is None
-        else {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
-    )
-    assert starts is not None, "one of the two is there"
-    _check_starts(starts, max_topics)
-    return Watch(starts, _view(asked, limits), HEARTBEAT_MS)
-
-
-def _check_starts(starts: dict[str, Start], max_topics: int) -> None:
+def check_starts(starts: dict[str, Start], max_topics: int) -> None:
+    """Names, cursors and how many there are. Raises `InvalidRequest`."""
     if not starts:
         raise InvalidRequest("topics must name at least one topic", field="topics")
     if len(starts) > max_topics:
@@ -176,7 +113,8 @@ def _check_integer(field: str, value: int) -> None:
         raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
 
 
-def _view(asked: _Options, limits: Limits) -> View:
+def view_of(asked: ViewOptions, limits: Limits) -> View:
+    """The view that a request chooses, clamped to the limits. Raises `InvalidRequest`."""
     for field in ("limit", "max_batch_bytes"):
         _check_integer(field, getattr(asked, field))
     nodes = [asked.node] if isinstance(asked.node, str) else asked.node or []
@@ -193,26 +131,3 @@ def _view(asked: _Options, limits: Limits) -> View:
         bytes=min(asked.max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
         strong=asked.consistency == "strong",
     )
-
-
-def encode_id(cursors: dict[str, int]) -> bytes:
-    """The id of a stream of a few topics."""
-    return _base64(msgspec.json.encode(cursors))
-
-
-def encode_checkpoint(number: int) -> bytes:
-    """The id of a stream of many topics."""
-    return _base64(b"%d" % number)
-
-
-def decode_id(text: bytes) -> dict[str, int] | int:
-    """A map, or the number of a checkpoint; an empty map for what is neither."""
-    try:
-        packed = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        return int(packed) if packed.isdigit() and len(packed) < 20 else _map.decode(packed)
-    except (binascii.Error, msgspec.MsgspecError, ValueError):
-        return {}
-
-
-def _base64(data: bytes) -> bytes:
-    return base64.urlsafe_b64encode(data).rstrip(b"=")

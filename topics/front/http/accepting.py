@@ -1,40 +1,35 @@
-"""Accepting clients: all that wait, a bounded number in a turn, and an answer for those that there
-is no room for.
+"""Accepting clients: all that wait, a bounded number in a turn, and an answer for those without
+room.
 
     wait_readable --> accept, until nobody waits or the turn is full --> a task for each
                          |-- connections_max are open ------> 429 throttled, close
                          '-- no descriptor left: the spare -> 429 throttled, close
 
-A client that is neither taken nor refused hangs: the listen queue says nothing. A turn takes as
-many as there were requests of others in the last one, within bounds: whoever is there already has
-half of the loop, however many come at once.
+A client that is neither accepted nor refused would hang in the listen queue. A turn accepts as many
+clients as others sent requests in the last turn, within bounds: so established clients keep half of
+the loop, however many connect at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import logging
 import os
 import resource
 import socket
-from collections import deque
 from collections.abc import Callable
 
 import trio
 
 from topics.errors import Throttled
-from topics.formats.api.http1 import ResponseHeads
-from topics.front.errors import error_answer
-
-LOG = logging.getLogger("topics.front")
+from topics.formats.api.response_heads import ResponseHeads
+from topics.front.http.refusing import Refusals
+from topics.front.limits import Slots
 
 CONNECTIONS_MAX = 16_384
-FILES_KEPT = 128  # descriptors for what is not a client: rings, arenas, bells, the log, imports
-ACCEPTS_PER_TURN = 64  # at most; all others wait for them and for their first requests ...
-ACCEPTS_BESIDE_FEW = 8  # ... so that many when fewer than that are asking
+FILES_RESERVED = 128  # descriptors for all but clients: rings, arenas, bells, the log, imports
+ACCEPTS_PER_TURN_MAX = 64
+ACCEPTS_PER_TURN_MIN = 8
 RETRY_S = 0.1
-LINGERING_MAX = 32  # refused clients that may still read why
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
@@ -44,167 +39,147 @@ Take = Callable[[socket.socket, bytes], None]
 
 
 def connections_max() -> int:
-    """How many clients the descriptors of this process are enough for."""
+    """How many clients the descriptors of this process suffice for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - FILES_KEPT
+    files = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else soft - FILES_RESERVED
     return max(1, min(CONNECTIONS_MAX, files))
 
 
-class Door:
-    """One listener's clients. ``take`` gets each socket and what it has said so far; `tick` once a
-    second.
-    """
+class SpareFile:
+    """A descriptor that is given up to accept a client when there is no other."""
 
-    def __init__(self, responses: ResponseHeads, most: int, heard: Callable[[], int]) -> None:
-        """``heard``: how many requests there have been."""
-        self.most = most
-        self.open = 0  # taken, and not left yet
-        self.refused = 0  # since the start
-        self._responses, self._heard = responses, heard
-        self._told = 0  # of the refused, how many the log knows
-        self._why = ""
-        self._lingering: deque[socket.socket] = deque()
-        self._spare = -1
-        self._accepts = False
+    def __init__(self) -> None:
+        self._fd = -1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it can be given up."""
+        return self._fd >= 0
+
+    def hold(self) -> None:
+        """Take a descriptor, if there is one."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._fd = -1
+
+    def give_up(self) -> None:
+        """Close it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Acceptor:
+    """Accepts the clients of one listener. ``request_count``: requests since the start."""
+
+    def __init__(
+        self, responses: ResponseHeads, slots: Slots, request_count: Callable[[], int]
+    ) -> None:
+        self.slots = slots
+        self.refusals = Refusals(responses)
+        self._request_count = request_count
+        self._spare = SpareFile()
+        self._is_running = False
 
     async def run(self, listener: socket.socket, take: Take) -> None:
-        """Accept until cancelled. Raises OSError when the listener is broken."""
+        """Accept until cancelled; ``take`` gets each socket and its first input. Raises OSError
+        when the listener is broken.
+        """
         listener.setblocking(False)
-        self._accepts, self._spare = True, _spare_file()
+        self._is_running = True
+        self._spare.hold()
         try:
-            heard, unheard = self._heard(), 0
+            seen = self._request_count()
+            silent = 0  # newcomers whose first request is still to come
             while True:
                 await trio.lowlevel.wait_readable(listener)
-                requests, heard = self._heard() - heard, self._heard()
-                others = max(0, requests - unheard)
-                unheard = max(
-                    0, unheard - requests
-                )  # newcomers whose first request is still to come
-                for _ in range(min(ACCEPTS_PER_TURN, max(ACCEPTS_BESIDE_FEW, others))):
+                requests, seen = self._request_count() - seen, self._request_count()
+                of_others = max(0, requests - silent)
+                silent = max(0, silent - requests)
+                for _ in range(min(ACCEPTS_PER_TURN_MAX, max(ACCEPTS_PER_TURN_MIN, of_others))):
                     if not await self._accept(listener, take):
                         break
-                    unheard += 1
+                    silent += 1
         finally:
             self.close()
 
     def left(self) -> None:
-        """A client that was taken has gone."""
-        self.open -= 1
+        """An accepted client has gone."""
+        self.slots.release()
 
     def tick(self) -> None:
-        """Log what was refused, and let go of those that had a second to read why."""
-        if self.refused > self._told:
-            LOG.warning(
-                "clients refused: %s (%d since the last line, %d open)",
-                self._why,
-                self.refused - self._told,
-                self.open,
-            )
-            self._told = self.refused
-        self._let_go(0)
-        if self._accepts and self._spare < 0:
-            self._spare = _spare_file()
+        """Once a second: log refusals, close sockets of clients that had time to read why."""
+        self.refusals.log(self.slots.used)
+        self.refusals.close_all()
+        if self._is_running:
+            self._spare.hold()
 
     def close(self) -> None:
-        """Give back what is kept."""
-        self._accepts = False
-        self._let_go(0)
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
+        """Give all descriptors back."""
+        self._is_running = False
+        self.refusals.close_all()
+        self._spare.give_up()
 
     async def _accept(self, listener: socket.socket, take: Take) -> bool:
-        """Take or refuse one client; False when nobody waits any more, or nobody can be taken."""
+        """Accept or refuse one client; False when nobody waits, or nobody can be accepted."""
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
         except OSError as failure:
-            if failure.errno in BROKEN or listener.fileno() < 0:
-                raise
-            if failure.errno in OUT_OF_FILES:
-                return await self._refuse_with_spare(listener)
-            if failure.errno in OUT_OF_MEMORY:
-                self._note(os.strerror(failure.errno))
-                await trio.sleep(RETRY_S)
-            return (
-                failure.errno not in OUT_OF_MEMORY
-            )  # what fails for one client is no reason to stop
-        if self.open >= self.most:
-            self._note(f"at most {self.most} connections")
-            self._refuse(sock)
-            return True
-        self.open += 1
-        take(sock, _prepared(sock))
+            return await self._can_go_on(listener, failure)
+        try:
+            self.slots.acquire()
+        except Throttled as failure:
+            self.refusals.note(f"at most {failure.detail['max']} connections")
+            self.refusals.refuse(sock, failure)
+        else:
+            take(sock, _prepare(sock))
         return True
 
-    async def _refuse_with_spare(self, listener: socket.socket) -> bool:
-        """Descriptors have run out before ``most`` was reached: the spare one is enough to say so."""
-        self._let_go(0)
-        if self._spare < 0:
-            self._note("no file descriptor left")
+    async def _can_go_on(self, listener: socket.socket, failure: OSError) -> bool:
+        """After an accept that failed. Raises ``failure`` when the listener is broken."""
+        if failure.errno in BROKEN or listener.fileno() < 0:
+            raise failure
+        if failure.errno in OUT_OF_FILES:
+            return await self._refuse_with_spare(listener)
+        if failure.errno in OUT_OF_MEMORY:
+            self.refusals.note(os.strerror(failure.errno))
             await trio.sleep(RETRY_S)
             return False
-        os.close(self._spare)
+        return True  # it failed for one client only
+
+    async def _refuse_with_spare(self, listener: socket.socket) -> bool:
+        """Descriptors have run out below ``connections_max``: the spare suffices to say so."""
+        self.refusals.close_all()
+        if not self._spare.is_held:
+            self.refusals.note("no file descriptor left")
+            await trio.sleep(RETRY_S)
+            return False
+        self._spare.give_up()
         try:
             sock, _ = listener.accept()
-        except OSError:  # a limit that is reached is told before it is known whether somebody waits
+        except OSError:  # the kernel reports the limit before it looks whether somebody waits
             return False
         else:
-            self._note("no file descriptor left")
-            self._refuse(sock)
-            self._let_go(0)
+            self.refusals.note("no file descriptor left")
+            self.refusals.refuse(sock, self.slots.failure())
+            self.refusals.close_all()
             return True
         finally:
-            self._spare = _spare_file()
-
-    def _note(self, why: str) -> None:
-        self.refused += 1
-        self._why = why
-
-    def _refuse(self, sock: socket.socket) -> None:
-        """Tell why, and close a little later: a close with unread input is a reset, which takes the
-        answer back.
-        """
-        failure = Throttled(
-            "there are too many connections",
-            limit="max_connections",
-            max=self.most,
-            retry_after_ms=1000,
-        )
-        answer = error_answer(failure)
-        head = self._responses.render(answer.status, len(answer.body), answer.headers, close=True)
-        with contextlib.suppress(OSError):
-            sock.setblocking(False)
-            sock.send(head + answer.body)
-            sock.shutdown(socket.SHUT_WR)
-        self._lingering.append(sock)
-        self._let_go(LINGERING_MAX)
-
-    def _let_go(self, most: int) -> None:
-        while len(self._lingering) > most:
-            sock = self._lingering.popleft()
-            with contextlib.suppress(OSError):
-                sock.recv(FIRST_READ_BYTES)
-            sock.close()
+            self._spare.hold()
 
 
-def _prepared(sock: socket.socket) -> bytes:
-    """Set a new client up; what it has said already. Most have, and are spared a turn of the loop
-    by looking at once.
+def _prepare(sock: socket.socket) -> bytes:
+    """Set a new client up and read its first input. Most clients have sent some, and this read
+    spares them a turn of the loop.
     """
     sock.setblocking(False)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return sock.recv(FIRST_READ_BYTES)
-    except OSError:  # nothing yet, or gone: its task will see
+    except OSError:  # no input yet, or the client has gone: its task sees which
         return b""
-
-
-def _spare_file() -> int:
-    """A descriptor to give up when there is no other; -1 when there is none even now."""
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1

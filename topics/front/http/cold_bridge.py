@@ -1,12 +1,13 @@
-"""One admitted request through the unmodified Hypercorn stack.
+"""The cold bridge: one admitted request through the unmodified Hypercorn stack.
 
-    admitted head, body --> head of ours --> H11Protocol --> Quart --> whole answer --> fast lane
+    admitted head, body --> head written here --> H11Protocol --> Quart --> answer --> fast lane
 
-The fast lane has read, judged and admitted the request, and has its body. What Hypercorn gets is a
-head that this module writes: method, path as the route table understood it, a Host of ours. No byte
-of the client's reaches it, so there is no second reading of one message, no upgrade that it could
-take and no error answer of its own. The request and its body travel beside it, as a `ColdCall` in
-the ASGI scope.
+The fast lane has read and admitted the request and has its body. Hypercorn gets a head that this
+module writes: method, path as the route table understood it, a fixed Host. Request and body travel
+beside it, as a `ColdCall` in the ASGI scope.
+
+No byte of a client may reach Hypercorn: there is no second reading of one message, no upgrade that
+it could take and no error answer of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypercorn.typing import ConnectionState
 
 from topics.formats.buffers import Buffer
 from topics.front.backend import Body
-from topics.front.guard import Request
+from topics.front.request import Request
 
 CALL = "topics.call"  # in the ASGI scope's state
 
@@ -39,9 +40,8 @@ class ColdLane:
 
 @dataclass(slots=True)
 class ColdCall:
-    """What the application answers.
-
-    ``at`` is monotonic ns. ``close``: the answer is the connection's last.
+    """What the application answers. ``at``: monotonic ns. ``close``: the answer is the last of its
+    connection.
     """
 
     request: Request
@@ -57,7 +57,7 @@ class ColdCall:
         return body
 
     def drop_body(self) -> None:
-        """Give back what nobody has taken."""
+        """Free a body that was not taken."""
         body, self.body = self.body, None
         if body is not None and not isinstance(body, Buffer):
             body.free()
@@ -93,5 +93,5 @@ async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
 
 
 def _head_of(request: Request) -> bytes:
-    path = request.route.path(request.topic)
+    path = request.route.path_of(request.topic)
     return f"{request.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

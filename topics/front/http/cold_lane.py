@@ -1,12 +1,13 @@
-"""The cold lane: Quart-Trio, with one rule for each row of the table.
+"""The cold lane: Quart-Trio, with one rule for each row of the route table.
 
-The same operations as in the fast lane, which has read and admitted the request.
+It answers requests that the fast lane has read and admitted, with the same operations. It reads
+nothing of a client by itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -16,18 +17,18 @@ from quart_trio import QuartTrio
 
 from topics.errors import Internal
 from topics.front.answers import Answer
+from topics.front.dispatch import Dispatcher
+from topics.front.drain import Drain
 from topics.front.errors import error_answer
-from topics.front.guard import Guard
 from topics.front.http.cold_bridge import CALL, ColdCall
-from topics.front.routes.operations import Operations
-from topics.front.routes.table import ROUTES
+from topics.front.route import Route
 
 LOG = logging.getLogger("topics.front")
 
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+AsgiMessage = dict[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 
 
 def hypercorn_config() -> Config:
@@ -39,14 +40,14 @@ def hypercorn_config() -> Config:
     return config
 
 
-def make_app(guard: Guard, operations: Operations) -> App:
+def make_app(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> App:
     """Build the application."""
     app = QuartTrio(__name__, static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = None  # the fast lane has the deadlines
-    view = _View(guard, operations)
-    for route in ROUTES:
+    view = _View(drain, dispatcher)
+    for route in routes:
         if not route.streams:
-            rule = route.path("<topic>")
+            rule = route.path_of("<topic>")
             app.add_url_rule(
                 rule,
                 endpoint=f"{route.name} {rule}",
@@ -55,10 +56,10 @@ def make_app(guard: Guard, operations: Operations) -> App:
                 provide_automatic_options=False,
             )
     app.register_error_handler(Exception, view.answer_bug)
-    return _whole(app)
+    return _shielded(app)
 
 
-def _whole(app: QuartTrio) -> App:
+def _shielded(app: QuartTrio) -> App:
     """Let each message of an answer through to its end.
 
     Hypercorn 0.18 puts ``http.disconnect`` while it still handles the last body message; quart-trio
@@ -66,8 +67,8 @@ def _whole(app: QuartTrio) -> App:
     them waits for the client.
     """
 
-    async def shielded(scope: Message, receive: Receive, send: Send) -> None:
-        async def send_whole(message: Message) -> None:
+    async def shielded(scope: AsgiMessage, receive: Receive, send: Send) -> None:
+        async def send_whole(message: AsgiMessage) -> None:
             with trio.CancelScope(shield=True):
                 await send(message)
 
@@ -77,32 +78,31 @@ def _whole(app: QuartTrio) -> App:
 
 
 class _View:
-    def __init__(self, guard: Guard, operations: Operations) -> None:
-        self._guard = guard
-        self._operations = operations
+    def __init__(self, drain: Drain, dispatcher: Dispatcher) -> None:
+        self._drain = drain
+        self._dispatcher = dispatcher
 
     async def answer(self, **_: str) -> Response:
-        """Every request. Quart's own reading of the path is not used."""
+        """Answer any request. The path as Quart has read it is not used."""
         call = _call()
-        answer = await self._operations.run(call.request, call.take_body(), call.at)
+        answer = await self._dispatcher.run(call.request, call.take_body(), call.at)
         return self._response(call, answer)
 
     async def answer_bug(self, bug: Exception) -> Response:
-        """An exception that nobody expected."""
-        LOG.error("a bug in the cold lane", exc_info=bug)
+        """Answer after an exception that `Dispatcher.run` did not see."""
+        LOG.error("unexpected server error: cold lane", exc_info=bug)
         return self._response(_call(), error_answer(Internal("internal error")))
 
     def _response(self, call: ColdCall, answer: Answer) -> Response:
-        assert answer.stream is None, "streams are the fast lane's"
+        assert answer.stream is None, "streams are answered by the fast lane"
         call.has_answered = True
-        call.close = call.close or self._guard.draining
+        call.close = call.close or self._drain.is_draining
         headers = {name.decode(): value.decode() for name, value in answer.headers}
         if call.close:
             headers["connection"] = "close"
         try:
-            return Response(
-                bytes(answer.body), answer.status, headers, content_type="application/json"
-            )
+            media_type = answer.media_type.decode()
+            return Response(bytes(answer.body), answer.status, headers, content_type=media_type)
         finally:
             answer.done()
 

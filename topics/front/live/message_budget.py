@@ -1,13 +1,14 @@
-"""Memory for WebSocket messages: one bound over all sockets of a front.
+"""Message budget: memory for WebSocket messages, one bound over all sockets of a front.
 
-    what                          bound                 above it
-    messages that are not whole   `most`, less what is  the one that stands still longest ends, else the longest one
-                                  asked; at least half
-    asked and not answered        half of `most`        sockets that have asked read nothing more (web_socket.py)
+    what                            bound                     above it
+    incomplete messages             `most`, less what is in   the one that has stalled longest ends,
+                                    flight; at least half     else the longest one
+    publishes in flight, unanswered half of `most`            sockets with publishes in flight are
+                                                              not read (web_socket_publish.py)
 
-Nobody waits for room while holding some, so there is no deadlock; and whoever stalls goes before
-whoever moves, so the rest of a message that never comes keeps nobody else out. A message that comes
-in one read takes no room.
+No socket waits for memory while it holds some, so there is no deadlock. A message that stalls ends
+before one that moves, so clients that never complete a message keep nobody out. A message that comes
+in one read is not counted.
 """
 
 from __future__ import annotations
@@ -15,42 +16,44 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-STALLED_S = 1.0  # without PROGRESS_BYTES: the slowest rate that a body is given time for
-PROGRESS_BYTES = 64 * 1024
+STALL_MAX_S = 1.0  # without PROGRESS_MIN_BYTES: below the slowest rate of a body
+PROGRESS_MIN_BYTES = 64 * 1024
 
 
 class Holder(Protocol):
-    """A socket."""
+    """A socket that holds an incomplete message."""
 
     def give_up(self) -> None:
-        """End, because there is no room for the message that has begun."""
+        """End, because there is no memory for the rest of the message."""
 
 
 class _Held:
+    """An incomplete message. ``marked`` is its length when it last made progress, at ``moved_at``."""
+
     __slots__ = ("length", "marked", "moved_at")
 
     def __init__(self, now: float) -> None:
-        self.length = self.marked = 0  # of the message; when it last moved
+        self.length = self.marked = 0
         self.moved_at = now
 
 
 class MessageBudget:
-    """Who holds how much. Bytes and seconds."""
+    """Which socket holds how many bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.unfinished = 0
-        self.asked = 0
+        self.unfinished = 0  # bytes of incomplete messages
+        self.asked = 0  # bytes of publishes in flight
         self._held: dict[Holder, _Held] = {}
 
     @property
     def is_asked_full(self) -> bool:
-        """Whoever has asked something waits for an answer before it is heard again."""
+        """Sockets with publishes in flight must wait for answers before they are read."""
         return 2 * self.asked >= self.most
 
     def hold(self, holder: Holder, length: int) -> None:
-        """The holder's unfinished message has so many bytes now. Ends those that there is no room
-        for, perhaps itself.
+        """The holder's incomplete message has so many bytes now. Ends sockets until there is room,
+        perhaps the holder.
         """
         if not length:
             self.release(holder)
@@ -62,7 +65,7 @@ class MessageBudget:
             held = self._held[holder] = _Held(now)
         self.unfinished += length - held.length
         held.length = length
-        if length - held.marked >= PROGRESS_BYTES:
+        if length - held.marked >= PROGRESS_MIN_BYTES:
             held.marked, held.moved_at = length, now
         while self.unfinished + min(self.asked, self.most // 2) > self.most:
             victim = self._victim(now)
@@ -70,13 +73,14 @@ class MessageBudget:
             victim.give_up()
 
     def release(self, holder: Holder) -> None:
-        """The holder has no unfinished message any more."""
+        """The holder has no incomplete message any more."""
         held = self._held.pop(holder, None)
         if held is not None:
             self.unfinished -= held.length
 
     def _victim(self, now: float) -> Holder:
+        """The socket that ends next."""
         oldest = min(self._held, key=lambda holder: self._held[holder].moved_at)
-        if now - self._held[oldest].moved_at > STALLED_S:
+        if now - self._held[oldest].moved_at > STALL_MAX_S:
             return oldest
         return max(self._held, key=lambda holder: self._held[holder].length)

@@ -98,7 +98,8 @@ class LogReplay:
                     self._pulse.tell((self._done_bytes + lsn + shift) / self._total_bytes)
         except Misfit as error:
             assert header is not None, "a frame was looked at"
-            reason = f"frame of kind {header.kind} about topic {header.topic_id} does not fit in: {error}"
+            what = f"frame of kind {header.kind} about topic {header.topic_id}"
+            reason = f"{what} does not follow on the log before it: {error}"
             raise Damaged(file.path, file.offset(header.lsn), reason) from error
         # It never falls from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)

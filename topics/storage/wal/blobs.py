@@ -1,7 +1,11 @@
-"""Blob files of one shard: the records of long writes, beside the log (formats/disk/blob.py).
+"""Blob files of one shard: the records of long writes, beside the log (``formats/disk/blob.py``).
 
-No byte of a blob is believed before all of it was looked at: by this process when it wrote it, or
-by `verify`, which comes before the first use. What is not as it was written, or not there, is
+    begin -> write ... -> finish       the file is on the disk under its name
+    add                                a frame that names it is in the log
+    absorb | forget | remove           segments hold its records, or nobody wants them any more
+
+No byte of a blob is believed before all of it was checked: by this process when it wrote it, or by
+`verify`, which comes before the first use. A blob that is missing or not as it was written is
 `Damaged`.
 """
 
@@ -20,7 +24,8 @@ import crc32c
 from topics.formats.buffers import Buffer
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
-from topics.storage.disk import Damaged, allocate, make_directory, mapped, sync_directory, write_all
+from topics.storage.aside import FileAside
+from topics.storage.disk import Damaged, allocate, make_directory, mapped, write_all
 
 SUFFIX, NEW = ".blob", ".new"
 PIECE_BYTES = 1 << 20  # read at once
@@ -28,63 +33,54 @@ _NAME = re.compile(r"([0-9a-f]+)-([0-9a-f]+)(\.blob|\.new)")
 
 
 class BlobWriter:
-    """A blob on its way to the disk: `write` its body in order, then `finish`. Each call may take
-    long; use a thread.
+    """A blob under way to the disk: `write` its body in order, then `finish`.
+
+    Each call may take long: for a thread.
     """
 
     def __init__(self, store: BlobStore, topic_id: int, first_seq: int, body_len: int) -> None:
         self._store, self._id, self._body_len = store, (topic_id, first_seq), body_len
         self._crc = blob.body_crc(topic_id, first_seq, body_len)
         self._offset = blob.HEADER_BYTES
-        self._aside = store.path(topic_id, first_seq).with_suffix(NEW)
-        self._fd = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = FileAside(store.path(topic_id, first_seq), NEW)
         try:
-            allocate(self._fd, store.folder, blob.HEADER_BYTES + body_len)  # a full disk shows here
+            # A full disk shows here.
+            allocate(self._file.fd, store.folder, blob.HEADER_BYTES + body_len)
         except OSError:
             self.abandon()
             raise
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Append to the body, and sync it: little by little, so that the log's own syncs find a
-        short queue.
+        """Append to the body, and sync it.
+
+        A sync for each call, so that the log's own syncs find a short queue.
         """
         for piece in pieces:
             self._crc = crc32c.crc32c(piece, self._crc)
-        write_all(self._fd, pieces, self._offset)
+        write_all(self._file.fd, pieces, self._offset)
         self._offset += sum(map(len, pieces))
-        os.fdatasync(self._fd)
+        os.fdatasync(self._file.fd)
 
     def finish(self) -> None:
         """Make the blob whole and durable under its name."""
         assert self._offset == blob.HEADER_BYTES + self._body_len, "the body is as long as was said"
-        os.pwrite(self._fd, blob.encode_header(*self._id, self._body_len, self._crc), 0)
-        os.fdatasync(self._fd)
-        self._close()
-        path = self._store.path(*self._id)
-        self._aside.replace(path)
-        sync_directory(path.parent)
+        header = blob.encode_header(*self._id, self._body_len, self._crc)
+        os.pwrite(self._file.fd, header, 0)
+        self._file.publish()
         self._store.written(*self._id)
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._close()
-        self._aside.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.abandon()
 
 
 class _Blob:
-    """One that the log speaks of, by a frame at ``position``. ``sound``: its bytes are known to be
-    as they were written.
-    """
+    """A blob that the frame at ``lsn`` names. ``is_checked``: it is as it was written."""
 
-    __slots__ = ("length", "position", "sound", "view")
+    __slots__ = ("is_checked", "length", "lsn", "view")
 
-    def __init__(self, position: int, length: int, sound: bool) -> None:
-        self.position, self.length, self.sound = position, length, sound
+    def __init__(self, lsn: int, length: int, is_checked: bool) -> None:
+        self.lsn, self.length, self.is_checked = lsn, length, is_checked
         self.view: memoryview | None = None
 
 
@@ -94,14 +90,13 @@ class BlobStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         make_directory(folder)
-        self.beat: Callable[[], None] = lambda: (
-            None
-        )  # called every few milliseconds by what takes long
+        # Called every few milliseconds by what takes long.
+        self.beat: Callable[[], None] = lambda: None
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
         self._written: set[tuple[int, int]] = set()  # by this process, and not yet added
 
     def path(self, topic_id: int, first_seq: int) -> Path:
-        """File of the write of this topic that begins with this seq."""
+        """The file of the topic's write that begins with this seq."""
         return self.folder / f"{topic_id:x}-{first_seq:x}{SUFFIX}"
 
     def begin(self, topic_id: int, first_seq: int, body_len: int) -> BlobWriter:
@@ -112,31 +107,29 @@ class BlobStore:
         """This process has just written it."""
         self._written.add((topic_id, first_seq))
 
-    def add(self, topic_id: int, first_seq: int, position: int) -> None:
-        """The log now holds a frame, at ``position``, that speaks of this blob."""
-        sound = (topic_id, first_seq) in self._written
+    def add(self, topic_id: int, first_seq: int, lsn: int) -> None:
+        """The log now holds a frame, at ``lsn``, that names this blob."""
+        is_checked = (topic_id, first_seq) in self._written
         self._written.discard((topic_id, first_seq))
-        self._held[topic_id][first_seq] = _Blob(position, self.length(topic_id, first_seq), sound)
+        self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
 
     def length(self, topic_id: int, first_seq: int) -> int:
-        """Of its file; 0 when that is not there."""
+        """Bytes of its file; 0 when the file is missing."""
         try:
             return self.path(topic_id, first_seq).stat().st_size
         except FileNotFoundError:
             return 0
 
-    def bytes_from(self, position: int) -> int:
-        """Length of all blobs of which frames at ``position`` or behind it speak."""
+    def bytes_from(self, lsn: int) -> int:
+        """Bytes of all blobs that frames from ``lsn`` on name."""
         return sum(
-            held.length
-            for seqs in self._held.values()
-            for held in seqs.values()
-            if held.position >= position
+            held.length for seqs in self._held.values() for held in seqs.values() if held.lsn >= lsn
         )
 
     def body(self, topic_id: int, first_seq: int) -> memoryview:
-        """Body of an added blob. Raises `Damaged`; the first call reads all of a blob that this
-        process has not written.
+        """Body of an added blob. Raises `Damaged`.
+
+        The first call reads all of a blob that this process has not written.
         """
         held = self._held[topic_id][first_seq]
         if held.view is None:
@@ -145,7 +138,8 @@ class BlobStore:
         return blob.body_of(held.view)
 
     def verify(self, topic_id: int, first_seq: int, *, whole: bool = True) -> None:
-        """Read an added blob, unless it is known to be sound; without ``whole`` only its header.
+        """Check an added blob, unless that was done; without ``whole`` only its header.
+
         Raises `Damaged`.
         """
         held, path = self._held[topic_id][first_seq], self.path(topic_id, first_seq)
@@ -153,12 +147,12 @@ class BlobStore:
             with path.open("rb", buffering=0) as file:
                 header, size = file.read(blob.HEADER_BYTES), os.fstat(file.fileno()).st_size
                 crc, wanted = blob.check_header(header, size, topic_id, first_seq)
-                if whole and not held.sound:
+                if whole and not held.is_checked:
                     if self._crc_of_rest(file, crc) != wanted:
                         raise BadBlob("is damaged", blob.HEADER_BYTES)
-                    held.sound = True
+                    held.is_checked = True
         except FileNotFoundError as error:
-            raise Damaged(path, 0, "the log speaks of it, and it is not there") from error
+            raise Damaged(path, 0, "blob named by the log is missing") from error
         except BadBlob as error:
             raise Damaged(path, error.offset, f"blob {error}") from error
         except OSError as error:
@@ -178,22 +172,22 @@ class BlobStore:
         return [(topic_id, seq) for topic_id, seqs in self._held.items() for seq in seqs]
 
     def forget(self, topic_id: int) -> list[Path]:
-        """The topic is gone; its files, which may be removed once that is durable."""
+        """The topic is gone; its files, to be removed once that is durable."""
         return [self.path(topic_id, seq) for seq in self._held.pop(topic_id, {})]
 
-    def forget_from(self, position: int) -> None:
-        """The log has let frames fall from ``position`` on: it does not speak of their blobs."""
-        self._drop(lambda held: held.position >= position)
+    def forget_from(self, lsn: int) -> None:
+        """The log has dropped its frames from ``lsn`` on, and does not name their blobs."""
+        self._drop(lambda held: held.lsn >= lsn)
 
     def remove(self, topic_id: int, first_seq: int) -> None:
-        """Take back `add` and the file: the log surely does not speak of it."""
+        """Undo `add` and remove the file: no frame of the log names it."""
         self._held[topic_id].pop(first_seq, None)
         self._written.discard((topic_id, first_seq))
         self.path(topic_id, first_seq).unlink(missing_ok=True)
 
-    def absorb(self, position: int) -> list[Path]:
-        """Segments hold what the log says before ``position``: files that nobody reads any more."""
-        return self._drop(lambda held: held.position < position)
+    def absorb(self, lsn: int) -> list[Path]:
+        """Segments hold the records of frames below ``lsn``; the files that nobody reads now."""
+        return self._drop(lambda held: held.lsn < lsn)
 
     def _drop(self, which: Callable[[_Blob], bool]) -> list[Path]:
         dropped = [
@@ -209,12 +203,11 @@ class BlobStore:
         return [self.path(*blob_id) for blob_id in dropped]
 
     def sweep(self, heads: dict[int, int]) -> list[Path]:
-        """Remove what nobody speaks of: blobs of writes that were never finished, or whose topic is
-        gone.
+        """Remove blobs of writes that were never finished, or whose topic is gone.
 
-        ``heads``: by topic, the last seq that was given out. The result are files whose records
-        segments hold, or that have gone: the part of the log that speaks of them stands as long as
-        the older checkpoint.
+        ``heads``: by topic, the last seq that was given out. The result are files whose records are
+        in segments, or gone: the part of the log that names them stands as long as the older
+        checkpoint.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []

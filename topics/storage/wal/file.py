@@ -1,4 +1,12 @@
-"""One file of the log: made whole and synced before its first frame, mapped for reading."""
+"""One file of the log: allocated whole and synced before its first frame, mapped for reading.
+
+    NAME.new      being made; a start removes it
+    BASE.wal      a file of the log
+    NAME.spare    waits to become one, see `spares`
+    log.reserve   the same, for frames that free room
+
+A file keeps its length for its whole life: a shorter one was cut at rest, and is damage.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +27,6 @@ from topics.storage.disk import Damaged, allocate, sync_directory, write_again, 
 
 READ_AHEAD_BYTES = 8 << 20  # a slow disk gives so much in less than 0.1 s
 _POPULATE_READ = 22  # MADV_POPULATE_READ
-# New files are no part of the log yet, spare ones no more; the reserve is a spare for what makes
-# room (`spares`).
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
@@ -29,7 +35,7 @@ class NoRoom(OSError):
 
 
 def log_name(base: int) -> str:
-    """A file is named by its first position, so that names sort as the log runs."""
+    """A file is named by the LSN of its first frame, so that names sort as the log runs."""
     return f"{base:016x}{LOG}"
 
 
@@ -37,8 +43,8 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
     """The files of a shard's log, oldest first.
 
     A spare that becomes a file of the log gets its name without waiting for the disk, which would
-    keep all writes waiting. After a power loss it may still have the old one. Its header then says
-    what it is: those that the log needs no more begin before it.
+    keep all writes waiting. After a power loss it may still have the old name. Its header then says
+    what it is: files that the log no longer needs begin before the oldest one.
     """
     paths = {path.name: path for path in sorted(folder.glob(f"*{LOG}"))}
     oldest = next(iter(paths), None)
@@ -51,7 +57,7 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
 
 
 class WalFile:
-    """``base`` is the position of its first frame; ``size`` the bytes of the file, header included."""
+    """A log file. ``base``: LSN of its first frame; ``size``: its bytes, header included."""
 
     def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
         self.folder, self.header, self.size = folder, header, size
@@ -65,25 +71,23 @@ class WalFile:
         """See `log_name`."""
         return self.folder / log_name(self.base)
 
-    def offset(self, position: int) -> int:
-        """Where in the file the frame at ``position`` stands."""
-        return FILE_HEADER_BYTES + position - self.base
+    def offset(self, lsn: int) -> int:
+        """Offset in the file of the frame at ``lsn``."""
+        return FILE_HEADER_BYTES + lsn - self.base
 
-    def holds(self, position: int, length: int) -> bool:
-        """Whether a frame of this length has room at ``position``."""
-        return self.offset(position) + length <= self.size
+    def holds(self, lsn: int, length: int) -> bool:
+        """Whether a frame of this length has room at ``lsn``."""
+        return self.offset(lsn) + length <= self.size
 
     def create(self, spare: Path | None = None) -> None:
-        """Make the file with all its room, so that a full disk shows here and not in the middle of
-        a write.
+        """Allocate the whole file, so that a full disk shows here and not in the middle of a write.
 
-        ``spare``: a file of the same size that nobody needs any more; it becomes this one, at once:
-        its blocks and its pages need not be found again. What it holds stays behind the new header;
-        the new salt makes it no frames. See `log_paths`.
+        ``spare``: a file of the same size that nobody needs any more. It becomes this one: its
+        blocks and its pages need not be found again. What it holds stays behind the new header, and
+        the new salt keeps it from passing for frames. See `log_paths` for its name.
 
         Raises `NoRoom` while the log is as it was. Any other OSError came when the file had its
-        name: whether a next start finds it is in doubt, so nothing may be written at this position
-        or behind it.
+        name: whether a next start finds it is in doubt, so nothing may be written from its base on.
         """
         aside = spare or self.path.with_suffix(NEW)
         try:
@@ -107,8 +111,8 @@ class WalFile:
             sync_directory(self.folder)
 
     def _is_first(self) -> bool:
-        """Whether no other file tells that a spare with a later position is one that has lost its
-        name.
+        """Whether no older file of the log is there, by which `log_paths` knows a spare that has
+        lost its name.
         """
         return all(path == self.path for path in self.folder.glob(f"*{LOG}"))
 
@@ -120,7 +124,7 @@ class WalFile:
             header = decode_file_header(os.pread(fd, FILE_HEADER_BYTES, 0))
             named = log_name(header.base) == path.name or path.suffix in (SPARE, RESERVE)
             if header.shard != shard or not named:
-                raise BadHeader(f"belongs to shard {header.shard}, position {header.base:#x}")
+                raise BadHeader(f"belongs to shard {header.shard}, LSN {header.base:#x}")
         except BadHeader as error:
             os.close(fd)
             raise Damaged(path, 0, str(error)) from error
@@ -145,8 +149,9 @@ class WalFile:
         return self._view
 
     def read_ahead(self, beat: Callable[[], None]) -> None:
-        """Bring the whole file into the map: for a scan, which would take a fault for every few
-        pages. ``beat``: a sign of life.
+        """Read the whole file into memory, for a scan: it would take a fault for every few pages.
+
+        ``beat``: called between two steps.
         """
         self.view()
         assert self._map is not None, "a view has a map"
@@ -156,33 +161,34 @@ class WalFile:
                 beat()
 
     def unmap(self) -> None:
-        """Let go of the map; the next `view` makes another."""
+        """Release the map; the next `view` makes another."""
         if self._view is not None and self._map is not None:
             self._view.release()
             self._map.close()
             self._view = self._map = None
 
-    def cut(self, position: int) -> None:
-        """Turn everything from ``position`` on into zeros: once that is synced, no frame of the cut
-        part is ever found again. The file keeps its length all the time: a shorter one would, after
-        a crash, look like one that was cut at rest.
+    def cut(self, lsn: int) -> None:
+        """Turn everything from ``lsn`` on into zeros.
+
+        Once that is synced, no frame of the cut part is ever found again. The file keeps its length
+        all the time: after a crash, a shorter one would look like one that was cut at rest.
         """
-        offset = self.offset(position)
+        offset = self.offset(lsn)
         zero(self._fd, offset, self.size - offset)
 
     def blank(self, start: int, end: int) -> None:
-        """Write zeros over the frames between two positions."""
+        """Write zeros over the frames between two LSNs."""
         write_zeros(self._fd, self.offset(start), end - start)
 
     def write_again(self, start: int, end: int) -> None:
-        """Let the next sync bring the frames between two positions to the disk, though the kernel
-        may think that they are there.
+        """Let the next sync bring the frames between two LSNs to the disk, even where the kernel
+        takes their pages for written.
         """
         write_again(self._fd, self.offset(start), end - start)
 
     @property
     def is_kept(self) -> bool:
-        """Whether it has another name, under which it stays as it is: see `disk.keep_aside`."""
+        """Whether it has a second name, under which its bytes must stay: see `disk.keep_aside`."""
         with contextlib.suppress(FileNotFoundError):
             return self.path.stat().st_nlink > 1
         return False
@@ -192,7 +198,7 @@ class WalFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Let go of the file. What a reader still holds keeps its map."""
+        """Close the file. What a reader still holds keeps its map."""
         self._view = self._map = None
         if self._fd >= 0:
             os.close(self._fd)

@@ -1,18 +1,21 @@
-"""The write-ahead log of one shard, as its loop sees it.
+"""Write-ahead log: the log of one shard, as its loop sees it.
 
-The loop encodes frames (`Wal.append`) and sends them off in groups (`Wal.flush`);
-`storage/wal/writer.py` writes and syncs them.
+The loop encodes frames (`Wal.append`) and hands them over in groups (`Wal.flush`); `WalWriter`
+writes and syncs them.
 
     append ... append -> flush -> write [-> fdatasync] -> Progress -> the loop commits and answers
 
-A file is full when its frames have no more room in it, or when the blobs that they speak of are as
-long as a file: so blobs are sealed and given back, too, however short their frames are (decision
-0013).
+    OK --(NoRoom)--> NO ROOM --(resume)--> short of room --(find_room)--> OK
+     '--(a write or sync fails)--> failed, until the process starts anew
 
-After an error the log is `failed` until the process starts anew and replays what the disk really
-holds. When there was no room for a new file it goes on, once the loop has undone what waited and
-called `resume`; it is `short_of_room` until `find_room` has found a file for what comes next, and
-the reserve. Groups of frames that make room may begin the reserve (``decisions/0015``).
+Rotation: a file is full when the next frame has no room in it, or when the blobs of its frames are
+as long as a file. So blobs are sealed and their room is given back, however short their frames are
+(``decisions/0013``).
+
+After `NoRoom` nothing is in doubt: the loop undoes what waited and calls `resume`. While the log is
+short of room, only groups of frames that make room may be written; such a group may begin the
+reserve (``decisions/0015``). A failed log is never written again: the next start replays what the
+disk really holds.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import (
-    FRAME,
+    APPEND_FIELDS,
     FRAME_HEADER_BYTES,
     Frame,
     FrameKind,
@@ -47,11 +50,9 @@ MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOO
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
-    """Records of the APPEND frame at position ``place`` of a file."""
+    """Records of the APPEND frame that ``locator`` locates in ``file``."""
     view, offset = file.view(), file.offset(locator)
-    _, _, _, _, topic_id, first_seq, _, body_len, count, ext_len, _, flags, _ = FRAME.unpack_from(
-        view, offset
-    )
+    topic_id, first_seq, body_len, count, ext_len, flags = APPEND_FIELDS.unpack_from(view, offset)
     if flags & _EXTERNAL:
         return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
     start = offset + FRAME_HEADER_BYTES
@@ -59,14 +60,14 @@ def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
 
 
 class Wal:
-    """The log from ``position`` on; ``files`` hold everything before it."""
+    """The log from ``lsn`` on; ``files`` hold everything before it."""
 
     def __init__(
         self,
         folder: Path,
         shard: int,
         files: list[WalFile],
-        position: int,
+        lsn: int,
         *,
         blobs: BlobStore,
         file_bytes: int,
@@ -76,24 +77,23 @@ class Wal:
         self._files = files
         self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
-        self.position = position  # where the next frame goes
-        self.synced = position
+        self.position = lsn  # where the next frame goes
+        self.synced = lsn
         self.failed: OSError | None = None
         self._pieces: list[Buffer] = []
-        self._start = position
+        # The group under way.
+        self._start = lsn
         self._new_file = False
-        self._makes_room = True  # the group under way has no other frames
+        self._makes_room = True  # it has no other frames
         self._no_room = False  # `NoRoom` was met
         self._tail: WalFile | None = files[-1] if files else None
-        self._blob_bytes = (
-            blobs.bytes_from(files[-1].base) if files else 0
-        )  # of which frames of the tail speak
-        self.rotates_by_blobs = (
-            False  # with frames of any kind; not while there may be no room for another file
-        )
-        self._era = 0  # how often it went on after `NoRoom`, from an earlier position than frames had been given before
+        self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0  # of the tail's frames
+        # Any frame may begin a new file because of blobs; not while there may be no room for it.
+        self.rotates_by_blobs = False
+        # How often the log went on after `NoRoom`, from an LSN below those given out before.
+        self._era = 0
         self.writer = WalWriter(
-            folder, position, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
+            folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
         )
         self.progress_fd = self.writer.progress_fd
 
@@ -112,46 +112,51 @@ class Wal:
         return self.writer.syncer.is_syncing
 
     def hold_together(self, length: int) -> None:
-        """The next frames, so many bytes in all, go into one file: what makes no sense without the
-        rest is not torn by `NoRoom`.
+        """Let the next frames, ``length`` bytes in all, go into one file.
+
+        `NoRoom` does not tear them apart: one of them makes no sense without the others.
         """
         if self._tail is not None and not self._tail.holds(self.position, length):
             self._begin_file(self.position, length)
 
     def append(self, frame: Frame) -> int:
-        """Encode ``frame`` into the group under way; its position. It is nothing yet until `flush`."""
-        length, position = frame.length, self.position
+        """Encode ``frame`` into the group under way, and return its LSN.
+
+        Nothing is written before `flush`.
+        """
+        length, lsn = frame.length, self.position
         file = self._tail
         if (
             file is None
-            or not file.holds(position, length)
+            or not file.holds(lsn, length)
             or (self._blob_bytes >= self.file_bytes and self._is_full(frame))
         ):
-            file = self._begin_file(position, length)
+            file = self._begin_file(lsn, length)
         self._makes_room &= frame.kind in MAKE_ROOM
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
-        self._pieces += encode_frame(frame, position, self.synced, file.seed)
-        self.position = position + length
+        self._pieces += encode_frame(frame, lsn, self.synced, file.seed)
+        self.position = lsn + length
         self.counters.frames += 1
-        return position
+        return lsn
 
     def _is_full(self, frame: Frame) -> bool:
         return self.rotates_by_blobs or frame.flags & _EXTERNAL > 0
 
-    def _begin_file(self, position: int, length: int) -> WalFile:
+    def _begin_file(self, lsn: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
         size = max(self.file_bytes, FILE_HEADER_BYTES + length)
         self._tail = WalFile(
-            self.folder, FileHeader(self.shard, position, secrets.randbits(64), size), size
+            self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
         )
         self._new_file = self.rotates_by_blobs = True
         self._blob_bytes = 0
         return self._tail
 
     def flush(self, *, sync: bool) -> Progress | None:
-        """Send off the group under way; ``sync``: its answer must wait for the disk. The progress,
-        when it is written already.
+        """Hand over the group under way; the progress, when the group is written already.
+
+        ``sync``: its answers must wait for the disk.
         """
         if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
             return None
@@ -169,7 +174,7 @@ class Wal:
         return self.writer.hand_over(group)
 
     def begin(self, frames: Iterable[Frame]) -> None:
-        """Send off what a start must tell the log before anything else: it may have the reserve."""
+        """Hand over the frames of a start, before any other: they may have the reserve."""
         for frame in frames:
             self.append(frame)
         self._makes_room = True
@@ -177,11 +182,11 @@ class Wal:
 
     @property
     def short_of_room(self) -> bool:
-        """Only what makes room may be written, until `find_room` says so."""
+        """Whether only frames that make room may be written; until `find_room` returns True."""
         return self._no_room or not self.writer.spares.has_reserve
 
     def find_room(self) -> bool:
-        """As `WalWriter.find_room`; the log may grow again when it is True. For a thread."""
+        """As `WalWriter.find_room`; when True, the log is not short of room any more."""
         found = self.writer.find_room()
         if found:
             self._no_room = False
@@ -192,68 +197,64 @@ class Wal:
         taken = self.writer.take()
         for progress in taken:
             if progress.error is None:
-                self.synced = max(
-                    self.synced, progress.synced
-                )  # the threads may report out of turn
+                # The threads may report out of order.
+                self.synced = max(self.synced, progress.synced)
             elif isinstance(progress.error, NoRoom):
                 self._no_room = True
             else:
                 self.failed = progress.error
         return taken
 
-    def resume(self, position: int) -> None:
-        """Go on at ``position``, the end of what is written, after `NoRoom`; what was handed over
-        since is dropped.
+    def resume(self, lsn: int) -> None:
+        """Go on at ``lsn``, the end of what is written, after `NoRoom`.
 
-        Where the file has room for frames they go on into it, though blobs have filled it: deletes
-        are what makes room.
+        What was handed over since is dropped. Frames go on into the last file where it has room,
+        though blobs have filled it: deletes are what makes room.
         """
         self._era += 1
-        self._pieces, self._start, self._new_file, self._makes_room = [], position, False, True
-        self.position = position
-        self.writer.resume(position)
+        self._pieces, self._start, self._new_file, self._makes_room = [], lsn, False, True
+        self.position = lsn
+        self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
-        self.blobs.forget_from(position)
+        self.blobs.forget_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
-        """Records of the APPEND frame at position ``place``; it must have been written."""
+        """Records of an APPEND frame, which must have been written."""
         return frame_records(
             self._files[bisect_right(self._bases, locator) - 1], locator, self.blobs
         )
 
     def count(self, locator: int) -> int:
-        """How many they are, without a look at them."""
+        """How many records an APPEND frame has."""
         file = self.file(locator)
         return header_at(file.view(), file.offset(locator)).record_count
 
     def file(self, locator: int) -> WalFile:
-        """The file that holds ``place``."""
+        """The file that holds a frame."""
         return self._files[bisect_right(self._bases, locator) - 1]
 
     def generation(self, locator: int) -> int:
-        """Base of the file that holds ``place``."""
+        """Base of the file that holds a frame."""
         return self._bases[bisect_right(self._bases, locator) - 1]
 
     @property
     def oldest(self) -> int:
-        """First position that is still in a file."""
+        """LSN of the first frame that is still in a file."""
         return self._bases[0] if self._bases else self.position
 
     def whole_files(self) -> list[tuple[int, int]]:
-        """``(base, end)`` of every file that will not be written any more, oldest first."""
+        """``(base, end)`` of every file that is full, oldest first: it is not written any more."""
         return list(pairwise(self._bases))
 
-    def whole_since(self, position: int) -> int:
-        """How many such files begin at ``position`` or later."""
-        return max(len(self._bases) - 1 - bisect_left(self._bases, position), 0)
+    def whole_since(self, lsn: int) -> int:
+        """How many full files begin at ``lsn`` or later."""
+        return max(len(self._bases) - 1 - bisect_left(self._bases, lsn), 0)
 
-    def detach(self, position: int) -> list[WalFile]:
-        """Forget all files that end at ``position`` or before; `retire` then takes them off the
-        disk.
-        """
-        count = max(bisect_right(self._bases, position) - 1, 0)
+    def detach(self, lsn: int) -> list[WalFile]:
+        """Forget all files that end at ``lsn`` or before; `retire` then takes them off the disk."""
+        count = max(bisect_right(self._bases, lsn) - 1, 0)
         detached = self._files[:count]
         del self._files[:count], self._bases[:count]
         return detached
@@ -263,8 +264,9 @@ class Wal:
         self.writer.spares.add(files)
 
     def is_gone(self) -> bool:
-        """Whether the folder, or the file that is written to, is not any more what stands under its
-        name. For a thread.
+        """Whether the folder, or the file that is written to, has lost its name to something else.
+
+        For a thread.
         """
         file = self._files[-1] if self._files else None
         try:
@@ -281,10 +283,9 @@ class Wal:
         self.writer.give_up(error)
 
     def wait_synced(self) -> None:
-        """Block until everything that was handed over is on the disk; raises what kept it from
-        there. For use outside a loop.
+        """Block until everything that was handed over is on the disk. For use outside a loop.
 
-        After `NoRoom` the log goes on where it was.
+        Raises the error that kept it from there. After `NoRoom` the log goes on where it was.
         """
         poller = select.poll()
         poller.register(self.progress_fd, select.POLLIN)
@@ -293,8 +294,9 @@ class Wal:
             self._raise_failures()
 
     def stop(self) -> None:
-        """Write and sync everything, end the threads. Raises the error of that last write or sync,
-        unless it was `failed` before.
+        """Write and sync everything, then end the threads.
+
+        Raises the error of that last write or sync, unless the log was `failed` before.
         """
         self.flush(sync=True)
         self.writer.stop()

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import LIMITS, START, Client
+from tests.storage.log_support import START, Client
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
@@ -25,9 +25,7 @@ from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import Diff, TagMatch, decode_append
-from topics.formats.disk.rendering import Rendering
-from topics.formats.json_text import json_bytes
+from topics.formats.api.requests import Diff, TagMatch
 from topics.storage.verify import Finding, verify_directory
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.writer import Progress
@@ -304,22 +302,6 @@ def delete(
 ) -> None:
     client.submit(client.engine.delete_records(name, before_seq, match, client.now))
     client.wait()
-
-
-def append_streamed(client: Sealer, name: str, datas: list[Any]) -> Path:
-    body = decode_append(json_bytes({"records": [{"data": data} for data in datas]}), None, LIMITS)
-    topic = client.engine.topic(name)
-    rendering = Rendering(body, keep_key=False)
-    ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
-    head = [rendering.ext, ends.tobytes(), *rendering.tables]
-    writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
-    writer.write(head)
-    writer.write(rendering.render(0, len(datas), change.first_seq, change.ts))
-    writer.finish()
-    client.submit(change)
-    client.wait()
-    return client.wal.blobs.path(topic.id, change.first_seq)
 
 
 def extents(client: Sealer) -> list[int]:

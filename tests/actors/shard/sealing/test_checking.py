@@ -13,12 +13,11 @@ import pytest
 from tests.actors.shard.sealing.damage_support import lost, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    append_streamed,
     ended,
     files,
     findings,
 )
-from tests.storage.log_support import failing
+from tests.storage.log_support import append_streamed, failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames
@@ -195,7 +194,7 @@ def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restart
     small: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.append("a", "before")
-    blob = append_streamed(small, "a", ["x" * 3000] * 10)
+    blob = append_streamed(small, "a", *["x" * 3000] * 10)
     small.append("a", "behind")
     small.stop()
     flip(blob, 20_000)
@@ -215,8 +214,8 @@ def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restart
 
 def test_a_damaged_blob_is_never_sealed_and_its_file_is_kept(small: Sealer) -> None:
     small.append("a", "before")
-    blob = append_streamed(small, "a", ["x" * 3000] * 10)
-    other = append_streamed(small, "a", ["y" * 3000] * 10)
+    blob = append_streamed(small, "a", *["x" * 3000] * 10)
+    other = append_streamed(small, "a", *["y" * 3000] * 10)
     two_topics(small)
     flip(blob, 20_000)
     hurt_bytes = blob.read_bytes()

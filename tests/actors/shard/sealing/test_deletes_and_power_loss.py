@@ -114,8 +114,17 @@ def lose_power(client: Sealer, disk: ForgetfulDisk, target: Path) -> Path:
     return target
 
 
-def without_lost_seqs(found: Seen, head: int) -> Seen:
-    """The head jumps to the reserved seqs, which are reported as lost."""
+def seen_after_power_loss(client: Sealer, disk: ForgetfulDisk, target: Path, head: int) -> Seen:
+    return seen_after_start(lose_power(client, disk, target), head)
+
+
+def seen_after_start(path: Path, head: int) -> Seen:
+    """The topic after a start, with the head as it was. The head itself jumps to the reserved seqs,
+    which are reported as lost.
+    """
+    again = Sealer(path, boot="second")
+    found = seen(again)
+    again.kill()
     assert found["head"] > head
     return found | {"head": head}
 
@@ -126,9 +135,7 @@ def test_a_delete_that_the_log_lost_has_deleted_nothing(
     before = seen(client)
     delete(client)
     assert seen(client) != before
-    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
-    assert without_lost_seqs(seen(again), before["head"]) == before
-    again.kill()
+    assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before
 
 
 def test_evictions_before_a_lost_delete_stay_as_they_were(
@@ -136,18 +143,15 @@ def test_evictions_before_a_lost_delete_stay_as_they_were(
 ) -> None:
     delete(client, ODD, before_seq=16)
     append(client, 5)
-    while (
-        client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16
-    ):  # a file that is full would be synced
+    # A full log file would be synced.
+    while client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16:
         append(client, 1)
     sync(client)
     before, synced = seen(client), client.wal.synced
     delete(client, EVEN)
     append(client, 1)
     assert client.wal.synced == synced
-    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
-    assert without_lost_seqs(seen(again), before["head"]) == before
-    again.kill()
+    assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before
 
 
 def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synced(
@@ -166,9 +170,7 @@ def test_a_delete_counts_at_once_and_its_flags_are_written_when_the_log_is_synce
     assert flagged(client) > synced
     assert seen(client) == after
     assert not client.shard.segments._flags._queue
-    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
-    assert without_lost_seqs(seen(again), after["head"]) == after
-    again.kill()
+    assert seen_after_power_loss(client, disk, tmp_path / "after", after["head"]) == after
 
 
 @pytest.mark.parametrize("kept", ["newest", "older"])
@@ -189,9 +191,7 @@ def test_at_any_step_of_a_checkpoint_a_delete_is_lost_whole_or_not_at_all(
             left = lose_power(client, disk, tmp_path / "after")
             if kept == "older" and len(files(left, "checkpoint")) > 1:
                 spoil(left)
-            again = Sealer(left, boot="second")
-            assert without_lost_seqs(seen(again), moments[0]["head"]) in moments, steps
-            again.kill()
+            assert seen_after_start(left, moments[0]["head"]) in moments, steps
             if client.under_way is None or not client.step():
                 break
         client.checkpoint()
@@ -215,6 +215,4 @@ def test_a_start_writes_no_flags_before_it_has_synced_the_log(
         patch.setattr(steps, "end_log", loses_power)
         with pytest.raises(OSError, match="power is lost"):
             client.again()
-    again = Sealer(lose_power(client, disk, tmp_path / "after"), boot="second")
-    assert without_lost_seqs(seen(again), before["head"]) == before
-    again.kill()
+    assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before

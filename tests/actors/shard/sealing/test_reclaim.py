@@ -11,7 +11,6 @@ from tests.actors.shard.sealing.sealing_support import (
     FILE_BYTES,
     Sealer,
     Seen,
-    append_streamed,
     comes_back,
     copy,
     delete,
@@ -24,7 +23,7 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
     survives_a_kill,
 )
-from tests.storage.log_support import failing
+from tests.storage.log_support import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.segments.store import SegmentStore
@@ -184,7 +183,7 @@ def test_a_spare_log_file_is_used_after_a_restart_and_is_not_read(client: Sealer
 def test_a_sealed_blob_is_unlinked_after_two_checkpoints(client: Sealer) -> None:
     client.append("a", 0)
     topic = client.engine.topic("a")
-    blob = append_streamed(client, "a", ["x" * 3000] * 10)
+    blob = append_streamed(client, "a", *["x" * 3000] * 10)
     fill(client, "a", rounds=4)
     before = seen(client)
     client.seal()
@@ -203,7 +202,7 @@ def test_a_log_file_that_outlives_its_blobs_is_not_damaged(
     client: Sealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.append("a", 0)
-    blob = append_streamed(client, "a", ["x" * 3000] * 10)
+    blob = append_streamed(client, "a", *["x" * 3000] * 10)
     fill(client, "a", rounds=4)
     before = seen(client)
     monkeypatch.setattr(Wal, "retire", failing(errno.EIO))

@@ -11,13 +11,13 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    append_streamed,
     comes_back,
     ended,
     files,
     findings,
     seen,
 )
+from tests.storage.log_support import append_streamed
 from topics.engine.page import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
@@ -39,7 +39,7 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
 def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer) -> None:
     client.append("a", "first")
     for _ in range(3):
-        append_streamed(client, "a", LONG)
+        append_streamed(client, "a", *LONG)
     assert client.wal.whole_files() == []
     client.append("a", "next")
     assert len(client.wal.whole_files()) == 1
@@ -47,7 +47,7 @@ def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer)
 
 def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
     for _ in range(20):
-        append_streamed(client, "a", LONG)
+        append_streamed(client, "a", *LONG)
         assert len(client.shown("a")) % len(LONG) == 0
         client.seal()
     client.checkpoint()
@@ -63,7 +63,7 @@ def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -
 def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Sealer) -> None:
     client.put("a", cap_records=len(LONG))
     for _ in range(12):
-        append_streamed(client, "a", LONG)
+        append_streamed(client, "a", *LONG)
         client.seal()
     client.checkpoint()
     client.checkpoint()
@@ -73,7 +73,7 @@ def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Seale
 
 def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
     for _ in range(4):
-        append_streamed(client, "a", LONG * 3)
+        append_streamed(client, "a", *LONG * 3)
     assert len(client.wal.whole_files()) == 3
     before = seen(client)
     client.seal()
@@ -87,11 +87,11 @@ def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
 def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
     client: Sealer, orderly: bool
 ) -> None:
-    append_streamed(client, "a", LONG)
-    append_streamed(client, "a", LONG)
+    append_streamed(client, "a", *LONG)
+    append_streamed(client, "a", *LONG)
     (client.stop if orderly else client.kill)()
     again = client.again()
-    append_streamed(again, "a", LONG)
+    append_streamed(again, "a", *LONG)
     assert again.wal.whole_files() == []
     again.kill()
     third = again.again()
@@ -106,7 +106,7 @@ def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one
 ) -> None:
     """Deletes must be written, as they make room."""
     for _ in range(3):
-        append_streamed(client, "a", LONG)
+        append_streamed(client, "a", *LONG)
     with monkeypatch.context() as patch:
 
         def full(file: WalFile, spare: Path | None = None) -> None:
@@ -119,7 +119,7 @@ def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one
         assert isinstance(answer[0], NoRoom)
         client.append("a", "in the same file")
         assert client.wal.whole_files() == []
-    append_streamed(client, "a", LONG)
+    append_streamed(client, "a", *LONG)
     assert len(client.wal.whole_files()) == 1
     before = seen(client)
     client.kill()
@@ -137,7 +137,7 @@ def damaged(client: Sealer) -> Iterator[Sealer]:
     """A blob was damaged after an orderly stop, and nobody has read it since."""
     client.put("a", ttl_ms=1000)
     client.append("a", "before")
-    path = append_streamed(client, "a", LONG)
+    path = append_streamed(client, "a", *LONG)
     client.append("a", "behind")
     client.stop()
     hurt(path)
@@ -186,7 +186,7 @@ def test_age_removes_a_damaged_blob_as_a_whole(damaged: Sealer) -> None:
 
 def test_sealing_reports_a_damaged_blob_for_good_and_keeps_its_file(damaged: Sealer) -> None:
     for _ in range(3):
-        append_streamed(damaged, "b", LONG)
+        append_streamed(damaged, "b", *LONG)
     damaged.append("b", "next")
     damaged.seal()
     assert gap(read(damaged, 1)) == ("damaged", 2, 31)

@@ -6,7 +6,6 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    append_streamed,
     copy,
     delete,
     files,
@@ -16,6 +15,7 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     spoil,
 )
+from tests.storage.log_support import append_streamed
 from topics.formats.api.requests import TagMatch
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
@@ -27,7 +27,7 @@ def test_the_older_checkpoint_has_all_that_it_needs_when_the_newest_is_damaged(
 ) -> None:
     for _ in range(6):
         fill(client, "a", "b", rounds=4)
-        append_streamed(client, "a", ["y" * 500])
+        append_streamed(client, "a", *["y" * 500])
         delete(client, "b", match=TagMatch("Eq", "odd"))
         client.seal()
         before = seen(client)

@@ -1,13 +1,13 @@
 """Checkpointing: writes what a shard knows, so that a start replays little (bytes:
 ``storage/checkpoints.py``).
 
-    topics, some at a time -> log synced up to ``position`` -> delete flags up to there synced
+    topics, some at a time -> log synced up to an LSN -> delete flags up to there synced
         -> checkpoint written aside, synced, renamed
 
 A checkpoint is fuzzy: appends go on while it is made. Each topic is stored as committed, with the
-position below which all of its frames are; replay from ``replay_from`` over newer state comes to
-the same end (decision 0009). A checkpoint never tells of a change that may still be undone: when a
-group of the log fails meanwhile, it is given up.
+LSN below which all of its frames are; replay from ``replay_from`` over newer state comes to the
+same end (decision 0009). A checkpoint never holds a change that may still be undone: it is given up
+when a group of the log fails meanwhile.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Checkpointing:
                 for keys in self._key_items(topic):
                     items += keys
                     await trio.lowlevel.checkpoint()
-            position = await self._sync_log(losses)
-            await trio.to_thread.run_sync(self._segments.sync, position)
+            lsn = await self._sync_log(losses)
+            await trio.to_thread.run_sync(self._segments.sync, lsn)
             await trio.to_thread.run_sync(
-                checkpoints.write, self._shard.checkpoint_folder, position, replay_from, items
+                checkpoints.write, self._shard.checkpoint_folder, lsn, replay_from, items
             )
         except BaseException:
             self._reclaim.put_back(freed)
@@ -94,16 +94,16 @@ class Checkpointing:
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
     async def _sync_log(self, losses: int) -> int:
-        """The log's position, once the log is synced up to there. Raises OSError when changes were
-        undone meanwhile: the items may tell of topics that were never made, or lack one.
+        """The log's end, once the log is synced up to there. Raises OSError when changes were undone
+        meanwhile: the items may hold topics that were never made, or lack one.
         """
         wal, commits = self._wal, self._commits
-        position = wal.position
+        lsn = wal.position
         wal.flush(sync=True)
-        while wal.synced < position and not wal.failed and commits.losses == losses:
-            await commits.wait_progress()
+        if commits.losses == losses:
+            await commits.wait_synced(lsn)
         if wal.failed:
             raise wal.failed
         if commits.losses != losses:
             raise OSError(errno.ENOSPC, "changes were undone while a checkpoint was made")
-        return position
+        return lsn

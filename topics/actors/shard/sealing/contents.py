@@ -18,7 +18,7 @@ from topics.formats.disk.segment_build import Source
 
 
 class Contents:
-    """The unsealed records of some topics between two positions of the log.
+    """The unsealed records of some topics between two LSNs.
 
     ``topics``: by id; `Sealing` takes those out that are done.
     """

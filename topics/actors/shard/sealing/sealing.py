@@ -23,7 +23,6 @@ from itertools import groupby, islice, starmap
 import structlog
 import trio
 
-from topics.actors.shard import interpreter
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import pacing
 from topics.actors.shard.sealing.checking import SealingCheck
@@ -91,17 +90,15 @@ class Sealing(Service):
         sealed, failure = 0, None
         try:
             for base, end in () if waits else self._ready_files():
-                with interpreter.sealing_interval():
-                    await self._seal(base, end)
-                    sealed += 1
-                    if sealed == FILES_PER_CHECKPOINT:
-                        await self.checkpoint()
-                        sealed = 0
+                await self._seal(base, end)
+                sealed += 1
+                if sealed == FILES_PER_CHECKPOINT:
+                    await self.checkpoint()
+                    sealed = 0
         except OSError as error:
             failure = error  # on a full disk, a checkpoint may free the room that a segment needs
         if sealed or self._reclaim_is_due:
-            with interpreter.sealing_interval():
-                await self.checkpoint()
+            await self.checkpoint()
         if failure is not None:
             raise failure
 

@@ -1,0 +1,57 @@
+"""Streams and servers for clients that this project did not write. A client that is not on the
+machine is skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.server import Server
+from tests.support.event_sources import (
+    KEY,
+    Address,
+    CannedHandler,
+)
+from tests.support.relay import Relay
+from tests.support.sse import session
+
+
+@pytest.fixture(scope="module")
+def canned() -> Iterator[Address]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CannedHandler)
+    server.over = threading.Event()  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield "127.0.0.1", server.server_address[1]
+    server.over.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def url(api: Api, topic: str) -> str:
+    """The path of a stream of a topic that holds "old"."""
+    ok(api.append(topic, "old"), 201)
+    return str(session(api, [topic])["stream_url"])
+
+
+@pytest.fixture
+def relay(server: Server) -> Iterator[Relay]:
+    with Relay(server.address) as relay:
+        yield relay
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("guarded-live") / "data", api_keys=KEY) as server:
+        yield server
+
+
+@pytest.fixture
+def guarded_api(guarded: Server) -> Iterator[Api]:
+    with Api(guarded.address, token=KEY) as api:
+        yield api

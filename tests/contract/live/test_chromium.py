@@ -1,0 +1,202 @@
+"""Event streams and WebSockets in Chromium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.server import Server
+from tests.support import chromium
+from tests.support.event_sources import (
+    KEY,
+    Address,
+    Event,
+    at,
+    comes_back_by_itself,
+    reads_a_backlog_and_what_comes_live,
+    reads_the_canned_stream,
+    records,
+)
+from tests.support.relay import Relay
+from tests.support.sse import CAUGHT_UP, session
+
+SETUP = """
+globalThis.seen = [];
+globalThis.collect = (event, id, data) => { seen.push({ event, id, data }); };
+globalThis.listen = (url) => {
+  globalThis.source = new EventSource(url);
+  for (const name of ["message", "record", "tombstone", "caught-up", "topic-deleted", "error"])
+    source.addEventListener(name, (event) => { if (event.data !== undefined) collect(name, event.lastEventId, event.data); });
+};
+globalThis.stream = async (url, bearer) => {
+  const answer = await fetch(url, { headers: { Accept: "text/event-stream", Authorization: `Bearer ${bearer}` } });
+  if (answer.status !== 200) throw new Error(`status ${answer.status}`);
+  let text = "";
+  for await (const piece of answer.body.pipeThrough(new TextDecoderStream())) {
+    text += piece;
+    const frames = text.split("\\n\\n");
+    text = frames.pop();
+    for (const frame of frames) {
+      const field = (name) => frame.split("\\n").filter((line) => line.startsWith(`${name}: `)).map((line) => line.slice(name.length + 2));
+      if (field("data").length) collect(field("event")[0], field("id")[0], field("data").join("\\n"));
+    }
+  }
+};
+globalThis.more = (known) => new Promise((resolve) => {
+  const end = Date.now() + 15000;
+  const look = () => seen.length > known || Date.now() > end ? resolve(seen) : setTimeout(look, 5);
+  look();
+});
+null
+"""
+
+
+class PageSource:
+    """Events that a page has collected. ``start`` is the call that opens the stream."""
+
+    def __init__(self, browser: chromium.Chromium, address: Address, start: str) -> None:
+        self._browser = browser
+        browser.open(at(address, "/v0/health"))
+        browser.evaluate(SETUP)
+        browser.evaluate(f"{start}, null")
+
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]:
+        events: list[Event] = self._browser.evaluate("seen")
+        while not enough(events):
+            known = len(events)
+            events = self._browser.evaluate(f"more({known})")
+            assert len(events) > known, f"no more events come after {events}"
+        return events
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    program = chromium.found()
+    if program is None:
+        pytest.skip("Chromium is not installed")
+    pytest.importorskip("websockets", reason="websockets is not installed (the dev extra has it)")
+    with chromium.Chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+        browser.open("about:blank")
+
+
+def listening(url: str) -> str:
+    return f"listen({json.dumps(url)})"
+
+
+def streaming(url: str, key: str) -> str:
+    return f"void stream({json.dumps(url)}, {json.dumps(key)})"
+
+
+@pytest.mark.slow
+def test_chromium_reads_a_canned_stream(browser: chromium.Chromium, canned: Address) -> None:
+    reads_the_canned_stream(PageSource(browser, canned, listening("/v0/watch/w")))
+    reads_the_canned_stream(PageSource(browser, canned, streaming("/v0/watch/guarded", KEY)))
+
+
+@pytest.mark.slow
+def test_chromium_watches(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
+) -> None:
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, server.address, listening(url)), api, topic
+    )
+
+
+@pytest.mark.slow
+def test_chromium_comes_back_by_itself(
+    browser: chromium.Chromium, api: Api, topic: str, url: str, relay: Relay
+) -> None:
+    comes_back_by_itself(PageSource(browser, relay.address, listening(url)), api, topic, relay)
+
+
+@pytest.mark.slow
+def test_chromium_watches_with_a_key_in_the_header(
+    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
+) -> None:
+    ok(guarded_api.append(topic, "old"), 201)
+    url = session(guarded_api, [topic])["stream_url"]
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, guarded.address, streaming(url, KEY)), guarded_api, topic
+    )
+
+
+@pytest.mark.slow
+def test_chromium_watches_with_a_key_in_the_query(
+    browser: chromium.Chromium, guarded: Server, guarded_api: Api, topic: str
+) -> None:
+    ok(guarded_api.append(topic, "old"), 201)
+    url = session(guarded_api, [topic])["stream_url"]
+    source = PageSource(browser, guarded.address, listening(f"{url}?token={KEY}"))
+    reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
+
+
+@pytest.mark.slow
+def test_chromium_makes_its_own_session(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str
+) -> None:
+    ok(api.append(topic, "old"), 201)
+    body = json.dumps({"topics": {topic: {}}})
+    post = f'{{ method: "POST", headers: {{ "Content-Type": "application/json" }}, body: {json.dumps(body)} }}'
+    start = f'fetch("/v0/watch", {post}).then((answer) => answer.json()).then((made) => listen(made.stream_url))'
+    reads_a_backlog_and_what_comes_live(
+        PageSource(browser, server.address, f"void {start}"), api, topic
+    )
+
+
+@pytest.mark.slow
+def test_chromium_closes_a_stream_and_opens_it_again(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str, url: str
+) -> None:
+    source = PageSource(browser, server.address, listening(url))
+    source.wait(lambda events: len(events) >= 2)
+    browser.evaluate("source.close()")
+    again = PageSource(browser, server.address, listening(url))
+    again.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
+    ok(api.append(topic, "later"))
+    assert records(again.wait(lambda events: len(records(events)) == 1)) == ["later"]
+
+
+SOCKET = """
+new Promise((resolve, reject) => {
+  const socket = new WebSocket(URL);
+  const seen = [];
+  const say = (command) => socket.send(JSON.stringify(command));
+  socket.onopen = () => say({ op: "subscribe", request_id: "s", topic: TOPIC });
+  socket.onmessage = (event) => {
+    const message = JSON.parse(event.data);
+    seen.push(message);
+    if (message.op === "caught_up" && seen.length < 4)
+      say({ op: "publish", request_id: "p", topic: TOPIC, records: [{ data: { from: "page", text: "é\u2028" } }] });
+    if (seen.some((one) => one.op === "ack") && seen.filter((one) => one.op === "record").length === 2) {
+      socket.onclose = (closed) => resolve({ seen, code: closed.code, clean: closed.wasClean });
+      socket.close(1000);
+    }
+  };
+  socket.onerror = () => reject(new Error("the socket broke"));
+  setTimeout(() => reject(new Error(JSON.stringify(seen))), 15000);
+})
+"""
+
+
+@pytest.mark.slow
+def test_chromium_speaks_websocket(
+    browser: chromium.Chromium, server: Server, api: Api, topic: str
+) -> None:
+    ok(api.append(topic, "old"), 201)
+    browser.open(at(server.address, "/v0/health"))
+    script = SOCKET.replace("URL", json.dumps(at(server.address, "/v0/ws", "ws"))).replace(
+        "TOPIC", json.dumps(topic)
+    )
+    told = browser.evaluate(script)
+    shown = [
+        record["data"]
+        for message in told["seen"]
+        if message["op"] == "record"
+        for record in message["records"]
+    ]
+    assert shown == ["old", {"from": "page", "text": "é\u2028"}]
+    assert (told["code"], told["clean"]) == (1000, True)

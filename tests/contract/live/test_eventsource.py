@@ -1,0 +1,111 @@
+"""Event streams with the eventsource package on Node.js."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.server import Server
+from tests.support.event_sources import (
+    KEY,
+    TIMEOUT_S,
+    Address,
+    Event,
+    at,
+    comes_back_by_itself,
+    reads_a_backlog_and_what_comes_live,
+    reads_the_canned_stream,
+)
+from tests.support.relay import Relay
+from tests.support.sse import session
+
+FOLDER = Path(__file__).parent
+
+
+class NodeSource:
+    """A Node.js process that prints events; a thread collects them."""
+
+    def __init__(self, url: str, *bearer: str) -> None:
+        program = shutil.which("node")
+        if program is None:
+            pytest.skip("Node.js is not installed")
+        if not (FOLDER / "node_modules" / "eventsource").exists():
+            pytest.skip(
+                f"the npm package eventsource is not installed: npm ci --prefix {FOLDER.relative_to(FOLDER.parents[2])}"
+            )
+        self._process = subprocess.Popen(
+            [program, "eventsource.mjs", url, *bearer],
+            cwd=FOLDER,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self.events: list[Event] = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait(TIMEOUT_S)
+        self._thread.join(TIMEOUT_S)
+
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]:
+        while not enough(self.events):
+            self.events.append(json.loads(self._lines.get(timeout=TIMEOUT_S)))
+        return self.events
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bearer", [[], [KEY]], ids=["open", "guarded"])
+def test_eventsource_reads_a_canned_stream(canned: Address, bearer: list[str]) -> None:
+    with NodeSource(
+        at(canned, "/v0/watch/guarded" if bearer else "/v0/watch/w"), *bearer
+    ) as source:
+        reads_the_canned_stream(source)
+
+
+@pytest.mark.slow
+def test_eventsource_watches(server: Server, api: Api, topic: str, url: str) -> None:
+    with NodeSource(at(server.address, url)) as source:
+        reads_a_backlog_and_what_comes_live(source, api, topic)
+
+
+@pytest.mark.slow
+def test_eventsource_comes_back_by_itself(api: Api, topic: str, url: str, relay: Relay) -> None:
+    with NodeSource(at(relay.address, url)) as source:
+        comes_back_by_itself(source, api, topic, relay)
+    assert relay.connections == 3
+
+
+@pytest.mark.slow
+def test_eventsource_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
+    ok(guarded_api.append(topic, "old"), 201)
+    with NodeSource(
+        at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY
+    ) as source:
+        reads_a_backlog_and_what_comes_live(source, guarded_api, topic)

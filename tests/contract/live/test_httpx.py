@@ -1,0 +1,86 @@
+"""Event streams with httpx-sse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.server import Server
+from tests.support.event_sources import (
+    KEY,
+    TIMEOUT_S,
+    Address,
+    Event,
+    at,
+    reads_a_backlog_and_what_comes_live,
+    reads_the_canned_stream,
+    records,
+)
+from tests.support.sse import session
+
+
+class HttpxSource:
+    """httpx-sse reads as it is asked to."""
+
+    def __init__(self, url: str, **headers: str) -> None:
+        httpx = pytest.importorskip("httpx", reason="httpx is not installed (the dev extra has it)")
+        httpx_sse = pytest.importorskip(
+            "httpx_sse", reason="httpx-sse is not installed (the dev extra has it)"
+        )
+        self._client = httpx.Client(trust_env=False, timeout=TIMEOUT_S, headers=headers)
+        self._opening = httpx_sse.connect_sse(self._client, "GET", url)
+        self.events: list[Event] = []
+        self.retries: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.source = self._opening.__enter__()
+        self._stream = self.source.iter_sse()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opening.__exit__(kind, error, trace)
+        self._client.close()
+
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]:
+        while not enough(self.events):
+            event = next(self._stream)
+            self.retries += [] if event.retry is None else [event.retry]
+            if event.data:
+                self.events.append({"event": event.event, "id": event.id, "data": event.data})
+        return self.events
+
+
+def test_httpx_reads_a_canned_stream(canned: Address) -> None:
+    with HttpxSource(at(canned, "/v0/watch/w")) as source:
+        reads_the_canned_stream(source)
+
+
+def test_httpx_watches(server: Server, api: Api, topic: str, url: str) -> None:
+    with HttpxSource(at(server.address, url)) as source:
+        reads_a_backlog_and_what_comes_live(source, api, topic)
+        assert source.source.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+
+def test_httpx_resumes_from_the_last_id(server: Server, api: Api, topic: str, url: str) -> None:
+    with HttpxSource(at(server.address, url)) as source:
+        first = source.wait(lambda events: len(events) == 1)[0]
+        ok(api.append(topic, "a", "b"))
+        source.wait(lambda events: len(records(events)) == 3)
+    with HttpxSource(at(server.address, url), **{"Last-Event-ID": first["id"]}) as source:
+        assert records(source.wait(lambda events: len(records(events)) >= 2)) == ["a", "b"]
+
+
+def test_httpx_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str) -> None:
+    ok(guarded_api.append(topic, "old"), 201)
+    url = session(guarded_api, [topic])["stream_url"]
+    with HttpxSource(at(guarded.address, url), Authorization=f"Bearer {KEY}") as source:
+        reads_a_backlog_and_what_comes_live(source, guarded_api, topic)

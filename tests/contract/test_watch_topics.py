@@ -1,0 +1,205 @@
+"""Several topics in one watch (§7.2), and topics that are deleted and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, create, data, ok
+from tests.support.sse import (
+    CAUGHT_UP,
+    DELETED,
+    RECORD,
+    TOMBSTONE,
+    Stream,
+    seqs,
+    session,
+    stone,
+    watch,
+)
+
+KIB = 1024
+
+
+@pytest.fixture(scope="module")
+def many(server: Any, new_name: Callable[[], str]) -> list[str]:
+    """As many topics as one session may watch."""
+    names = [new_name() for _ in range(256)]
+    with Api(server.address) as api:
+        for name in names:
+            ok(api.put(name), 201)
+    return names
+
+
+@pytest.mark.slow
+def test_a_session_may_watch_256_topics(api: Api, many: list[str]) -> None:
+    assert set(session(api, many)["topics"]) == set(many)
+
+
+def test_every_id_holds_every_watched_topic(api: Api, new_name: Callable[[], str]) -> None:
+    names = [new_name() for _ in range(3)]
+    for number, name in enumerate(names):
+        create(api, name, *range(10 * number))
+    with watch(
+        api, {name: {"from_seq": number} for number, name in enumerate(names)}, limit=4
+    ) as stream:
+        told = stream.told(names)
+        ok(api.append(names[1], "x"))
+        told.take(stream.event(RECORD))
+    cursor = {name: number for number, name in enumerate(names)}
+    for frame in told.frames:
+        body = frame.json()
+        cursor[body["topic"]] = body["to_seq"] if frame.event == RECORD else body["head_seq"]
+        assert frame.cursor == cursor
+    assert cursor == {names[0]: 0, names[1]: 11, names[2]: 20}
+
+
+def test_topics_stay_apart_and_in_order(api: Api, new_name: Callable[[], str]) -> None:
+    names = [new_name() for _ in range(5)]
+    for name in names:
+        create(api, name)
+    with watch(api, names) as stream:
+        told = stream.told(names)
+        assert sorted(body["topic"] for body in told.of(CAUGHT_UP)) == sorted(names)
+        for number in range(100):
+            ok(api.append(names[number % 5], number))
+        while len(told.records) < 100:
+            told.take(stream.event(RECORD, CAUGHT_UP))
+    assert {name: told.data(name) for name in names} == {
+        name: list(range(at, 100, 5)) for at, name in enumerate(names)
+    }
+
+
+@pytest.mark.parametrize("count", [64, 65], ids=["7.2 map", "7.2 token"])
+@pytest.mark.slow
+def test_an_id_resumes_whatever_its_form(
+    api: Api, many: list[str], new_name: Callable[[], str], count: int
+) -> None:
+    names = [new_name(), *many[: count - 1]]
+    create(api, names[0])
+    url = session(api, {name: {"tail": True} for name in names})["stream_url"]
+    with Stream(api.address, url) as stream:
+        stream.told(names)
+        ok(api.append(names[0], "first"))
+        frame = stream.event(RECORD)
+        ok(api.append(names[0], "second"))
+        assert data(stream.records(1)) == ["second"]
+    if count <= 64:
+        assert set(frame.cursor) == set(names)
+    assert frame.id is not None
+    assert len(frame.id) < 8 * KIB  # it comes back in a header
+    with Stream(api.address, url, last_event_id=frame.id) as stream:
+        assert stream.told(names).data(names[0]) == ["second"]
+        ok(api.append(names[0], "third"))
+        assert data(stream.records(1)) == ["third"]
+
+
+@pytest.mark.slow
+def test_one_stream_carries_256_topics(api: Api, many: list[str]) -> None:
+    with watch(api, {name: {"tail": True} for name in many}) as stream:
+        told = stream.told(many)
+        assert sorted(body["topic"] for body in told.of(CAUGHT_UP)) == sorted(many)
+        for name in many:
+            ok(api.append(name, name))
+        while len(told.records) < len(many):
+            told.take(stream.event(RECORD, CAUGHT_UP))
+    assert {name: told.data(name) for name in many} == {name: [name] for name in many}
+
+
+def test_a_deleted_topic_ends_for_itself_only(api: Api, new_name: Callable[[], str]) -> None:
+    gone, stays = new_name(), new_name()
+    create(api, gone, 1, 2)
+    create(api, stays)
+    with watch(api, [gone, stays]) as stream:
+        stream.told([gone, stays])
+        ok(api.delete(gone))
+        frame = stream.event(DELETED)
+        assert frame.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert frame.cursor[stays] == 0
+        ok(api.append(stays, "x"))
+        assert data(stream.records(1)) == ["x"]
+        ok(api.append(gone, "another topic"), 201)
+        ok(api.append(stays, "y"))
+        assert data(stream.records(1)) == ["y"]
+        stream.quiet(0.05)
+
+
+def test_whoever_comes_back_is_told_again_which_topics_have_ended(
+    api: Api, new_name: Callable[[], str]
+) -> None:
+    gone, stays = new_name(), new_name()
+    create(api, gone, 1, 2)
+    create(api, stays)
+    url = session(api, [gone, stays])["stream_url"]
+    with Stream(api.address, url) as stream:
+        stream.told([gone, stays])
+        ok(api.delete(gone))
+        stream.event(DELETED)
+    ok(api.append(gone, "another topic"), 201)
+    with Stream(api.address, url) as stream:
+        frame = stream.event(DELETED)
+        assert frame.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert frame.cursor == {gone: 2, stays: 0}
+        ok(api.append(stays, "x"))
+        assert data(stream.records(1)) == ["x"]
+
+
+def recreated(stream: Stream, topic: str, head: int) -> None:
+    """The recreated tombstone of the rulings, then all that the topic holds."""
+    told = stream.told([topic])
+    assert [stone(body, "recreated") for body in told.tombstones] == [(1, head)]
+    assert told.frames[0].event == TOMBSTONE
+    assert seqs(told.records) == list(range(1, head + 1))
+
+
+def test_a_topic_made_again_while_the_reader_is_away_is_told(api: Api, topic: str) -> None:
+    create(api, topic, *range(5))
+    url = session(api, {topic: {"from_seq": 3}})["stream_url"]
+    ok(api.delete(topic))
+    create(api, topic, *range(8))
+    with Stream(api.address, url) as stream:
+        recreated(stream, topic, 8)
+        ok(api.append(topic, "x"))
+        assert data(stream.records(1)) == ["x"]
+        with Stream(api.address, url) as again:
+            told = again.told([topic])
+            assert (told.tombstones, told.records) == ([], [])
+
+
+def test_a_start_above_the_head_means_that_the_topic_was_made_again(api: Api, topic: str) -> None:
+    create(api, topic, 1, 2)
+    with watch(api, {topic: {"from_seq": 50}}) as stream:
+        recreated(stream, topic, 2)
+
+
+def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str) -> None:
+    old = create(api, topic, 1, 2, 3)
+    ok(api.delete(topic))
+    new = create(api, topic, 4, 5, 6, 7)
+    with watch(api, {topic: {"from_seq": 2, "epoch": old}}) as stream:
+        recreated(stream, topic, 4)
+    with watch(api, {topic: {"from_seq": 2, "epoch": new}}) as stream:
+        told = stream.told([topic])
+        assert (told.tombstones, told.data()) == ([], [6, 7])
+
+
+def test_a_client_that_missed_the_making_of_a_topic_is_told_again(api: Api, topic: str) -> None:
+    """The tombstone and the records after it went out, and never came: its id is that of the old
+    topic.
+    """
+    create(api, topic, 1, 2, 3)
+    url = session(api, [topic])["stream_url"]
+    with Stream(api.address, url) as stream:
+        last_id = stream.told([topic]).last_id
+    ok(api.delete(topic))
+    create(api, topic, *range(8))
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        recreated(stream, topic, 8)
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        recreated(stream, topic, 8)
+        last_id = stream.frames[-1].id
+    with Stream(api.address, url, last_event_id=last_id) as stream:
+        told = stream.told([topic])
+        assert (told.tombstones, told.records) == ([], [])

@@ -1,0 +1,39 @@
+"""Response heads as bytes."""
+
+from __future__ import annotations
+
+from topics.formats.api.response_heads import ResponseHeads, stream_head
+
+DATE = b"Sun, 22 Nov 2026 18:00:00 GMT"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+    b"date: Sun, 22 Nov 2026 18:00:00 GMT\r\ncontent-length: 7\r\n"
+)
+
+
+def heads() -> ResponseHeads:
+    made = ResponseHeads()
+    made.set_date(DATE)
+    return made
+
+
+def test_a_plain_head_has_status_type_date_and_length() -> None:
+    assert heads().render(200, 7) == HEAD + b"\r\n"
+
+
+def test_further_headers_and_the_close_follow_the_length() -> None:
+    head = heads().render(200, 7, ((b"a", b"1"), (b"b", b"2")), close=True)
+    assert head == HEAD + b"a: 1\r\nb: 2\r\nconnection: close\r\n\r\n"
+
+
+def test_media_type_and_date_of_a_remembered_start_are_those_of_now() -> None:
+    made = heads()
+    made.render(200, 7)
+    assert b"content-type: text/plain\r\n" in made.render(200, 7, media_type=b"text/plain")
+    made.set_date(b"later")
+    assert b"date: later\r\n" in made.render(200, 7)
+
+
+def test_a_stream_has_its_own_headers_only() -> None:
+    expected = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n"
+    assert stream_head(101, ((b"upgrade", b"websocket"),)) == expected

@@ -1,0 +1,77 @@
+"""The bytes of single WebSocket frames: the table, the examples of RFC 6455, lengths."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.websocket_streams import KEY, frame, parse
+from topics.formats.api import websocket_frames
+from topics.formats.api.websocket_frames import (
+    Opcode,
+    ping_frame,
+    pong_frame,
+    text_frame,
+    text_header,
+)
+from topics.formats.api.websocket_messages import Binary, CloseCode, close_frame
+
+
+def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:
+    rows = re.findall(
+        r"^    (\d(?: \+ x)?) {2,}(\w.*?) {2,}(\w+) {2,}",
+        websocket_frames.__doc__ or "",
+        re.MULTILINE,
+    )
+    assert [name for _, _, name in rows] == ["first", "second", "extended", "key", "payload"]
+    sizes = {name: size for _, size, name in rows}
+    for length, x in ((125, 0), (126, 2), (65_536, 8)):
+        stream = frame(0x82, b"p" * length)
+        offsets = {name: eval(at, {"x": x}) for at, _, name in rows}
+        assert str(x) in sizes["extended"]
+        assert stream[offsets["first"]] == 0x82
+        assert stream[offsets["key"] : offsets["payload"]] == KEY
+        assert len(stream) == offsets["payload"] + length
+        assert parse(stream) == [Binary(b"p" * length)]
+
+
+def test_our_frames_are_the_documents() -> None:
+    assert text_frame(b"Hello").hex() == "810548656c6c6f"
+    assert ping_frame(b"Hello").hex() == "890548656c6c6f"
+    assert pong_frame(b"Hello").hex() == "8a0548656c6c6f"
+    assert close_frame(1000, "bye").hex() == "880503e8627965"
+    assert close_frame(CloseCode.NO_STATUS, "never sent").hex() == "8800"
+
+
+@pytest.mark.parametrize(
+    ("length", "header"),
+    [
+        (0, "8100"),
+        (125, "817d"),
+        (126, "817e007e"),
+        (65_535, "817effff"),
+        (65_536, "817f0000000000010000"),
+    ],
+)
+def test_a_length_is_in_its_shortest_form(length: int, header: str) -> None:
+    assert text_header(length).hex() == header
+    assert text_frame(b"x" * length) == bytes.fromhex(header) + b"x" * length
+
+
+def test_control_frames_that_do_not_fit_are_refused() -> None:
+    assert len(ping_frame(b"x" * 125)) == len(pong_frame(b"x" * 125)) == 127
+    for encode in (ping_frame, pong_frame):
+        with pytest.raises(ValueError, match="126 bytes"):
+            encode(b"x" * 126)
+
+
+def test_opcodes_are_those_of_the_rfc() -> None:
+    assert [(opcode.name, opcode.value) for opcode in Opcode] == [
+        ("CONTINUATION", 0),
+        ("TEXT", 1),
+        ("BINARY", 2),
+        ("CLOSE", 8),
+        ("PING", 9),
+        ("PONG", 10),
+    ]

@@ -1,0 +1,195 @@
+"""Accepting: how many clients a turn accepts, and the answer for clients without room."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.server import Server
+from tests.support.front import running
+from tests.support.raw_client import request
+from topics.formats.api.response_heads import ResponseHeads
+from topics.front.http import accepting
+from topics.front.http.accepting import (
+    ACCEPTS_PER_TURN_MAX,
+    ACCEPTS_PER_TURN_MIN,
+    FILES_RESERVED,
+    Acceptor,
+    connections_max,
+)
+from topics.front.limits import Cap, Slots
+
+GET = request("GET", "/v0/health")
+
+
+def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
+    """An acceptor with room for ``most`` clients."""
+    slots = Slots("there are too many connections", in_all=Cap("max_connections", most))
+    return Acceptor(ResponseHeads(), slots, request_count)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as listener:
+        yield listener
+
+
+async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
+    """How many of ``count`` waiting clients each turn of a busy loop accepts, beside ``others``
+    requests a turn.
+    """
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
+    turns: list[int] = []
+    turn = 0
+
+    def take(sock: socket.socket, said: bytes) -> None:
+        clients.append(sock)
+        turns.append(turn)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            acceptor_of(1000, lambda: turn * others + len(turns)).run, listener, take
+        )
+        with trio.fail_after(5):
+            while len(turns) < count:
+                turn += 1
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    for sock in clients:
+        sock.close()
+    return [turns.count(turn) for turn in sorted(set(turns))]
+
+
+async def test_waiting_clients_are_accepted_together(listener: socket.socket) -> None:
+    assert await turns_of(listener, ACCEPTS_PER_TURN_MIN, 0) == [ACCEPTS_PER_TURN_MIN]
+
+
+async def test_one_turn_accepts_a_bounded_number_of_clients(listener: socket.socket) -> None:
+    few, many = ACCEPTS_PER_TURN_MIN, ACCEPTS_PER_TURN_MAX
+    calm = await turns_of(listener, 10 * few, 1)
+    assert max(calm) <= 2 * few, "tasks of a turn run in any order: two turns may touch"
+    busy = await turns_of(listener, 5 * many, 1000)
+    assert max(busy) <= 2 * many
+    assert len(busy) <= 7
+
+
+async def test_the_first_input_of_a_client_comes_with_its_socket(listener: socket.socket) -> None:
+    heard = []
+    with socket.create_connection(listener.getsockname()) as client:
+        client.send(GET)
+
+        def take(sock: socket.socket, said: bytes) -> None:
+            heard.append(said)
+            sock.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(acceptor_of(9, int).run, listener, take)
+            await wait_all_tasks_blocked(0.001)
+            nursery.cancel_scope.cancel()
+    assert heard == [GET]
+
+
+async def test_a_client_above_the_bound_hears_429_and_the_next_is_accepted_when_one_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as run:
+        slots = run.server.slots.connections
+        slots.in_all = Cap("max_connections", 2)
+        first, second, third = [await run.connect() for _ in range(3)]
+        for client in (first, second):
+            await client.say(GET)
+            assert (await client.hear()).status == 200
+        answer = await third.hear()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (
+            429,
+            "throttled",
+            "close",
+        )
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["detail"]["limit"] == "max_connections"
+        assert await third.is_closed()
+        await first.stream.aclose()
+        await run.until(lambda: slots.used == 1)
+        fourth = await run.connect()
+        await fourth.say(GET)
+        assert (await fourth.hear()).status == 200
+    assert slots.used == 0
+
+
+class Poor:
+    """A listener in a process whose last free descriptor is the acceptor's spare."""
+
+    def __init__(self, listener: socket.socket, acceptor: Acceptor) -> None:
+        self._listener, self._acceptor = listener, acceptor
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._acceptor._spare.is_held:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        self._listener.setblocking(flag)
+
+
+async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
+    listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    acceptor = acceptor_of(100, int)
+    clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(20)]
+    taken: list[socket.socket] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            acceptor.run, Poor(listener, acceptor), lambda sock, said: taken.append(sock)
+        )
+        await wait_all_tasks_blocked(0.001)
+        with caplog.at_level(logging.WARNING):
+            acceptor.tick()
+            acceptor.tick()
+        nursery.cancel_scope.cancel()
+    for client in clients:
+        with client:
+            assert client.recv(4096).startswith(b"HTTP/1.1 429 ")
+    assert not taken
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients refused: no file descriptor left (20 since the last line, 0 open)"
+    ]
+
+
+def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 1024 - FILES_RESERVED), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
+        monkeypatch.setattr(accepting.resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert connections_max() == most
+
+
+@pytest.mark.slow
+def test_a_server_without_descriptors_refuses_at_once_and_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=1) as server:
+        front = server.roles()["front 0"]
+        used = len(list(Path(f"/proc/{front}/fd").iterdir()))
+        resource.prlimit(front, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+        clients = [socket.create_connection(server.address, timeout=5) for _ in range(60)]
+        statuses = []
+        for client in clients:
+            client.send(GET)
+            statuses.append(client.recv(4096)[9:12])
+        assert set(statuses) == {b"200", b"429"}, "everybody is answered"
+        assert statuses.count(b"429") >= 30
+        for client in clients:
+            client.close()
+        with socket.create_connection(server.address, timeout=5) as client:
+            client.send(GET)
+            assert client.recv(4096)[9:12] == b"200"
+        assert server.log is not None
+        lines = [event for event in server.log.events() if "refused" in event["event"]]
+        assert len(lines) <= 2

@@ -1,0 +1,221 @@
+"""Request bodies: sizes, codings, limits, 100-continue, clients that leave."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+
+import pytest
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.raw_client import request
+from topics.config import Settings
+from topics.errors import Throttled
+
+
+@pytest.mark.slow
+@LANES
+async def test_the_client_is_told_to_continue(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        head, _, body = request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(
+            b"\r\n\r\n"
+        )
+        for status in (201, 200):
+            await client.say(head + b"\r\n\r\n")
+            await run.until(lambda: not any(c.idle for c in run.server.connections))
+            interim = await client.stream.receive_some(4096)
+            assert interim.startswith(b"HTTP/1.1 100")
+            await client.say(body)
+            assert (await client.hear()).status == status
+
+
+@pytest.mark.slow
+async def test_expect_continue_of_a_refused_request_never_asks_for_the_body() -> None:
+    async with running(keys="k") as run:
+        client = await run.connect()
+        await client.say(
+            request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(b"{")[0]
+        )
+        answer = await client.hear()
+        assert (answer.status, client.continued) == (401, 0)
+        assert answer.headers["connection"] == "close"
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_refusal_is_read_although_the_client_goes_on_sending(fast: bool) -> None:
+    settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
+    async with running(fast=fast, settings=settings) as run:
+        client = await run.connect()
+        await client.say(
+            b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
+        )
+        for _ in range(20):
+            await client.say(b" " * 50_000)
+        answer = await client.hear()
+        assert (answer.status, answer.code) == (413, "payload_too_large")
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+async def test_a_block_is_given_back_when_the_client_leaves_within_a_body() -> None:
+    async with running() as run:
+        for ending in ("fin", "reset"):
+            client = await run.connect()
+            await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
+            await run.until(lambda: run.backend.blocks_out == 1)
+            if ending == "reset":
+                client.stream.socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )
+            client.stream.socket.close()
+            await run.until(lambda: run.backend.blocks_out == 0)
+        assert run.backend.calls == []
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_body_that_is_told_to_give_up_is_answered(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
+        await run.until(lambda: run.backend.blocks_out == 1)
+        run.backend.holders[0].give_up(Throttled("no room", retry_after_ms=1000))
+        answer = await client.hear()
+        assert (answer.status, answer.code) == (429, "throttled")
+        assert answer.headers["connection"] == "close"
+        assert run.backend.blocks_out == 0
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+@LANES
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 120_000])
+async def test_bytes_behind_a_body_of_any_length_are_the_next_request(
+    fast: bool,
+    length: int,
+) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        body = b'{"records":[{"data":1}]}'
+        body = b"" if length < len(body) else body + b" " * (length - len(body))
+        put = request("PUT", "/v0/topics/a", body)
+        post = request("POST", "/v0/topics/a", body or RECORD)
+        await client.say(put + APPEND + post + APPEND)
+        assert [(await client.hear()).status for _ in range(4)] == [201, 200, 200, 200]
+        lengths = [len(raw) for _, _, raw in run.backend.calls]
+        assert lengths == [len(body), len(RECORD), len(body or RECORD), len(RECORD)]
+
+
+@LANES
+@pytest.mark.parametrize("size", [100, 4096, 4097, 300_000])
+@pytest.mark.parametrize("how", ["plain", "chunked", "gzip", "gzip members", "chunked gzip"])
+async def test_bodies_of_any_size_and_coding_arrive_whole(fast: bool, size: int, how: str) -> None:
+    noise = (
+        "".join(chr(32 + (n * n * 7 + n) % 90) for n in range(size))
+        .replace('"', "'")
+        .replace("\\", "/")
+    )
+    body = json.dumps({"records": [{"data": noise}]}).encode()
+    wire = body
+    headers = {"content-type": "application/json"}
+    if "gzip" in how:
+        half = len(body) // 2
+        wire = (
+            gzip.compress(body)
+            if "members" not in how
+            else gzip.compress(body[:half]) + gzip.compress(body[half:])
+        )
+        headers["content-encoding"] = "gzip"
+    if "chunked" in how:
+        headers["transfer-encoding"] = "chunked"
+        wire = b"".join(
+            b"%x;ext=1\r\n%b\r\n" % (len(p), p)
+            for p in (wire[i : i + 7001] for i in range(0, len(wire), 7001))
+        )
+        wire += b"0\r\ntrailer: yes\r\n\r\n"
+    else:
+        headers["content-length"] = str(len(wire))
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        await client.say(
+            f"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode() + wire
+        )
+        assert (await client.hear()).status == 201
+        assert run.backend.topics["a"] == [{"data": noise}]
+        assert (await client.ask("GET", "/v0/health")).status == 200
+
+
+@LANES
+async def test_the_limit_holds_on_the_wire_and_after_inflation(fast: bool) -> None:
+    settings = Settings(inline_bytes=1024, max_body_bytes=100_000)
+    async with running(fast=fast, settings=settings) as run:
+        exact = b'{"records":[{"data":"' + b"x" * (100_000 - 25) + b'"}]}'
+        assert len(exact) == 100_000
+        client = await run.connect()
+        assert (await client.ask("POST", "/v0/topics/a", exact)).status == 201
+        for body, headers in (
+            (exact + b" ", {}),
+            (gzip.compress(exact + b" "), {"content_encoding": "gzip"}),
+            (
+                b"186a1\r\n" + exact + b" \r\n0\r\n\r\n",
+                {"content_length": "", "transfer_encoding": "chunked"},
+            ),
+        ):
+            client = await run.connect()
+            answer = await client.ask("POST", "/v0/topics/a", body, **headers)
+            assert (answer.status, answer.code) == (413, "payload_too_large")
+            assert answer.headers["connection"] == "close"
+            assert await client.is_closed()
+        assert len(run.backend.calls) == 1
+
+
+@LANES
+async def test_a_gzip_bomb_and_a_cut_gzip_are_refused(fast: bool) -> None:
+    settings = Settings(inline_bytes=1024, max_body_bytes=4_000_000)
+    async with running(fast=fast, settings=settings) as run:
+        for body, code in (
+            (gzip.compress(b" " * 4_000_001), "payload_too_large"),
+            (gzip.compress(RECORD)[:-3], "invalid_request"),
+            (gzip.compress(RECORD) + b"junk", "invalid_request"),
+        ):
+            client = await run.connect()
+            assert (
+                await client.ask("POST", "/v0/topics/a", body, content_encoding="gzip")
+            ).code == code
+        assert run.backend.calls == []
+
+
+@LANES
+async def test_ten_thousand_equal_heartbeats_may_come_under_gzip(fast: bool) -> None:
+    beat = {
+        "data": {
+            "host": "machine-0001",
+            "service": "checkout",
+            "status": "up",
+            "load": [0.1, 0.2, 0.3],
+            "note": "x" * 60,
+        }
+    }
+    body = json.dumps({"records": [beat] * 10_000}).encode()
+    packed = gzip.compress(body)
+    assert len(body) > 200 * len(packed)
+    async with running(fast=fast, settings=Settings(max_body_bytes=len(body))) as run:
+        client = await run.connect()
+        answer = await client.ask("POST", "/v0/topics/a", packed, content_encoding="gzip")
+        assert (answer.status, answer.json()["head_seq"]) == (201, 10_000)
+
+
+@LANES
+async def test_without_shared_memory_a_large_body_is_throttled(fast: bool) -> None:
+    async with running(fast=fast, backend=FakeBackend(full=True)) as run:
+        client = await run.connect()
+        answer = await client.ask("POST", "/v0/topics/a", b'{"records":[]}' + b" " * 5000)
+        assert (answer.status, answer.code) == (429, "throttled")
+        assert answer.headers["retry-after"] == "1"

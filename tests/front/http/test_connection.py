@@ -1,0 +1,191 @@
+"""Connections: keep-alive, half-close, deadlines, slow and vanished clients."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import pytest
+import trio
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import APPEND, LANES, RECORD, running
+from tests.support.raw_client import request
+from topics.config import Settings
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
+
+
+@pytest.mark.slow
+@LANES
+async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        keep = [await run.connect() for _ in range(50)]
+        for client in keep:
+            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get(
+                "connection"
+            ) is None
+        for _ in range(50):
+            client = await run.connect()
+            answer = await client.ask("POST", "/v0/topics/a", RECORD, connection="close")
+            assert answer.headers["connection"] == "close"
+            assert await client.is_closed()
+        await run.until(lambda: sum(c.idle for c in run.server.connections) == 50)
+        run.sweep_in(74)
+        assert len(run.server.connections) == 50
+        run.sweep_in(76)
+        for client in keep:
+            assert await client.is_closed()
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@pytest.mark.slow
+@LANES
+@pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
+async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
+    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+        await client.say(
+            f"{'POST' if path.endswith('diff') else 'GET'} {path} HTTP/1.0\r\n\r\n".encode()
+        )
+        answer = await client.hear()
+        assert answer.status == 200
+        assert answer.headers["connection"] == "close"
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        await client.say(APPEND + request("GET", "/v0/health") + request("GET", "/"))
+        await client.stream.send_eof()
+        assert [(await client.hear()).status for _ in range(3)] == [201, 200, 200]
+        assert await client.is_closed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "patience"),
+    [
+        (b"POST /v0/topics/a HTT", 10),
+        (b"\r", 10),
+        (b"", 75),
+        (APPEND[:-5], 30),
+        (request("PUT", "/v0/topics/a", RECORD)[:-5], 30),
+        (request("POST", "/v0/topics/a", RECORD * 1000)[:9000], 31),
+        (
+            request(
+                "POST", "/v0/topics/a", content_type="application/json", transfer_encoding="chunked"
+            )
+            + b"5\r\na",
+            30,
+        ),
+    ],
+    ids=["head", "one byte", "nothing", "body", "cold body", "long body", "chunked body"],
+)
+async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: float) -> None:
+    async with running() as run:
+        client = await run.connect()
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
+        await run.until(lambda: connection.deadline < 1e18)
+        if said:
+            await client.say(said)
+            await run.until(lambda: not connection.idle)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        run.sweep_in(patience - 2)
+        assert len(run.server.connections) == 1
+        run.sweep_in(patience + 2)
+        assert await client.is_closed()
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_fast_body_that_stalls_has_the_grace_and_no_more(fast: bool) -> None:
+    settings = Settings(inline_bytes=4096, max_body_bytes=64 * 1024 * 1024)
+    async with running(fast=fast, settings=settings) as run:
+        client = await run.connect()
+        body = b'{"records":[]}' + b" " * (40 * 64 * 1024)
+        await client.say(request("POST", "/v0/topics/a", body)[:-1])
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
+        await run.until(lambda: run.backend.blocks_out == 1)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert 25 < connection.deadline - trio.current_time() < 30.1
+        await client.say(b" ")
+        assert (await client.hear()).status == 201
+
+
+@pytest.mark.slow
+def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
+    connections = Connections(Timings(), 0.0)
+    for share, ends_s in ((1.0, math.inf), (0.9, 30 / 0.1)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            connection = Connection(ours, connections)
+            connections.now = 0.0
+            connection.begin_body()
+            while connection.deadline > connections.now and connections.now < 1000:
+                connections.now += 1
+                connection.earned(round(share * 64 * 1024))
+            assert connections.now == pytest.approx(min(ends_s, 1000), abs=2)
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
+        await run.until(lambda: backend.waiting == 1)
+        await client.stream.aclose()
+        await run.until(lambda: backend.cancelled == 1)
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@pytest.mark.slow
+async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
+    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
+    async with running(backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/slow", RECORD))
+        await run.until(lambda: backend.waiting == 1)
+        await client.stream.aclose()
+        run.sweep_in(60)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert backend.cancelled == 0
+        assert backend.gate is not None
+        backend.gate.set()
+        await run.until(lambda: len(backend.topics["slow"]) == 1)
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
+        await run.until(
+            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls)
+        )
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        run.sweep_in(29)
+        assert len(run.server.connections) == 1
+        run.sweep_in(32)
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@pytest.mark.slow
+@LANES
+async def test_a_slow_reader_gets_everything(fast: bool) -> None:
+    backend = FakeBackend(topics={"a": []}, answer_bytes=8_000_000)
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health"))
+        assert len((await client.hear()).json()["filler"]) == 8_000_000
+        assert (await client.hear()).json()["status"] == "ok"

@@ -1,0 +1,140 @@
+"""Where a stream takes its place in a feed, and what it says then, without a server."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import Client, Desk, gap, page, records
+from topics.formats.api.event_ids import decode_id
+
+
+def seqs(told: bytes) -> list[int]:
+    """Of the records."""
+    return [int(seq) for seq in re.findall(rb'"\$seq":(\d+)', told)]
+
+
+def gaps(told: bytes) -> list[tuple[int, int]]:
+    """Both ends of the tombstones."""
+    return [
+        (int(first), int(last))
+        for first, last in re.findall(rb'"gap_from":(\d+),"gap_to":(\d+)', told)
+    ]
+
+
+def reasons(told: bytes) -> list[str]:
+    """Of the tombstones."""
+    return [reason.decode() for reason in re.findall(rb'"reason":"(\w+)"', told)]
+
+
+def ids(told: bytes) -> list[Any]:
+    """What the ids stand for."""
+    return [decode_id(id_) for id_ in re.findall(rb"id: (.+)\n", told)]
+
+
+async def opened(front: Desk, head_seq: int = 10) -> Client:
+    """A client at 0 whose feed stands at ``head_seq`` and which has asked for what lies between."""
+    client = await front.client()
+    await front.answer("feed.open", head_seq=head_seq, earliest_seq=1, epoch=1)
+    return client
+
+
+@pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
+async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(
+    front: Desk, seq: int, told: bool
+) -> None:
+    """One that has read past the feed, which has not heard yet of what came since, is not: there
+    may be more.
+    """
+    client = await front.client()
+    await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
+    await front.answer("feed.read", records(0, seq), **page(0, seq, head_seq=12), epoch=1)
+    assert (b"event: caught-up" in client.hear()) is told
+    assert client.stream.readers["t"].is_live
+
+
+async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_follows_too(
+    front: Desk,
+) -> None:
+    client = await opened(front)
+    asked = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (0, 10)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 12)], [13, 14])
+    await front.page(10, 13, tombstone=gap(11, 12))
+    assert client.hear() == b""
+    await front.page(13, 16)
+    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    await front.page(16, 17)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([], [15, 16, 17])
+
+
+async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Desk) -> None:
+    client = await opened(front)
+    await front.page(10, 13, tombstone=gap(11, 12))
+    await front.page(13, 16)
+    await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
+    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    await front.page(16, 17)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 12)], [13, 14, 15, 16, 17])
+
+
+@pytest.mark.parametrize("seq", [2, 3, 7])
+async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(
+    front: Desk, seq: int
+) -> None:
+    """Also when the new topic ends where the reader stood in the old one."""
+    client = await front.client(seq, epoch=1)
+    await front.answer("feed.open", head_seq=3, earliest_seq=1, epoch=2)
+    body = b",".join(b'{"$seq":%d}' % number for number in (1, 2, 3))
+    fields = page(0, 3) | {"tombstone": gap(1, 3, "recreated")}
+    await front.answer("feed.read", body, **fields, epoch=2)
+    told = client.hear()
+    assert (gaps(told), seqs(told)) == ([(1, 3)], [1, 2, 3])
+    assert client.session.cursors == {"t": (3, 2)}
+    assert ids(told)[-1] == {"t": 3}
+
+
+@pytest.mark.parametrize(
+    ("reason", "earliest_seq", "told"),
+    [
+        ("cap", 13, "from_seq_too_old"),
+        ("ttl", 13, "from_seq_too_old"),
+        ("damaged", 13, "damaged"),
+        ("mixed", 13, "from_seq_too_old"),
+        ("mixed", 1, "mixed"),  # a restart tore it among the records
+        ("recreated", 13, "recreated"),
+        ("source_trim", 13, "source_trim"),
+    ],
+)
+async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(
+    front: Desk, reason: str, earliest_seq: int, told: str
+) -> None:
+    client = await opened(front)
+    lost = gap(1, 12, reason) | {"earliest_seq": earliest_seq}
+    await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
+    assert reasons(client.hear()) == [told]
+    await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
+    assert reasons(client.hear()) == [reason], "only at connect"
+
+
+async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_new_one(
+    front: Desk,
+) -> None:
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"event: caught-up" in client.hear()
+    front.live.feeds.closed(0)
+    await wait_all_tasks_blocked()
+    await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=2)
+    await front.answer(
+        "feed.read", records(0, 1), **page(0, 1) | {"tombstone": gap(1, 1, "recreated")}, epoch=2
+    )
+    assert b"event: caught-up" in client.hear()

@@ -1,0 +1,13 @@
+"""Walks of `live_walk`: every client is shown every record once and in order, or told of its loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.campaigns.live_walk import walk
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_happens_each_client_is_shown_all_or_told_of_its_loss(seed: int) -> None:
+    await walk(seed)

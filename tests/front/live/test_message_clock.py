@@ -1,0 +1,78 @@
+"""How long a WebSocket message may take to come, without a server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import Desk, socket_pair
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.formats.api.requests import limits_of
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
+from topics.front.live.live import TICK_S
+from topics.front.live.web_socket import WebSocket
+from topics.front.live.web_socket_publish import UNANSWERED_MAX
+
+PATIENCE = Timings(body_grace_s=0.3, body_bytes_per_s=20)
+BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
+
+
+@asynccontextmanager
+async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socket]]:
+    ours, theirs = socket_pair()
+    stream = WebSocket(
+        front.live,
+        Connection(ours, Connections(PATIENCE, 0.0)),
+        ANYONE,
+        Settings(),
+        limits_of(Settings()),
+    )
+    with ours, theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run)
+            await wait_all_tasks_blocked()
+            yield stream, theirs
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_message_that_does_not_come_to_its_end_ends_its_socket(front: Desk) -> None:
+    async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
+        client.send(BEGUN)
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        assert stream.ended
+        assert b'"code":"throttled","message":"the message took too long to come"' in client.recv(
+            1000
+        )
+        assert not idle.ended
+
+
+async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(front: Desk) -> None:
+    """Ten bytes a fragment buy half a second, and come every 0.2."""
+    async with web_socket(front) as (stream, client):
+        client.send(bytes.fromhex("01 80 00000000"))
+        for _ in range(6):
+            await trio.sleep(PATIENCE.body_grace_s / 1.5)
+            client.send(bytes.fromhex("00 84 00000000") + b"four")
+        assert not stream.ended
+        client.send(bytes.fromhex("80 80 00000000") + bytes.fromhex("88 80 00000000"))
+        await trio.sleep(0.05)
+        assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
+
+
+async def test_a_message_whose_rest_is_not_read_because_a_shard_takes_long_is_not_late(
+    front: Desk,
+) -> None:
+    publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
+    async with web_socket(front) as (stream, client):
+        said = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * UNANSWERED_MAX + BEGUN
+        client.send(said[:10])
+        await wait_all_tasks_blocked()
+        client.send(said[10:])
+        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
+        assert not stream.ended

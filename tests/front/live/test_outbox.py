@@ -1,0 +1,158 @@
+"""Clients that do not read: what waits for them, who waits with them, and what is left of them when
+they go.
+"""
+
+from __future__ import annotations
+
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import SEND_BYTES, Client, Desk, gap, page
+from topics.formats.api.watch import Start, View
+
+LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
+
+
+async def live(front: Desk) -> Client:
+    """A client at the head of its feed."""
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"caught-up" in client.hear()
+    return client
+
+
+async def long_page(front: Desk) -> None:
+    """One record, more than a socket takes at once."""
+    front.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
+    await wait_all_tasks_blocked()
+
+
+async def test_what_a_client_did_not_take_waits_and_comes_when_it_reads(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    assert client.stream.is_stalled
+    assert LONG in await client.hear_all()
+    assert not client.stream.is_stalled
+
+
+async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_read(
+    front: Desk,
+) -> None:
+    client = await live(front)
+    tasks = len(front.live.nursery.child_tasks)
+    await long_page(front)
+    assert client.stream.is_stalled
+    client.close()
+    await wait_all_tasks_blocked()
+    assert len(front.live.nursery.child_tasks) == tasks
+
+
+async def test_a_shard_that_takes_long_delays_its_own_topics_only(front: Desk) -> None:
+    front.shards.elsewhere.add("u")
+    client = await live(front)
+    await client.follow("u")  # of a shard that does not answer
+    client.stream.remove("t")
+    await client.follow("t")
+    assert [(method, params["topic"]) for method, params, _ in front.shards.asked] == [
+        ("feed.open", "u"),
+        ("feed.open", "t"),
+    ]
+
+
+async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk) -> None:
+    """A shard that takes long costs a stream the topics that it has, not those that came."""
+    client = await live(front)
+    await client.follow("u")
+    await long_page(front)
+    assert client.stream.is_stalled
+    assert [method for method, _, _ in front.shards.asked] == ["feed.open"]
+    assert LONG in await client.hear_all()
+    assert not client.stream.is_stalled
+
+
+async def test_what_is_said_to_a_client_that_does_not_read_comes_in_its_order(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    for number in range(3):
+        client.stream.outbox.write(b": %d\n\n" % number)
+    client.stream.outbox.write(b": " + LONG + b"\n\n")
+    client.stream.outbox.write(b": last\n\n")
+    told = await client.hear_all()
+    assert told.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
+
+
+async def test_a_page_that_was_asked_for_before_a_stall_is_read_again_after_it(front: Desk) -> None:
+    """Nothing waits for a client but the rest of one frame."""
+    client = await live(front)
+    await client.follow("u")
+    await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
+    await long_page(front)
+    assert client.stream.is_stalled
+    await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
+    assert not client.stream.outbox.backlog
+    assert (await client.hear_all()).count(LONG) == 1
+    await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
+    assert (await client.hear_all()).count(LONG) == 1
+    assert client.stream.readers["u"].is_live
+
+
+async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front: Desk) -> None:
+    """Whoever comes back without an id is shown it again."""
+    client = await live(front)
+    await front.page(0, 1)
+    assert client.session.cursors == {"t": (1, 1)}
+    front.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
+    assert client.stream.is_stalled
+    client.close()
+    client.session.resume(b"")
+    assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    await client.hear_all()
+    client.close()
+    client.session.resume(b"")
+    assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_a_topic_that_ended_behind_what_was_not_taken_has_ended(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
+    client.close()
+    client.session.resume(b"")
+    assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
+
+
+async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> None:
+    client = await live(front)
+    await long_page(front)
+    client.session.stream = None
+    client.close()
+    client.session.resume(b"")
+    assert client.session.cursors == {"t": (1, 1)}
+
+
+async def test_a_topic_made_again_is_told_although_its_page_came_in_a_stall(front: Desk) -> None:
+    client = await live(front)
+    client.session.cursors["u"] = 5, 1
+    client.stream.add("u", View(), Start(5, epoch=1))
+    client.stream.catch_up()
+    await wait_all_tasks_blocked()
+    await front.answer("feed.open", head_seq=9, earliest_seq=1, epoch=2)
+    await long_page(front)
+    again = page(0, 9) | {"tombstone": gap(1, 9, "recreated")}
+    await front.answer("feed.read", b'"first"', **again, epoch=2)
+    await client.hear_all()
+    asked = await front.answer("feed.read", b'"first"', **again, epoch=2)
+    assert (asked["from_seq"], asked["epoch"]) == (5, 1)
+    assert b'"recreated"' in client.hear()
+    assert client.session.cursors["u"] == (9, 2)
+
+
+async def test_a_stream_that_begins_while_the_server_goes_down_hears_so(front: Desk) -> None:
+    front.live.drain()
+    client = await front.client()
+    assert b'"code":503' in client.hear()
+    assert (client.stream.ended, front.live.streams) == (True, set())

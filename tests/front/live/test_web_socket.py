@@ -1,0 +1,136 @@
+"""What one WebSocket may take of a front: of a turn of its loop, and of its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.fake_backend import FakeReply
+from tests.support.front import Running, running
+from tests.support.raw_client import RawClient
+from tests.support.ws import BINARY, PING, TEXT, frame_bytes, handshake
+from topics.formats.wire.calls import AppendOutcome, AppendResult
+from topics.front.live import web_socket_publish
+from topics.front.live.outbox import Outbox
+from topics.front.live.web_socket import EVENTS_PER_TURN, WebSocket
+
+APPENDED = AppendResult(bytes((AppendOutcome.APPENDED,)))
+KEY = bytes(4)
+
+
+async def open_socket(run: Running) -> RawClient:
+    client = await run.connect()
+    await client.say(handshake())
+    while b"\r\n\r\n" not in client._buffer:
+        await client._more()
+    client._buffer = b""
+    return client
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        frame_bytes(TEXT, b"x", mask=KEY),
+        frame_bytes(PING, b"", mask=KEY),
+        frame_bytes(BINARY, b"x", mask=KEY),
+        frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY),
+        frame_bytes(TEXT, b'{"op":"unsubscribe","topic":"a"}', mask=KEY),
+    ],
+    ids=["one byte", "pings", "binary", "ping commands", "unsubscribe"],
+)
+async def test_others_have_their_turn_while_many_messages_are_answered(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, turn, takes = 1000, 0, 0
+    handled: Counter[int] = Counter()  # by turn of the loop
+    writes: list[int] = []
+    take, write = WebSocket._take, Outbox.write
+
+    async def counted_take(self: WebSocket, events: list[Any]) -> bool:
+        nonlocal takes
+        handled[turn] += len(events)
+        takes += 1
+        return await take(self, events)
+
+    def counted_write(self: Outbox, data: bytes) -> None:
+        writes.append(len(data))
+        write(self, data)
+
+    monkeypatch.setattr(WebSocket, "_take", counted_take)
+    monkeypatch.setattr(Outbox, "write", counted_write)
+    async with running() as run:
+        client = await open_socket(run)
+        await client.say(piece * count)
+        with trio.fail_after(10):
+            while sum(handled.values()) < count:
+                turn += 1
+                await trio.lowlevel.checkpoint()
+        assert max(handled.values()) <= 2 * EVENTS_PER_TURN, (
+            "tasks of a turn run in any order: two turns may touch"
+        )
+        assert len(writes) <= takes, "answers are joined"
+
+
+async def test_sockets_share_a_bound_and_hear_why_one_must_go() -> None:
+    async with running() as run:  # bodies of 1 MiB at most
+        sockets = [await open_socket(run) for _ in range(4)]
+        begun = frame_bytes(TEXT, b"x" * (1 << 20), mask=KEY)[:-1]
+        for client in sockets:
+            with trio.move_on_after(2):
+                await client.say(begun)
+        budget = run.server.live.messages
+        await run.until(lambda: len(run.server.live.streams) == 2)
+        assert budget.unfinished <= budget.most
+        gone = [client for client in sockets if await says_goodbye(client)]
+        assert len(gone) == 2
+        for client in sockets:
+            client.stream.socket.close()
+        await run.until(lambda: not run.server.live.streams)
+        assert (budget.unfinished, budget.asked, budget._held) == (0, 0, {})
+
+
+async def says_goodbye(client: RawClient) -> bool:
+    heard = b""
+    with trio.move_on_after(0.05):
+        heard = await client.stream.receive_some(4096)
+    return b'"code":"throttled"' in heard and b"\x03\xf5there is no room" in heard
+
+
+async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)
+    held: list[Any] = []
+    async with running() as run:
+        monkeypatch.setattr(run.backend, "ask", lambda *asked: held.append(asked))
+        run.server.live.messages.most = 1000
+        first, second = await open_socket(run), await open_socket(run)
+        publish = frame_bytes(
+            TEXT, b'{"op":"publish","topic":"a","records":[],"x":"%b"}' % (b"x" * 600), mask=KEY
+        )
+        await first.say(publish)
+        await run.until(lambda: len(held) == 1)
+        await first.say(publish)
+        await second.say(publish)
+        await run.until(lambda: len(held) == 2)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(held) == 2, "the first one waits for its answer"
+        for *_, then in held:
+            then(FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+        await run.until(lambda: len(held) == 3)
+        held[2][-1](FakeReply(APPENDED, b'{"topic":"a"}', run.backend))
+
+
+async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_read() -> None:
+    async with running() as run:
+        client = await open_socket(run)
+        topics = b",".join(b'"%x":{}' % number for number in range(40_000))
+        said = b'{"op":"subscribe","request_id":7,"topics":{%b}}' % topics
+        await client.say(frame_bytes(TEXT, said, mask=KEY))
+        heard = await client.stream.receive_some(4096)
+        assert b'"request_id":7,"code":"payload_too_large"' in heard
+        await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
+        assert b'"op":"pong"' in await client.stream.receive_some(4096)

@@ -1,0 +1,260 @@
+"""Which publishes of a WebSocket share a message to their shard, and what becomes of the answers.
+Without a server.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.errors import NotReady, TopicFull, TopicsError
+from topics.formats.api.requests import limits_of
+from topics.formats.api.websocket_messages import Close, CloseCode, Text
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.formats.wire.contract import Call, P, R
+from topics.front.http.connection import Timings
+from topics.front.limits import make_slots
+from topics.front.live import web_socket
+from topics.front.live.live import Live
+from topics.front.live.web_socket import WebSocket
+
+LONG = 2000
+SETTINGS = Settings(inline_bytes=LONG)
+
+
+class Asked(NamedTuple):
+    params: AppendParams
+    body: bytes
+    then: Callable[[Any], None]
+
+    def answer(self, *answers: bytes | TopicsError) -> None:
+        bodies = [b"" if isinstance(answer, TopicsError) else answer for answer in answers]
+        failures = [answer for answer in answers if isinstance(answer, TopicsError)]
+        result = AppendResult(
+            bytes(
+                AppendOutcome.FAILED if isinstance(answer, TopicsError) else AppendOutcome.APPENDED
+                for answer in answers
+            ),
+            [len(body) for body in bodies] if len(answers) > 1 else None,
+            [(failure.code, failure.message, failure.detail) for failure in failures],
+        )
+        self.then(SimpleNamespace(result=result, body=b"".join(bodies), release=lambda: None))
+
+
+class Shards:
+    """Two of them; a topic whose name ends in 1 belongs to the second. What is asked waits until
+    the test answers it.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.flushed: list[int] = []
+        self.is_full = False
+
+    def listen(self, listener: Any) -> None:
+        """Nothing comes."""
+
+    def shard_of(self, topic: str) -> int:
+        return int(topic.endswith("1"))
+
+    def ask(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: Any,
+        body: Any,
+        then: Callable[[Any], None],
+    ) -> None:
+        assert (shard, call) == (self.shard_of(params.topic), APPEND)
+        self.asked.append(
+            Asked(params, body if isinstance(body, bytes) else bytes(body.view), then)
+        )
+
+    def reserve(self, shard: int, length: int, holder: object) -> Any:
+        return None if self.is_full else SimpleNamespace(view=memoryview(bytearray(length)))
+
+    def flush(self, shard: int) -> None:
+        self.flushed.append(shard)
+
+
+class Desk:
+    """A socket, and the client at its other end."""
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
+        self.shards, self.client = Shards(), theirs
+        self.live = Live(self.shards, SETTINGS, make_slots(SETTINGS, 100))  # type: ignore[arg-type]
+        connection: Any = SimpleNamespace(
+            sock=ours, buffer=b"", pos=0, unread_body=False, timings=Timings()
+        )
+        self.stream = WebSocket(self.live, connection, ANYONE, SETTINGS, limits_of(SETTINGS))
+        self.stream.begin()
+
+    async def say(self, *messages: bytes) -> None:
+        """They come in one read."""
+        assert await self.stream._take([Text(message) for message in messages])
+
+    def sent(self) -> list[list[bytes]]:
+        """The bodies of each message to the shards."""
+        found = []
+        for params, body, _ in self.shards.asked:
+            pieces = []
+            for length in params.lengths or [len(body)]:
+                pieces.append(body[:length])
+                body = body[length:]
+            assert not body
+            found.append(pieces)
+        return found
+
+    def heard(self) -> list[tuple[str, str]]:
+        """What the client is told: the op and the id of each answer."""
+        due, self.live._deferred = self.live._deferred, []
+        for _, call in due:
+            call()
+        try:
+            came = self.client.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        return [
+            (op.decode(), name.decode())
+            for op, name in re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', came)
+        ]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield Desk(ours, theirs)
+
+
+def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> bytes:
+    return json_bytes(
+        {
+            "op": "publish",
+            "request_id": request_id,
+            "topic": topic,
+            "records": [{"data": "x" * size}],
+            **fields,
+        }
+    )
+
+
+async def test_what_came_together_goes_together_and_to_each_topic_apart(desk: Desk) -> None:
+    a, b = (
+        [publish(f"a{at}", "a1") for at in range(3)],
+        [publish(f"b{at}", "b2") for at in range(2)],
+    )
+    await desk.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
+    assert desk.sent() == [a, b, [publish("c", "c2")]]
+    assert sorted(desk.shards.flushed) == [0, 1]
+
+
+async def test_what_came_alone_goes_alone(desk: Desk) -> None:
+    await desk.say(publish("1"))
+    await desk.say(publish("2"))
+    assert desk.sent() == [[publish("1")], [publish("2")]]
+
+
+async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
+    said = [
+        publish("1"),
+        publish("2"),
+        publish("3", size=LONG),
+        publish("4"),
+        publish("5"),
+        publish("6", size=LONG),
+        publish("7"),
+    ]
+    await desk.say(*said)
+    assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
+
+
+async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(
+    desk: Desk,
+) -> None:
+    desk.shards.is_full = True
+    await desk.say(publish("1"), publish("2", size=LONG), publish("3"))
+    assert desk.sent() == [[publish("1")], [publish("3")]]
+    assert desk.heard() == [("error", "2")]
+    assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
+
+
+async def test_no_batch_is_longer_than_what_goes_inline(desk: Desk) -> None:
+    said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
+    await desk.say(*said)
+    assert [body for bodies in desk.sent() for body in bodies] == said
+    lengths = [len(call.body) for call in desk.shards.asked]
+    assert max(lengths) <= LONG
+    assert all(
+        first + len(bodies[0]) > LONG
+        for first, bodies in zip(lengths, desk.sent()[1:], strict=False)
+    )
+
+
+async def test_the_shard_is_at_work_while_the_rest_is_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
+    await desk.say(*(publish(str(at)) for at in range(10)))
+    assert [len(bodies) for bodies in desk.sent()] == [4, 4, 2]
+    assert len(desk.shards.flushed) == 3
+
+
+async def test_those_that_want_seqs_and_those_that_do_not_keep_their_order(desk: Desk) -> None:
+    said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
+    await desk.say(*said)
+    assert desk.sent() == [said[:2], said[2:4], said[4:]]
+    assert [call.params.with_seqs for call in desk.shards.asked] == [True, False, True]
+
+
+async def test_every_answer_finds_its_publish(desk: Desk) -> None:
+    await desk.say(
+        publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
+    )
+    assert desk.heard() == [("error", "null"), ("error", "3")]
+    batch, alone = desk.shards.asked
+    alone.answer(b'{"topic":"u"}')
+    batch.answer(b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
+    assert desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
+
+
+async def test_each_is_told_when_the_shard_goes(desk: Desk) -> None:
+    await desk.say(publish("1"), publish("2"))
+    await desk.say(publish("3"))
+    for call in desk.shards.asked:
+        call.then(NotReady("the shard of this topic is not ready"))
+    assert desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
+
+
+async def test_what_stands_before_a_close_is_sent(desk: Desk) -> None:
+    assert not await desk.stream._take(
+        [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
+    )
+    assert desk.sent() == [[publish("1"), publish("2")]]
+    assert desk.shards.flushed == [0]
+
+
+@pytest.mark.parametrize("drained_first", [True, False])
+async def test_what_was_asked_is_answered_before_a_drained_socket_is_told_to_go(
+    desk: Desk, drained_first: bool
+) -> None:
+    await desk.say(publish("1"), publish("2"))
+    if drained_first:
+        desk.stream.drain()
+        await desk.say(publish("late"))
+        assert desk.heard() == [("error", "late")]
+    desk.shards.asked[0].answer(b'{"topic":"t"}', b'{"topic":"t"}')
+    if not drained_first:
+        desk.stream.drain()
+    assert desk.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
+    assert desk.stream.ended

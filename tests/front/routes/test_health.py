@@ -1,0 +1,36 @@
+"""Health and readiness through both lanes."""
+
+from __future__ import annotations
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import KEYS, LANES, RECORD, running
+
+
+@LANES
+async def test_probes_need_a_key_with_probe_auth(fast: bool) -> None:
+    async with running(fast=fast, keys=KEYS, probe_auth=True) as run:
+        client = await run.connect()
+        assert (await client.ask("GET", "/v0/health")).status == 401
+        assert (await client.ask("GET", "/v0/health", authorization="Bearer writer")).status == 200
+
+
+@LANES
+async def test_readiness_reports_the_replay_progress(fast: bool) -> None:
+    backend = FakeBackend(ready=False)
+    async with running(fast=fast, backend=backend) as run:
+        client = await run.connect()
+        assert (await client.ask("GET", "/v0/health")).json()["status"] == "ok"
+        for method, path, body in (
+            ("GET", "/v0/ready", b""),
+            ("POST", "/v0/topics/a", RECORD),
+            ("GET", "/v0/topics", b""),
+        ):
+            answer = await client.ask(method, path, body)
+            assert (answer.status, answer.code) == (503, "not_ready")
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["detail"]["replay_progress"] == 0.25
+        backend.ready = True
+        assert (await client.ask("GET", "/v0/ready")).json()["wal_replay_complete"] is True
+        head = await client.ask("HEAD", "/healthz")
+        assert head.status == 200
+        assert int(head.headers["content-length"]) > 0

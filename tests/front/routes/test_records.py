@@ -1,0 +1,23 @@
+"""Records through both lanes."""
+
+from __future__ import annotations
+
+from tests.support.front import KEYS, LANES, RECORD, bearer, running
+from topics.formats.wire.calls import AppendParams
+
+
+@LANES
+async def test_parameters_reach_the_shard(fast: bool) -> None:
+    async with running(fast=fast, keys=KEYS) as run:
+        client = await run.connect()
+        headers = {
+            "authorization": bearer("writer"),
+            "idempotency_key": "klé".encode().decode("latin-1"),
+        }
+        assert (
+            await client.ask("POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers)
+        ).status == 201
+        method, params, body = run.backend.calls[-1]
+        assert (method, body) == ("append", RECORD)
+        assert params.at > 0
+        assert params == AppendParams("t.x", "klé", False, ["t."], params.at)

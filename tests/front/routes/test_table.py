@@ -1,0 +1,43 @@
+"""The route table: rows, operations and the matcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics.errors import MethodNotAllowed, NotFound
+from topics.front.routes.table import OPERATIONS, PATH_MAX_BYTES, ROUTES, match
+
+
+def test_method_and_path_belong_to_one_row() -> None:
+    rows = [(method, route.path) for route in ROUTES for method in route.methods]
+    assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods[0]} {route.path}")
+def test_every_row_is_found_by_its_path_and_has_an_operation(route: object) -> None:
+    assert isinstance(route, type(ROUTES[0]))
+    assert route in OPERATIONS
+    for method in route.methods:
+        found = match(method, route.path_of("a").replace(":wid", "w").encode() + b"?q=1")
+        assert found.route is route
+        assert found.topic == ("a" if ":topic" in route.path else None)
+        assert found.wid == ("w" if ":wid" in route.path else None)
+        assert found.query == b"q=1"
+
+
+def test_an_encoded_slash_separates_segments() -> None:
+    assert match("POST", b"/v0/topics/a%2Fdiff").route.name == "diff"
+
+
+@pytest.mark.parametrize(
+    "target", [b"*", b"/v0/nothing", b"/v0/topics/a/b", b"/" + b"a" * PATH_MAX_BYTES]
+)
+def test_an_unknown_path_is_not_found(target: bytes) -> None:
+    with pytest.raises(NotFound):
+        match("GET", target)
+
+
+def test_a_wrong_method_is_told_the_right_ones() -> None:
+    with pytest.raises(MethodNotAllowed) as raised:
+        match("PATCH", b"/v0/topics/a")
+    assert raised.value.detail == {"allow": ["DELETE", "GET", "POST", "PUT"]}

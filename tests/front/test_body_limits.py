@@ -1,0 +1,42 @@
+"""Limits of request bodies: the bound of one turn."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+
+import pytest
+import trio
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import LANES, running
+from tests.support.raw_client import request
+from topics.front.body_limits import SHORT_BODY_BYTES
+
+SHORT = ["POST /v0/topics/a/diff", "POST /v0/topics/a/delete", "PUT /v0/topics/a", "POST /v0/watch"]
+
+
+@LANES
+@pytest.mark.parametrize("line", SHORT)
+async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(
+    fast: bool, line: str
+) -> None:
+    method, path = line.split()
+    body = b'{"node":[' + b'"",' * 100_000 + b'""]}'
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
+        for wire in (
+            request(method, path, body),
+            request(method, path, gzip.compress(body), content_encoding="gzip"),
+            request(method, path, content_type="application/json", transfer_encoding="chunked")
+            + chunks,
+        ):
+            client = await run.connect()
+            with contextlib.suppress(trio.BrokenResourceError):
+                await client.say(wire)
+            answer = await client.hear()
+            assert (answer.status, answer.code) == (413, "payload_too_large")
+            assert answer.json()["error"]["detail"] == {"max": SHORT_BODY_BYTES}
+        assert not run.backend.calls
+        client = await run.connect()
+        assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200

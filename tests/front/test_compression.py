@@ -1,0 +1,45 @@
+"""Compression of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.fake_backend import FakeBackend, FakeReply
+from tests.support.front import LANES, running
+from topics.errors import NotReady
+from topics.front.answers import Answer
+from topics.front.compression import compressed
+
+
+@pytest.mark.slow
+async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> None:
+    class Lost(FakeReply):
+        def on_lost(self, release: Callable[[], object]) -> None:
+            release()
+
+    backend = FakeBackend()
+    with pytest.raises(NotReady):
+        await compressed(Answer(200, bytes(1_000_000), Lost({}, b"", backend)))
+    assert backend.replies_out == 0
+
+
+@LANES
+async def test_only_long_answers_are_compressed_and_only_on_request(fast: bool) -> None:
+    async with running(
+        fast=fast, backend=FakeBackend(topics={"a": []}, answer_bytes=200_000)
+    ) as run:
+        client = await run.connect()
+        for accept, expected in (
+            ("gzip, br", "gzip"),
+            ("br, *;q=0.5", "gzip"),
+            ("gzip;q=0", None),
+            ("", None),
+        ):
+            answer = await client.ask("POST", "/v0/topics/a/diff", b"{}", accept_encoding=accept)
+            assert answer.headers.get("content-encoding") == expected
+            assert len(answer.json()["filler"]) == 200_000
+        run.backend.answer_bytes = 10
+        answer = await client.ask("POST", "/v0/topics/a/diff", b"{}", accept_encoding="gzip")
+        assert "content-encoding" not in answer.headers

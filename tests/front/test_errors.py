@@ -1,0 +1,57 @@
+"""The table from error classes to statuses, and the error envelope."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from topics import errors
+from topics.actors.rpc.call import RemoteError
+from topics.actors.shard_client.errors import failure_of
+from topics.formats.wire.envelope import ErrorCode
+from topics.front.errors import STATUS, error_answer, retry_after_s
+
+
+def leaves(cls: type[errors.TopicsError]) -> set[type[errors.TopicsError]]:
+    below = [leaf for child in cls.__subclasses__() for leaf in leaves(child)]
+    return set(below) or {cls}
+
+
+def test_the_table_names_exactly_the_leaves_of_the_tree() -> None:
+    ours = {leaf for leaf in leaves(errors.TopicsError) if leaf.__module__ == errors.__name__}
+    assert set(STATUS) == ours
+
+
+def test_codes_are_unique() -> None:
+    codes = [cls.code for cls in STATUS]
+    assert len(codes) == len(set(codes))
+
+
+def test_detail_is_left_out_when_empty() -> None:
+    assert json.loads(bytes(error_answer(errors.NotFound("gone")).body)) == {
+        "error": {"code": "not_found", "message": "gone"}
+    }
+    answer = error_answer(errors.TopicNotFound("jobs"), at=1)
+    document = json.loads(bytes(answer.body))
+    assert document["error"]["detail"] == {"topic": "jobs"}
+    assert document["performance"]["server_total_ms"] > 0
+
+
+@pytest.mark.parametrize(("ms", "seconds"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_999.5, 60)])
+def test_retry_after_is_whole_seconds_rounded_up(ms: float, seconds: int) -> None:
+    assert retry_after_s(ms) == seconds
+
+
+@pytest.mark.parametrize(
+    "failure", [errors.Throttled("busy"), errors.NotReady("replay"), errors.ShuttingDown("bye")]
+)
+def test_a_failure_that_may_be_retried_tells_when(failure: errors.TopicsError) -> None:
+    assert dict(error_answer(failure).headers)[b"retry-after"] == b"1"
+
+
+def test_a_call_that_a_shard_did_not_begin_in_time_may_be_retried() -> None:
+    failure = failure_of(RemoteError(ErrorCode.TIMEOUT, "Handler timeout"))
+    answer = error_answer(failure)
+    assert (answer.status, json.loads(bytes(answer.body))["error"]["code"]) == (503, "not_ready")
+    assert dict(answer.headers)[b"retry-after"] == b"1"

@@ -1,0 +1,80 @@
+"""Query strings: tokens and bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.front import LANES, running
+from topics.errors import InvalidRequest
+from topics.front.queries import (
+    PARAMETERS_MAX,
+    QUERY_MAX_BYTES,
+    Parameter,
+    boolean,
+    find_token,
+    parse_query,
+    text,
+)
+
+TOUCH = Parameter("touch", boolean, default=True)
+PREFIX = Parameter("prefix", text, default="")
+
+
+def test_declared_parameters_are_parsed_and_others_are_ignored() -> None:
+    query = parse_query((TOUCH, PREFIX), b"prefix=a&later=%31&prefix=b%2B+")
+    assert query[TOUCH] is True
+    assert query[PREFIX] == "b+ ", "the last value counts"
+    assert parse_query((TOUCH,), b"touch=false")[TOUCH] is False
+
+
+@pytest.mark.parametrize("raw", [b"touch=1", b"touch=", b"prefix=%ff", b"touch=\xff"])
+def test_a_query_that_cannot_be_parsed_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_query((TOUCH, PREFIX), raw)
+
+
+def test_a_route_without_parameters_does_not_read_its_query() -> None:
+    assert parse_query((), b"prefix=%ff")[PREFIX] == ""
+
+
+@pytest.mark.parametrize(
+    ("query", "token"),
+    [
+        (b"token=k", b"k"),
+        (b"a&token=%6b&token=2", b"k"),
+        (b"token=", b""),
+        (b"token=%C3%A9+", b"\xc3\xa9 "),
+        (b"atoken=k&token", None),
+        (b"", None),
+        (b"a&" * 30_000 + b"token=k", b"k"),
+    ],
+)
+def test_a_token_is_found_wherever_it_stands(query: bytes, token: bytes | None) -> None:
+    assert find_token(query) == token
+
+
+TOO_MUCH = ["a&" * PARAMETERS_MAX, "a" * (QUERY_MAX_BYTES + 1)]
+
+
+@LANES
+@pytest.mark.parametrize("query", TOO_MUCH, ids=["parameters", "bytes"])
+@pytest.mark.parametrize(
+    "path", ["/v0/topics/a", "/v0/topics", "/v0/watch/w", "/v0/ws", "/v0/health"]
+)
+async def test_a_client_without_a_key_does_not_hear_that_its_query_is_too_long(
+    fast: bool, query: str, path: str
+) -> None:
+    async with running(fast=fast, keys="sesame") as run:
+        client = await run.connect()
+        if path != "/v0/health":
+            assert (await client.ask("GET", f"{path}?{query}")).code == "unauthorized"
+        answer = await client.ask("GET", f"{path}?{query}", authorization="Bearer sesame")
+        assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+@LANES
+async def test_a_query_just_within_the_bounds_is_read(fast: bool) -> None:
+    async with running(fast=fast) as run:
+        client = await run.connect()
+        for query in ("a&" * (PARAMETERS_MAX - 1), "a" * QUERY_MAX_BYTES):
+            assert (await client.ask("GET", f"/v0/topics?{query}")).status == 200

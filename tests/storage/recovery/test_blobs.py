@@ -1,0 +1,178 @@
+"""Long writes at a start: what is wrong with a blob is told by its path, what is right is not read
+twice, and the start shows life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storage.log_support import START, Client, append_streamed
+from topics.engine.changes import start as process_start
+from topics.storage.disk import Damaged
+from topics.storage.recovery import recover
+from topics.storage.recovery import steps as recovery_steps
+from topics.storage.wal import blobs
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+
+RECORDS = [{"data": "x" * 100, "tag": f"t{number % 3}", "node": "n"} for number in range(40)]
+
+
+def make(
+    path: Path,
+    records: list[dict[str, Any]],
+    *,
+    orderly: bool,
+    follow: Callable[[Client], object] = lambda _: None,
+) -> Path:
+    """A directory with one blob: its path."""
+    client = Client(path)
+    client.put("a")
+    client.append("a", "before")
+    blob = append_streamed(client, "a", records=records)
+    follow(client)
+    (client.stop if orderly else client.kill)()
+    return blob
+
+
+def start(path: Path, report: Callable[[float], None] = lambda _: None) -> None:
+    recover(
+        path, 0, 1, START, wal_file_bytes=1 << 20, wal_sync_ms=200, boot="first", report=report
+    ).wal.stop()
+
+
+FOLLOWED: dict[str, Callable[[Client], object]] = {
+    "nothing": lambda _: None,
+    "a cap": lambda client: client.put("a", cap_records=7),
+    "a delete of the first": lambda client: client.delete_records("a", before_seq=20),
+    "a delete of a tag": lambda client: client.delete_records("a", match="t1"),
+}
+HURT: dict[str, Callable[[bytes], bytes | None]] = {
+    **{
+        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+        for at in (0, 8, 12, 16, 24, 32, 39, 63)
+    },
+    **{
+        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+        for at in (64, 70, 100, 300, 600, -2)
+    },
+    **{
+        f"cut to {length}": lambda data, length=length: data[:length]
+        for length in (0, 1, 63, 64, 65, 100, 400, -1)
+    },
+    "one byte more": lambda data: data + b"x",
+    "zeros": lambda data: bytes(len(data)),
+    "not there": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("records", [RECORDS, [{"data": "x" * 100}] * 40], ids=["tagged", "plain"])
+def test_whatever_is_wrong_with_a_blob_is_damage_with_its_path(
+    tmp_path: Path, records: list[dict[str, Any]], orderly: bool
+) -> None:
+    """At the start, or, when that follows an orderly stop and needs nothing of it, when its records
+    are first wanted.
+    """
+    for number, follow in enumerate(FOLLOWED.values()):
+        path = tmp_path / f"{number}"
+        blob = make(path, records, orderly=orderly, follow=follow)
+        whole = blob.read_bytes()
+        for name, hurt in HURT.items():
+            data = hurt(whole)
+            blob.unlink(missing_ok=True)
+            if data is not None:
+                blob.write_bytes(data)
+            with pytest.raises(Damaged) as damage:
+                _start_and_read(path)
+            assert damage.value.path == blob, name
+        blob.write_bytes(whole)
+        _start_and_read(path)
+
+
+def _start_and_read(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        opened: list[WalFile] = []
+        real = WalFile.open
+        patch.setattr(
+            WalFile, "open", lambda path, shard: opened.append(real(path, shard)) or opened[-1]
+        )
+        try:
+            client = Client(path)
+            try:
+                for blob_id in client.wal.blobs.added():
+                    client.wal.blobs.body(*blob_id)
+            finally:
+                client.kill()
+        finally:
+            for file in opened:  # a start that is refused ends the process, and leaves that to it
+                file.close()
+
+
+def test_after_an_orderly_stop_a_blob_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = BlobStore._crc_of_rest
+
+    def counting(store: BlobStore, *arguments: Any) -> int:
+        read.append(1)
+        return real(store, *arguments)
+
+    monkeypatch.setattr(BlobStore, "_crc_of_rest", counting)
+    make(tmp_path / "data", [{"data": "x"}] * 40, orderly=True)
+    client = Client(tmp_path / "data")
+    assert read == [], "an orderly stop: the start looks at its header"
+    for _ in range(2):
+        assert client.read("a").count == 41
+    assert len(read) == 1, "the first read looks at all of it"
+    client.kill()
+    Client(tmp_path / "data").kill()
+    assert len(read) == 2, "a kill: the start looks at all of it"
+
+
+def test_a_start_shows_life_in_each_of_its_long_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "data", RECORDS * 20, orderly=False)
+    monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
+    steps: list[str] = []
+    for step in ("open_log", "restore_topics"):
+        real = getattr(recovery_steps, step)
+        monkeypatch.setattr(recovery_steps, step, _noting(steps, step, real))
+    for where, step in (
+        (BlobStore, "_crc_of_rest"),
+        (BlobStore, "sweep"),
+        (process_start, "decide"),
+    ):
+        monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
+    monkeypatch.setattr("topics.storage.pulse.ITEMS", 1)
+    told: list[float] = []
+
+    def report(share: float) -> None:
+        told.append(share)
+        steps.append("life")
+
+    start(tmp_path / "data", report)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert _after(steps, "_crc_of_rest") > 100, "a blob of 100,000 bytes, read by 1,000"
+    assert _after(steps, "sweep")
+
+
+def _noting(steps: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        steps.append(name)
+        return real(*arguments, **options)
+
+    return call
+
+
+def _after(steps: list[str], name: str) -> int:
+    """Signs of life between this step and the next."""
+    rest = steps[steps.index(name) + 1 :]
+    return next((count for count, step in enumerate(rest) if step != "life"), len(rest))

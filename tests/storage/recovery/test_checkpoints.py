@@ -1,0 +1,91 @@
+"""Which checkpoint a start believes, and what it lays over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import (
+    Client,
+)
+from topics.errors import TopicNotFound
+from topics.storage import checkpoints
+from topics.storage.disk import Damaged
+
+# Checkpoints
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[Path]:
+    """A shard that was stopped in order twice, so that two checkpoints stand."""
+    for number in range(2):
+        client = Client(tmp_path / "data")
+        client.put("e", durability="ephemeral")
+        client.append("e", number, number)
+        client.append("d", number)
+        client.stop()
+    return tmp_path / "data"  # type: ignore[return-value]
+
+
+def checkpoint_files(path: Path) -> list[Path]:
+    return sorted((path / "checkpoint" / "00").glob("*.ckpt"))
+
+
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_checkpoint_is_believed(stopped: Path) -> None:
+    client = Client(stopped)
+    assert client.engine.topic("e").head_seq == 4
+    assert client.engine.topic("d").head_seq == 2
+    client.kill()
+
+
+@pytest.mark.parametrize("spoiled", [1, 2])
+def test_with_damaged_checkpoints_no_seq_is_given_twice(spoiled: int, stopped: Path) -> None:
+    files = checkpoint_files(stopped)
+    assert len(files) == 2
+    for path in files[-spoiled:]:
+        spoil(path)
+    client = Client(stopped)
+    assert client.engine.topic("d").head_seq == 2
+    assert client.append("e", "next")[0] > 4
+    client.kill()
+
+
+def test_a_checkpoint_of_an_unknown_version_is_refused_by_name(stopped: Path) -> None:
+    path = checkpoint_files(stopped)[-1]
+    content = bytearray(path.read_bytes())
+    content[8] = 9
+    path.write_bytes(content)
+    with pytest.raises(
+        Damaged, match=f"{path.name}, offset 8: has format version 9; this program reads version 2"
+    ):
+        Client(stopped)
+
+
+def test_what_came_after_the_last_stop_is_laid_over_its_checkpoint(stopped: Path) -> None:
+    client = Client(stopped)
+    client.append("d", "later")
+    client.delete("e")
+    client.kill()
+    client = Client(stopped)
+    assert client.engine.topic("d").head_seq == 3
+    with pytest.raises(TopicNotFound):
+        client.engine.topic("e")
+    client.kill()
+
+
+def test_two_checkpoints_are_kept(stopped: Path) -> None:
+    for _ in range(3):
+        Client(stopped).stop()
+    files = checkpoint_files(stopped)
+    assert len(files) == checkpoints.KEEP
+    newest, older = checkpoints.whole(stopped / "checkpoint" / "00")
+    assert newest.lsn > older.lsn
+    assert checkpoints.decode(files[-1].read_bytes()) == newest

@@ -1,0 +1,167 @@
+"""No seq is given twice after a kill, a power loss or a change of class."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import (
+    Client,
+    ForgetfulDisk,
+)
+from tests.support.recovery import CLASSES
+from topics.engine.topic import RESERVE_MIN
+
+# Power loss: seqs
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("losses", [1, 2])
+def test_no_seq_is_given_twice_when_the_power_goes(
+    durability: str, losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "0", sync_ms=60_000)
+    client.put("a", durability=durability)
+    client.append("a", "first")
+    handed_out = 1
+    for loss in range(losses):
+        for number in range(10):
+            handed_out = client.append("a", number, "and one more")[0] + 1
+        disk.power_loss(tmp_path / f"{loss}", tmp_path / f"{loss + 1}")
+        client.kill()
+        client = Client(tmp_path / f"{loss + 1}", boot=f"boot {loss}", sync_ms=60_000)
+        if durability == "fsync":
+            assert client.engine.topic("a").head_seq == handed_out
+        assert client.append("a", "next")[0] > handed_out
+    client.kill()
+
+
+@pytest.mark.parametrize("before", ["memory", "disk"])
+def test_a_topic_that_became_fsync_loses_nothing_and_tells_of_no_loss(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability=before)
+    client.append("a", "old class")
+    client.put("a", durability="fsync")
+    client.append("a", "new class")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 2
+    assert client.engine.topic("a").losses == ()
+    assert client.append("a", "next") == (3, False)
+    client.kill()
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_no_seq_is_given_twice_after_a_kill(durability: str, tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.put("a", durability=durability)
+    last = [client.append("a", number)[0] for number in range(5)][-1]
+    client.kill()
+    client = Client(tmp_path / "data")
+    first = client.append("a", "next")[0]
+    assert first == last + 1 if durability != "ephemeral" else first > last
+    client.kill()
+
+
+def test_records_in_memory_only_are_gone_after_a_restart_and_the_topic_is_not(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path / "data")
+    client.put("a", durability="ephemeral", cap_records=5)
+    client.append("a", 1, 2, 3)
+    assert client.read("a").count == 3
+    client.kill()
+    client = Client(tmp_path / "data")
+    topic = client.engine.topic("a")
+    assert (topic.count, topic.config.cap_records, topic.earliest_seq) == (0, 5, topic.head_seq + 1)
+    client.kill()
+
+
+def test_an_orderly_stop_keeps_the_head_of_records_in_memory_only(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.put("a", durability="ephemeral")
+    client.append("a", 1, 2, 3)
+    client.stop()
+    client = Client(tmp_path / "data")
+    assert client.append("a", 4) == (4, False)
+    client.kill()
+
+
+def test_a_kill_soon_after_an_orderly_start_gives_no_seq_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data")
+    client.put("a", durability="ephemeral")
+    client.append("a", 1, 2, 3)
+    client.stop()
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    assert client.append("a", 4) == (4, False)
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.append("a", "next")[0] > 4
+    client.kill()
+
+
+def test_many_records_in_memory_only_are_never_ahead_of_their_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability="ephemeral")
+    last = 0
+    for number in range(8):
+        last = client.append("a", *range(1500))[0] + 1499
+        disk.power_loss(tmp_path / "data", tmp_path / f"left {number}")
+        other = Client(tmp_path / f"left {number}", boot="second")
+        assert other.append("a", "next")[0] > last
+        other.kill()
+    client.kill()
+
+
+@pytest.mark.parametrize("before", CLASSES)
+@pytest.mark.parametrize("after", CLASSES)
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_change_of_class_in_place_gives_no_seq_twice(
+    before: str, after: str, loses_power: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "0", sync_ms=60_000)
+    client.put("a", durability=before)
+    client.append("a", *range(5000))
+    client.append("a", "old class")
+    client.put("a", durability=after)
+    last = client.append("a", "new class")[0]
+    for start in (1, 2):
+        if loses_power:
+            disk.power_loss(tmp_path / f"{start - 1}", tmp_path / f"{start}")
+        else:
+            shutil.copytree(tmp_path / f"{start - 1}", tmp_path / f"{start}")
+        client.kill()
+        client = Client(
+            tmp_path / f"{start}", boot=f"boot {start}" if loses_power else "first", sync_ms=60_000
+        )
+        assert client.engine.topic("a").config.durability == after
+        first = client.append("a", "next")[0]
+        assert first > last
+        last = first
+    client.kill()
+
+
+def test_without_a_name_for_the_run_every_start_is_taken_for_a_power_loss(tmp_path: Path) -> None:
+    first_seqs = []
+    for _ in range(3):
+        client = Client(tmp_path / "data", boot="")
+        first_seqs.append(client.append("a", 1)[0])
+        client.kill()
+    assert first_seqs[0] == 1
+    assert all(later >= earlier + RESERVE_MIN for earlier, later in pairwise(first_seqs))

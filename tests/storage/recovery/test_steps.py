@@ -1,0 +1,280 @@
+"""What a start finds again, and what it leaves on the disk before the first write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.storage.log_support import (
+    FILE_BYTES,
+    START,
+    Client,
+    ForgetfulDisk,
+    failing,
+    log_files,
+    state,
+)
+from tests.support.recovery import busy_client, recovered_state
+from topics.engine.now import Now
+from topics.errors import TopicNotFound
+from topics.formats.disk.frames import FrameKind
+from topics.storage import disk as disk_functions
+from topics.storage.disk import boot_id, make_directory
+from topics.storage.recovery import recover
+from topics.storage.wal import file as wal_file
+from topics.storage.wal.file import WalFile
+
+# What comes back
+
+
+def test_an_empty_folder_is_an_empty_shard(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    assert state(client) == {}
+    assert client.shard.cut_bytes == 0
+    client.kill()
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_everything_comes_back_as_it_was(end: str, tmp_path: Path) -> None:
+    client = busy_client(tmp_path / "data")
+    before = state(client)
+    getattr(client, end)()
+    assert recovered_state(tmp_path / "data") == before
+
+
+def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
+    busy_client(tmp_path / "data").kill()
+    once = recovered_state(tmp_path / "data")
+    assert recovered_state(tmp_path / "data") == once
+    lost_power = recovered_state(tmp_path / "data", boot="second")
+    assert recovered_state(tmp_path / "data", boot="second") == lost_power
+
+
+def test_a_log_of_many_files_comes_back(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data", file_bytes=8192)
+    for number in range(200):
+        client.append("a", "x" * 200, number)
+    before = state(client)
+    client.kill()
+    assert len(log_files(tmp_path / "data")) > 5
+    assert recovered_state(tmp_path / "data", file_bytes=8192) == before
+
+
+def test_the_log_goes_on_where_it_ended(tmp_path: Path) -> None:
+    for number in range(5):
+        client = Client(tmp_path / "data")
+        assert client.append("a", number) == (number + 1, False)
+        client.kill()
+    client = Client(tmp_path / "data")
+    assert [record["data"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    client.kill()
+
+
+def test_a_topic_that_was_deleted_stays_deleted_and_its_id_and_epoch_are_not_used_again(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path / "data")
+    client.append("a", 1)
+    first = client.engine.topic("a")
+    client.delete("a")
+    client.kill()
+    client = Client(tmp_path / "data")
+    with pytest.raises(TopicNotFound):
+        client.engine.topic("a")
+    client.append("a", 2)
+    again = client.engine.topic("a")
+    assert again.id > first.id
+    assert again.epoch > first.epoch
+    assert again.head_seq == 1
+    client.kill()
+
+
+def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
+    busy_client(tmp_path / "data", file_bytes=4096 + 1024).kill()
+    told: list[float] = []
+    shard = recover(
+        tmp_path / "data",
+        0,
+        1,
+        START,
+        wal_file_bytes=FILE_BYTES,
+        wal_sync_ms=200,
+        report=told.append,
+        boot="x",
+    )
+    shard.wal.stop()
+    assert told == sorted(told)
+    assert len(told) > 3
+    assert told[-1] == 1.0
+    assert told[-2] == pytest.approx(1.0)
+
+
+def test_the_machine_has_a_name_for_this_run() -> None:
+    assert boot_id() == boot_id() != ""
+
+
+def test_a_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
+    busy_client(tmp_path / "data").kill()
+    leftover = tmp_path / "data" / "wal" / "00" / "00000000ffffffff.new"
+    leftover.write_bytes(b"half")
+    recovered_state(tmp_path / "data")
+    assert not leftover.exists()
+
+
+def test_before_the_first_write_the_disk_knows_of_this_start(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    assert client.wal.synced == client.wal.position > 0
+    client.kill()
+
+
+def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy_client(tmp_path / "data").kill()
+    expected = recovered_state(tmp_path / "data")
+    for path in (tmp_path / "data" / "wal" / "00").glob("*.[rs]*e"):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        patch.setattr(WalFile, "holds", lambda *_: False)
+        full = Client(tmp_path / "data")
+    assert [frame.kind for frame in full.shard.unsaid] == [FrameKind.START]
+    assert full.wal.short_of_room
+    assert state(full) == expected
+    assert full.wal.find_room()
+    full.wal.begin(full.shard.unsaid)
+    full.wal.wait_synced()
+    full.append("after", 1)
+    full.kill()
+    assert recovered_state(tmp_path / "data").keys() == expected.keys() | {"after"}
+
+
+def test_frames_that_were_only_written_are_synced_before_one_vouches_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.append("a", 1)
+    client.append("a", "written, not synced")
+    shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    client.kill()
+    disk = ForgetfulDisk(monkeypatch)
+    writes: list[int] = []
+    real = os.pwritev
+
+    def noting(fd: int, pieces: list[bytes], offset: int) -> int:
+        writes.append(len(disk._contents))
+        return real(fd, pieces, offset)
+
+    monkeypatch.setattr(os, "pwritev", noting)
+    Client(tmp_path / "killed").kill()
+    assert writes == [0, 1], "the frames once more, and after a sync the one that speaks of them"
+
+
+# Power loss: names
+
+
+def test_names_that_a_killed_process_has_not_synced_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    make_directory(tmp_path / "data")
+    with monkeypatch.context() as patch:
+        for module in (disk_functions, wal_file):
+            patch.setattr(module, "sync_directory", lambda _folder: None)
+        Client(tmp_path / "data").kill()
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.put("a", durability="fsync")
+    client.append("a", "promised")
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.engine.topic("a").head_seq == 1
+    client.kill()
+
+
+# Time
+
+
+def ts_of(client: Client, name: str, seq: int) -> int:
+    (record,) = msgspec.json.decode(
+        b"[%b]" % b",".join(map(bytes, client.read(name, seq - 1, 1).pieces))
+    )
+    return int(record["$ts"])
+
+
+def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="disk")
+    client.append("a", 1)
+    client.later(5_000)
+    client.put("a", durability="ephemeral")
+    client.later(5_000)
+    seq, _ = client.append("a", 2)
+    before = ts_of(client, "a", seq)
+    client.stop()
+    client = Client(tmp_path)
+    seq, _ = client.append("a", 3)
+    assert ts_of(client, "a", seq) == before
+    client.kill()
+
+
+@pytest.mark.parametrize("idle_ms", [0, 900, 1_900, 2_100, 60_000])
+def test_ts_of_an_ephemeral_topic_does_not_go_back_by_a_kill_and_a_clock_that_steps_back(
+    tmp_path: Path, idle_ms: int
+) -> None:
+    """It may have been written to all the time, or after a while."""
+    client, before = Client(tmp_path), 0
+    client.put("a", durability="ephemeral")
+    for life in range(3):
+        for _ in range(3):
+            client.later(idle_ms)
+            seq, _ = client.append("a", life)
+            assert ts_of(client, "a", seq) >= before, life
+            before = ts_of(client, "a", seq)
+        client.kill()
+        client = Client(tmp_path, now=Now(START.ts, client.now.ms + 1))
+    seq, _ = client.append("a", "last")
+    assert before <= ts_of(client, "a", seq) <= before + 2_000 * 3, "and it is not far ahead"
+    client.kill()
+
+
+def test_a_start_tells_the_log_once_of_an_ephemeral_topic_that_nobody_writes_to(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="ephemeral")
+    seq, _ = client.append("a", 1)
+    before = ts_of(client, "a", seq)
+    told = []
+    for _ in range(4):
+        client.kill()
+        client = Client(tmp_path, now=Now(START.ts - 1_000, client.now.ms + 1))
+        told.append(client.wal.counters.frames)
+    assert told == [2, 1, 1, 1], "of the topic, and of the start"
+    seq, _ = client.append("a", 2)
+    assert ts_of(client, "a", seq) >= before
+    client.kill()
+
+
+def test_a_busy_ephemeral_topic_writes_one_frame_a_second_to_keep_its_time(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put("a", durability="ephemeral")
+    frames = client.wal.counters.frames
+    for _ in range(500):
+        client.later(10)
+        client.append("a", 1)
+    assert 3 <= client.wal.counters.frames - frames <= 6
+    client.kill()

@@ -1,0 +1,313 @@
+"""Torn tails are cut and counted; damage below synced data is refused by name."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.storage.log_support import (
+    FILE_BYTES,
+    START,
+    Client,
+    log_files,
+)
+from tests.support.recovery import frames_of
+from topics.formats.disk.frames import FRAME_HEADER_BYTES
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.disk import Damaged
+from topics.storage.recovery import recover
+
+# Torn tails and damage
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A small log in one file, killed."""
+    client = Client(tmp_path / "data", file_bytes=8192)
+    client.put("a", durability="fsync")
+    client.append("a", "one", key="k")
+    client.append("a", "two", "three")
+    client.append("b", 1)
+    client.kill()
+    return tmp_path / "data"
+
+
+def promised(path: Path) -> int:
+    """Offset up to which the frames of the only file say that the log was synced."""
+    (file,) = log_files(path)
+    return FILE_HEADER_BYTES + max(header.durable_lsn for _, header in frames_of(file))
+
+
+def changed(path: Path, target: Path, content: bytes) -> Path:
+    """``path`` with another content of its only log file, in the folder ``target`` (which may hold
+    an earlier try).
+    """
+    folder = target / "wal" / "00"
+    folder.mkdir(parents=True, exist_ok=True)
+    for later in log_files(target)[1:]:
+        later.unlink()
+    (folder / log_files(path)[0].name).write_bytes(content)
+    return target
+
+
+def seen(path: Path) -> dict[str, bytes] | Damaged:
+    """The records of every topic after a start; or why there was none."""
+    try:
+        client = Client(path, file_bytes=8192)
+    except Damaged as damage:
+        return damage
+    found = {name: client.records(name) for name in client.engine.topics}
+    client.kill()
+    return found
+
+
+def prefixes(path: Path) -> dict[int, dict[str, bytes]]:
+    """What is seen when the log ends at each of its frames, by that offset."""
+    (file,) = log_files(path)
+    content = file.read_bytes()
+    offsets = [offset for offset, _ in frames_of(file)]
+    end = (
+        offsets[-1]
+        + FRAME_HEADER_BYTES
+        + len(content[offsets[-1] + FRAME_HEADER_BYTES :].rstrip(b"\0"))
+    )
+    found: dict[int, dict[str, bytes]] = {}
+    for number, offset in enumerate([*offsets, end]):
+        target = changed(
+            path, path.with_name(f"prefix {number}"), content[:offset].ljust(len(content), b"\0")
+        )
+        shown = seen(target)
+        assert isinstance(shown, dict)
+        found[offset] = shown
+    return found
+
+
+@pytest.fixture
+def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open a log some thousand times and lose no power."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_syncs")
+def test_a_log_cut_at_any_byte_is_a_prefix(small: Path, tmp_path: Path) -> None:
+    expected = prefixes(small)
+    content = log_files(small)[0].read_bytes()
+    for cut in range(FILE_HEADER_BYTES, max(expected) + 1):
+        target = changed(small, tmp_path / "cut", content[:cut].ljust(len(content), b"\0"))
+        # Where a frame ends in zeros of its own, less than all of it may have been cut.
+        whole = max(
+            offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut
+        )
+        assert seen(target) == expected[whole], cut
+        if cut % 8 == 0:
+            assert seen(target) == expected[whole], "the tail was cut for good"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_syncs")
+def test_a_file_cut_short_is_damage_and_no_torn_tail(small: Path, tmp_path: Path) -> None:
+    content = log_files(small)[0].read_bytes()
+    end = len(content.rstrip(b"\0"))
+    for cut in (
+        FILE_HEADER_BYTES,
+        end - 1,
+        end,
+        len(content) - 1,
+        *random.Random(1).sample(range(FILE_HEADER_BYTES, end), 40),
+    ):
+        target = changed(small, tmp_path / "cut", content[:cut])
+        found = seen(target)
+        assert isinstance(found, Damaged)
+        assert (found.path, found.offset) == (log_files(target)[0], cut)
+        assert log_files(target)[0].stat().st_size == cut, "damage is left as it was found"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_syncs")
+def test_a_flipped_bit_is_a_prefix_with_all_that_was_promised_or_damage_by_name(
+    small: Path, tmp_path: Path
+) -> None:
+    expected = prefixes(small)
+    content = log_files(small)[0].read_bytes()
+    frames = [offset for offset, _ in frames_of(log_files(small)[0])]
+    safe = promised(small)
+    dice = random.Random(2)
+    for byte in range(FILE_HEADER_BYTES, max(expected)):
+        bad = bytearray(content)
+        bad[byte] ^= 1 << dice.randrange(8)
+        target = changed(small, tmp_path / "flipped", bytes(bad))
+        hurt = max(offset for offset in frames if offset <= byte)
+        found = seen(target)
+        if isinstance(found, Damaged):
+            assert (found.path, found.offset) == (log_files(target)[0], hurt)
+            assert hurt < safe
+            assert log_files(target)[0].read_bytes() == bytes(bad), "damage is left as it was found"
+        else:
+            padding = found == expected[max(expected)]
+            assert padding or (found == expected[hurt] and hurt >= safe), byte
+
+
+@pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 44, 4095])
+def test_a_damaged_file_header_is_damage_unless_nothing_reads_it(byte: int, small: Path) -> None:
+    path = log_files(small)[0]
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)
+    found = seen(small)
+    if byte < 44:
+        assert isinstance(found, Damaged)
+        assert (found.path, found.offset) == (path, 0)
+    else:
+        assert isinstance(found, dict)
+
+
+def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    client.append("a", "first")
+    for _ in range(6):
+        client.append("a", "x" * 400)
+    shutil.copytree(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    path = log_files(tmp_path / "left")[0]
+    offset, header = frames_of(path)[4]
+    content = bytearray(path.read_bytes())
+    content[offset : offset + header.end - header.lsn] = bytes(header.end - header.lsn)
+    path.write_bytes(content)
+    client = Client(tmp_path / "left", boot="second")
+    assert client.shard.cut_bytes > 0
+    seqs = [record["$seq"] for record in msgspec.json.decode(b"[%b]" % client.records("a"))]
+    client.kill()
+    assert seqs == [1, 2]
+    # The frames behind the hole must not come back once the log has grown up to them.
+    client = Client(tmp_path / "left", boot="second")
+    while client.wal.position <= header.lsn + 3000:
+        client.append("a", "y" * 400)
+    before = client.records("a")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second")
+    assert client.records("a") == before
+    client.kill()
+
+
+def test_zeros_in_the_place_of_a_synced_frame_are_damage(small: Path) -> None:
+    path = log_files(small)[0]
+    offset, header = frames_of(path)[2]
+    content = bytearray(path.read_bytes())
+    content[offset : offset + header.end - header.lsn] = bytes(header.end - header.lsn)
+    path.write_bytes(content)
+    found = seen(small)
+    assert isinstance(found, Damaged)
+    assert found.offset == offset
+
+
+def test_a_torn_tail_is_cut_and_counted(small: Path) -> None:
+    path = log_files(small)[0]
+    offset, header = frames_of(path)[-1]
+    content = bytearray(path.read_bytes())
+    content[offset + FRAME_HEADER_BYTES] ^= 0xFF
+    path.write_bytes(content)
+    client = Client(small, file_bytes=8192)
+    assert 0 < header.body_len <= client.shard.cut_bytes - FRAME_HEADER_BYTES + 1
+    client.kill()
+    client = Client(small, file_bytes=8192)
+    assert client.shard.cut_bytes == 0
+    client.kill()
+
+
+def test_damage_below_a_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.put("a", durability="fsync")
+    client.append("a", "one")
+    client.append("a", "two")
+    client.stop()
+    path = log_files(tmp_path / "data")[0]
+    offset, _ = frames_of(path)[-1]
+    content = bytearray(path.read_bytes())
+    content[offset + FRAME_HEADER_BYTES] ^= 1
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(Damaged, match="the checkpoint says that it had been synced") as raised:
+            Client(tmp_path / "data")
+        assert raised.value.offset == offset
+        assert path.read_bytes() == bytes(content)
+
+
+def test_a_log_that_ends_before_its_checkpoint_is_damage(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.append("a", "one")
+    client.append("a", "two")
+    client.stop()
+    path = log_files(tmp_path / "data")[0]
+    offset, _ = frames_of(path)[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[:offset].ljust(len(content), b"\0"))
+    with pytest.raises(Damaged, match="before the checkpoint"):
+        Client(tmp_path / "data")
+    path.unlink()
+    with pytest.raises(Damaged, match="before the checkpoint"):
+        Client(tmp_path / "data")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A log of several files, killed."""
+    client = Client(tmp_path / "data", file_bytes=8192)
+    for _ in range(40):
+        client.append("a", "x" * 500)
+    client.kill()
+    assert len(log_files(tmp_path / "data")) > 4
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_missing_file_is_damage(number: int, many: Path) -> None:
+    files = log_files(many)
+    files[number].unlink()
+    with pytest.raises(Damaged, match="missing or cut") as raised:
+        Client(many)
+    assert raised.value.path == files[number + 1]
+
+
+def test_a_damaged_frame_in_an_earlier_file_is_damage(many: Path) -> None:
+    path = log_files(many)[1]
+    offset, _ = frames_of(path)[-1]
+    content = bytearray(path.read_bytes())
+    content[offset + 70] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="the next file says") as raised:
+        Client(many)
+    assert (raised.value.path, raised.value.offset) == (path, offset)
+
+
+def test_an_earlier_file_that_ends_too_soon_is_damage(many: Path) -> None:
+    path = log_files(many)[1]
+    offset, _ = frames_of(path)[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[:offset].ljust(len(content), b"\0"))
+    with pytest.raises(Damaged, match="missing or cut"):
+        Client(many)
+
+
+def test_another_shards_file_is_damage(many: Path) -> None:
+    (many / "wal" / "00").rename(many / "wal" / "01")
+    with pytest.raises(Damaged, match="belongs to shard 0"):
+        recover(many, 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200)
+
+
+def test_a_file_of_an_unknown_version_is_refused_by_name(small: Path) -> None:
+    path = log_files(small)[0]
+    content = bytearray(path.read_bytes())
+    content[8] = 9
+    path.write_bytes(content)
+    with pytest.raises(
+        Damaged, match="has format version 9; this program reads versions up to 2"
+    ) as raised:
+        Client(small)
+    assert raised.value.path == path

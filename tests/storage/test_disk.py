@@ -1,0 +1,76 @@
+"""What durable files need: room that is looked for before it is taken, zeros, write-back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.wal import leave_room
+from topics.formats.disk.wal import FileHeader
+from topics.storage import checkpoints, disk
+from topics.storage.disk import MARGIN_BYTES, allocate, check_room, write_back
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.spares import prepare
+
+SIZE = 64 << 10
+
+
+MAKERS: list[Callable[[Path], object]] = [
+    lambda folder: WalFile(folder, FileHeader(0, 0, 0), SIZE).create(),
+    lambda folder: prepare(folder, "a", SIZE),
+    lambda folder: BlobStore(folder).begin(1, 1, SIZE),
+    lambda folder: checkpoints.keep_room(folder),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_file_that_has_no_room_takes_none_for_a_moment(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        leave_room(patch, SIZE)
+        with pytest.raises(OSError, match="No space left") as raised:
+            make(tmp_path)
+    assert raised.value.errno == errno.ENOSPC
+    assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) == 0
+
+
+def test_others_keep_a_margin_and_a_disk_that_does_not_tell_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_room(monkeypatch, MARGIN_BYTES + SIZE)
+    check_room(tmp_path, SIZE)
+    with pytest.raises(OSError, match="No space left"):
+        check_room(tmp_path, SIZE + 512)
+    monkeypatch.setattr(
+        os, "statvfs", lambda _: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096)
+    )
+    with pytest.raises(OSError, match="Input/output error"):
+        allocate(0, tmp_path, SIZE)
+
+
+def test_what_cannot_be_written_back_is_told_as_the_sync_would_not_hear_of_it(
+    tmp_path: Path,
+) -> None:
+    read, write = os.pipe()
+    with pytest.raises(OSError, match="Illegal seek"):
+        write_back(write, 0, 4096)
+    os.close(read)
+    os.close(write)
+
+
+def test_zeros_are_written_where_the_disk_has_no_call_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 10_000)
+    with path.open("r+b") as file:
+        monkeypatch.setattr(disk, "_fallocate", None)
+        disk.zero(file.fileno(), 100, 9_000)
+    assert path.read_bytes() == b"x" * 100 + bytes(9_000) + b"x" * 900

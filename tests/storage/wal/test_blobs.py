@@ -1,0 +1,150 @@
+"""Blob files: whole or refused, never a name without its bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from topics.formats.disk import blob
+from topics.storage.disk import Damaged
+from topics.storage.wal import blobs
+from topics.storage.wal.blobs import BlobStore
+
+BODY = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blob" / "00")
+
+
+def put(store: BlobStore, topic_id: int = 5, first_seq: int = 10) -> Path:
+    writer = store.begin(topic_id, first_seq, len(BODY))
+    for start in range(0, len(BODY), 3000):
+        writer.write([BODY[start : start + 1000], BODY[start + 1000 : start + 3000]])
+    writer.finish()
+    store.add(topic_id, first_seq, 0)
+    return store.path(topic_id, first_seq)
+
+
+def again(store: BlobStore) -> BlobStore:
+    """As another process finds it."""
+    found = BlobStore(store.folder)
+    found.add(5, 10, 0)
+    return found
+
+
+def test_the_header_to_the_byte() -> None:
+    crc = blob.crc32c.crc32c(b"xyz", blob.body_crc(2, 7, 3))
+    assert blob.encode_header(2, 7, 3, crc) == (
+        b"TPBLOB01" + b"\x01\0\0\0" + crc.to_bytes(4, "little")
+        + b"\x02" + bytes(7) + b"\x07" + bytes(7) + b"\x03" + bytes(7) + bytes(24)
+    )  # fmt: skip
+
+
+def test_what_was_written_is_read(store: BlobStore) -> None:
+    put(store)
+    store.verify(5, 10)
+    assert bytes(store.body(5, 10)) == BODY
+
+
+def test_every_flipped_bit_is_noticed(store: BlobStore) -> None:
+    path = put(store)
+    whole = path.read_bytes()
+    for at in [*range(blob.HEADER_BYTES), blob.HEADER_BYTES + 1, len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(Damaged, match=path.name):
+            again(store).verify(5, 10)
+        with pytest.raises(Damaged, match=path.name):
+            again(store).body(5, 10)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, len(BODY)])
+def test_a_cut_file_is_refused(store: BlobStore, length: int) -> None:
+    path = put(store)
+    os.truncate(path, length)
+    with pytest.raises(Damaged):
+        store.verify(5, 10)
+
+
+def test_what_this_process_has_not_written_is_read_whole_once_and_before_any_byte_is_believed(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(store)
+    monkeypatch.setattr(blobs, "PIECE_BYTES", 1000)
+    beats: list[int] = []
+    for found in (store, again(store)):
+        found.beat = lambda: beats.append(1)
+        assert bytes(found.body(5, 10)) == bytes(found.body(5, 10)) == BODY
+    assert len(beats) == -(-len(BODY) // 1000), "what this process wrote is not read again"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(Damaged):
+        again(store).body(5, 10)
+
+
+@pytest.mark.parametrize("length", [0, 64, len(BODY)])
+def test_a_file_that_was_cut_since_it_was_written_is_not_mapped(
+    store: BlobStore, length: int
+) -> None:
+    os.truncate(put(store), length)
+    with pytest.raises(Damaged):
+        store.body(5, 10)
+
+
+def test_a_disk_that_does_not_give_it_is_damage(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = again(store)
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(Damaged, match="Input/output"):
+        found.body(5, 10)
+
+
+def test_a_missing_file_is_refused(store: BlobStore) -> None:
+    put(store).unlink()
+    with pytest.raises(Damaged, match="is missing"):
+        store.verify(5, 10)
+
+
+def test_another_writes_blob_is_refused(store: BlobStore) -> None:
+    put(store).rename(store.path(5, 11))
+    store.add(5, 11, 0)
+    with pytest.raises(Damaged, match="another write"):
+        store.verify(5, 11)
+
+
+def test_an_unfinished_blob_leaves_nothing(store: BlobStore) -> None:
+    writer = store.begin(5, 10, len(BODY))
+    writer.write([BODY[:100]])
+    writer.abandon()
+    writer.abandon()
+    assert list(store.folder.iterdir()) == []
+
+
+def test_no_room_leaves_nothing(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        store.begin(5, 10, len(BODY))
+    assert list(store.folder.iterdir()) == []
+
+
+def test_the_sweep_keeps_what_the_log_speaks_of(store: BlobStore) -> None:
+    kept = put(store)
+    put(store, topic_id=6)
+    gone = store.forget(6)
+    (store.folder / "7-1.new").write_bytes(b"half")
+    (store.folder / "notes.blob").write_bytes(b"of somebody else")
+    store.sweep({})
+    assert sorted(store.folder.iterdir()) == [kept, store.folder / "notes.blob"]
+    assert gone == [store.path(6, 10)]

@@ -1,0 +1,226 @@
+"""One file of the log: made whole or not at all, believed only when it is what its name says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.storage.log_support import ForgetfulDisk
+from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
+from topics.storage.disk import Damaged
+from topics.storage.wal import file as wal_file
+from topics.storage.wal.file import NoRoom, WalFile
+from topics.storage.wal.spares import prepare
+
+SIZE = 64 << 10
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[WalFile]:
+    file = WalFile(tmp_path, FileHeader(3, 0x1000, 7, SIZE), SIZE)
+    yield file
+    file.close()
+
+
+def failing(code: int) -> Any:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_a_new_file_has_its_name_its_header_and_all_its_room(file: WalFile, tmp_path: Path) -> None:
+    file.create()
+    (path,) = tmp_path.iterdir()
+    assert path.name == "0000000000001000.wal"
+    assert path.read_bytes() == encode_file_header(file.header).ljust(SIZE, b"\0")
+    assert path.stat().st_blocks * 512 >= SIZE
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_file_and_its_name_are_synced_before_the_first_frame(
+    file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, list[str]]] = []
+
+    def note(fd: int) -> None:
+        synced.append(
+            (
+                Path(f"/proc/self/fd/{fd}").readlink().name,
+                [path.suffix for path in tmp_path.iterdir()],
+            )
+        )
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(os, "fsync", note)
+    file.create()
+    assert synced == [("0000000000001000.new", [".new"]), (tmp_path.name, [".wal"])]
+
+
+def test_only_the_first_file_that_was_a_spare_waits_for_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss may take the others' names: there is one before them that says where they
+    belong.
+    """
+    disk = ForgetfulDisk(monkeypatch)
+    for base in (0, 4096, 8192):
+        WalFile(tmp_path, FileHeader(0, base, 7), SIZE).create(prepare(tmp_path, f"{base}", SIZE))
+    disk.power_loss(tmp_path, tmp_path / "left")
+    found = wal_file.log_paths(tmp_path / "left", 0)
+    assert [WalFile.open(path, 0).base for path in found] == [0, 4096, 8192]
+    assert [path.suffix for path in found] == [".wal", ".wal", ".spare"]
+
+
+@pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync"])
+def test_a_file_that_cannot_be_made_leaves_nothing_behind(
+    call: str, file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.ENOSPC))
+        with pytest.raises(NoRoom, match="no new log file") as raised:
+            file.create()
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+    file.create()
+    assert file.path.exists()
+
+
+def test_a_size_beyond_what_the_process_may_write_is_no_room(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
+    try:
+        with pytest.raises(NoRoom):
+            WalFile(tmp_path, FileHeader(0, 0, 0), SIZE + 1).create()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_once_the_file_has_its_name_is_not_taken_for_want_of_room(
+    file: WalFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_file, "sync_directory", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        file.create()
+    assert not isinstance(raised.value, NoRoom)
+
+
+def test_an_opened_file_is_the_one_that_was_made(file: WalFile) -> None:
+    file.create()
+    opened = WalFile.open(file.path, 3)
+    assert (opened.header, opened.size, opened.base, opened.seed) == (
+        file.header,
+        SIZE,
+        0x1000,
+        file.seed,
+    )
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("0000000000001000.wal", b"", "shorter than its header"),
+        ("0000000000001000.wal", bytes(SIZE), "is not a log file"),
+        (
+            "0000000000002000.wal",
+            encode_file_header(FileHeader(3, 0x1000, 7)),
+            "belongs to shard 3, LSN 0x1000",
+        ),
+        (
+            "0000000000001000.wal",
+            encode_file_header(FileHeader(4, 0x1000, 7)),
+            "belongs to shard 4, LSN 0x1000",
+        ),
+        ("other.wal", encode_file_header(FileHeader(3, 0x1000, 7)), "belongs to shard 3"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_damage(
+    name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match=reason) as raised:
+        WalFile.open(path, 3)
+    assert (raised.value.path, raised.value.offset) == (path, 0)
+    assert str(path) in str(raised.value)
+
+
+def test_offsets_and_room_count_the_header(file: WalFile) -> None:
+    assert file.offset(0x1000) == FILE_HEADER_BYTES
+    assert file.offset(0x1040) == FILE_HEADER_BYTES + 0x40
+    assert file.holds(0x1000, SIZE - FILE_HEADER_BYTES)
+    assert not file.holds(0x1000, SIZE - FILE_HEADER_BYTES + 1)
+
+
+def test_a_view_shows_what_is_written_later(file: WalFile) -> None:
+    file.create()
+    view = file.view()
+    os.pwrite(file.fd, b"later", 5000)
+    assert bytes(view[5000:5005]) == b"later"
+    assert view.readonly
+    assert file.view() is view
+
+
+def test_what_a_reader_holds_outlives_the_file(file: WalFile) -> None:
+    file.create()
+    os.pwrite(file.fd, b"held", 5000)
+    held = file.view()[5000:5004]
+    file.close()
+    assert bytes(held) == b"held"
+
+
+def test_a_cut_leaves_zeros_and_all_the_room(file: WalFile) -> None:
+    file.create()
+    os.pwrite(file.fd, b"x" * (SIZE - FILE_HEADER_BYTES), FILE_HEADER_BYTES)
+    file.cut(0x1000 + 100)
+    content = file.path.read_bytes()
+    assert content[FILE_HEADER_BYTES:] == (b"x" * 100).ljust(SIZE - FILE_HEADER_BYTES, b"\0")
+    assert file.path.stat().st_blocks * 512 >= SIZE
+
+
+def test_a_cut_shows_in_the_map_and_keeps_the_room(file: WalFile) -> None:
+    file.create()
+    os.pwrite(file.fd, b"cut off" * 2000, file.offset(0x1000))
+    view, blocks = file.view(), os.fstat(file.fd).st_blocks
+    file.cut(0x1007)
+    assert bytes(view[file.offset(0x1000) :]) == b"cut off".ljust(SIZE - FILE_HEADER_BYTES, b"\0")
+    assert (os.fstat(file.fd).st_size, os.fstat(file.fd).st_blocks) == (SIZE, blocks)
+
+
+def test_a_cut_never_makes_the_file_shorter_not_even_for_a_moment(
+    file: WalFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash in between would leave a file that seems to have lost its end."""
+    file.create()
+    monkeypatch.setattr(
+        "topics.storage.disk._fallocate", None
+    )  # it is written then, piece by piece
+    sizes: list[int] = []
+    for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
+        real = getattr(os, name)
+
+        def noted(*arguments: Any, real: Any = real) -> Any:
+            result = real(*arguments)
+            sizes.append(file.path.stat().st_size)
+            return result
+
+        monkeypatch.setattr(os, name, noted)
+    file.cut(0x1000 + 100)
+    assert set(sizes) == {SIZE}
+
+
+@pytest.mark.parametrize("left", [FILE_HEADER_BYTES, SIZE - 1])
+def test_a_file_that_is_shorter_than_it_was_made_is_damage(left: int, file: WalFile) -> None:
+    file.create()
+    os.truncate(file.path, left)
+    with pytest.raises(Damaged, match=f"made with {SIZE} bytes") as raised:
+        WalFile.open(file.path, 3)
+    assert (raised.value.path, raised.value.offset) == (file.path, left)

@@ -1,0 +1,134 @@
+"""A log without room for its next file goes on where it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+
+from tests.storage.log_support import failing
+from tests.support.wal import (
+    Gate,
+    Log,
+    frame,
+    frames_on_disk,
+    hand_over,
+)
+from topics.formats.disk.frames import (
+    Frame,
+    FrameKind,
+)
+from topics.storage.wal.file import NoRoom
+
+# A full disk
+
+
+def test_a_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> None:
+    hand_over(wal, frame(4000), sync=True)
+    deadline = time.monotonic() + 5
+    while not wal.writer.spares:
+        assert time.monotonic() < deadline, "no spare file was made"
+        time.sleep(0.001)
+    (inode,) = [spare.stat().st_ino for spare in wal.folder.glob("*.spare")]
+    hand_over(wal, frame(3000, seq=2), sync=True)
+    wal.wait_synced()
+    assert inode in {path.stat().st_ino for path in wal.folder.glob("*.wal")}
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2]
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = hand_over(wal, frame(2000, seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        refused = hand_over(wal, frame(3000, seq=2), frame(10, seq=3))
+    assert isinstance(refused.error, NoRoom)
+    assert (refused.written, refused.synced) == (before.written, before.written)
+    assert wal.failed is None
+    wal.resume(refused.written)
+    assert hand_over(wal, frame(100, seq=4)).written == wal.position  # fits the old file
+    hand_over(wal, frame(3000, seq=5), sync=True)
+    wal.wait_synced()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 4, 5]
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(wal, frame(4000), sync=True)
+    wal.writer.spares.fill_reserve()
+    assert not wal.short_of_room
+    delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        for among in ([frame(10)], [delete, frame(10)]):
+            refused = hand_over(wal, *among)
+            assert isinstance(refused.error, NoRoom)
+            assert wal.short_of_room
+            wal.resume(refused.written)
+        assert hand_over(wal, delete, sync=True).synced == wal.position
+        assert not wal.find_room()
+    assert [header.kind for header in frames_on_disk(wal.folder)] == [
+        FrameKind.APPEND,
+        FrameKind.DELETE,
+    ]
+    assert wal.short_of_room
+    assert wal.find_room()
+    assert not wal.short_of_room
+
+
+def test_a_log_knows_when_its_files_are_gone_or_others(wal: Log) -> None:
+    assert not wal.is_gone()
+    hand_over(wal, frame())
+    assert not wal.is_gone()
+    (path,) = wal.folder.glob("*.wal")
+    path.rename(path.with_suffix(".other"))
+    assert wal.is_gone()
+    path.with_suffix(".other").rename(path)
+    assert not wal.is_gone()
+    wal.folder.rename(wal.folder.with_name("moved"))
+    assert wal.is_gone()
+    wal.folder.mkdir()
+    assert wal.is_gone()
+    wal.give_up(OSError(errno.ENOENT, "gone"))
+    assert wal.next_progress().error is wal.failed is not None
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_what_was_handed_over_before_the_loop_knew_of_the_full_disk_is_dropped(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    wal.append(frame(2000, seq=1))
+    wal.flush(sync=True)
+    gate.wait()
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    for seq in range(2, 6):
+        wal.append(frame(3000, seq=seq))
+        wal.flush(sync=seq == 3)
+    gate.open()
+    refused = wal.next_progress()
+    while refused.error is None:
+        refused = wal.next_progress()
+    assert isinstance(refused.error, NoRoom)
+    wal.resume(refused.written)
+    hand_over(wal, frame(50, seq=9), sync=True)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 9]
+    assert wal.take_progress() == []
+
+
+def test_without_room_for_the_first_file_the_log_can_still_begin_later(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        assert isinstance(hand_over(wal, frame()).error, NoRoom)
+    wal.resume(0)
+    wal.flush(sync=True)
+    hand_over(wal, frame(seq=7), sync=True)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [7]

@@ -1,0 +1,157 @@
+"""The log as its loop sees it: files one after the other, waiting and stopping."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import ForgetfulDisk, failing
+from tests.support.wal import (
+    FILE_BYTES,
+    ROOM,
+    Log,
+    frame,
+    frames_on_disk,
+    hand_over,
+    start,
+)
+from topics.formats.disk.frames import (
+    FRAME_HEADER_BYTES,
+)
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.wal.file import NoRoom, WalFile
+
+# Files
+
+
+def test_a_file_that_is_full_is_synced_before_the_next_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    order: list[str] = []
+    real_sync, real_create = WalFile.sync, WalFile.create
+
+    def sync(file: WalFile) -> None:
+        order.append(f"sync {file.base}")
+        real_sync(file)
+
+    def create(file: WalFile, spare: Path | None) -> None:
+        order.append(f"create {file.base}")
+        real_create(file, spare)
+
+    monkeypatch.setattr(WalFile, "sync", sync)
+    monkeypatch.setattr(WalFile, "create", create)
+    length = frame(1000).length
+    fit = ROOM // length
+    for _ in range(2 * fit + 1):
+        wal.append(frame(1000))
+    wal.flush(sync=False)
+    wal.stop()
+    second, third = fit * length, 2 * fit * length
+    assert order == [
+        "create 0",
+        "sync 0",
+        f"create {second}",
+        f"sync {second}",
+        f"create {third}",
+        f"sync {third}",
+    ]
+
+
+def test_a_frame_takes_the_last_byte_of_a_file(wal: Log) -> None:
+    exact = frame(ROOM - FRAME_HEADER_BYTES - 4)
+    assert exact.length == ROOM
+    hand_over(wal, exact)
+    assert wal.counters.rotations == 1
+    hand_over(wal, frame(1), sync=True)
+    wal.wait_synced()
+    assert wal.counters.rotations == 2
+    assert [header.lsn for header in frames_on_disk(wal.folder)] == [0, ROOM]
+
+
+def test_a_frame_larger_than_a_file_gets_a_file_of_its_size(wal: Log) -> None:
+    for size in (10, 100_000, 10):
+        wal.append(frame(size))
+    wal.flush(sync=True)
+    wal.wait_synced()
+    sizes = [path.stat().st_size for path in sorted(wal.folder.glob("*.wal"))]
+    assert sizes == [FILE_BYTES, FILE_HEADER_BYTES + frame(100_000).length, FILE_BYTES]
+    assert len(frames_on_disk(wal.folder)) == 3
+
+
+def test_every_file_has_its_own_salt(wal: Log) -> None:
+    hand_over(wal, frame(ROOM - 100))
+    hand_over(wal, frame(ROOM - 100))
+    wal.flush(sync=True)
+    wal.wait_synced()
+    assert len({path.read_bytes()[24:32] for path in wal.folder.glob("*.wal")}) == 2
+
+
+# Waiting and stopping
+
+
+def test_waiting_for_the_disk_raises_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+        wal.append(frame())
+        wal.flush(sync=True)
+        with pytest.raises(NoRoom):
+            wal.wait_synced()
+    wal.resume(0)
+    wal.append(frame())
+    wal.flush(sync=True)
+    wal.wait_synced()
+    assert wal.synced == wal.position
+    wal.stop()
+
+
+def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1))
+    wal.append(frame(seq=2))
+    wal.stop()
+    assert wal.synced == wal.position
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_stopping_tells_when_the_last_records_did_not_reach_the_disk(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1))
+    wal.append(frame(seq=2))
+    monkeypatch.setattr(os, call, failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        wal.stop()
+
+
+def test_stopping_a_log_without_a_frame_makes_no_file(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal")
+    wal.stop()
+    assert list(wal.folder.iterdir()) == []
+
+
+def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    wal = start(tmp_path / "wal")
+    for seq in range(1, 4):
+        wal.append(frame(ROOM - 200, seq))
+        wal.flush(sync=True)
+    wal.wait_synced()
+    retired = wal.detach(wal.whole_files()[-1][1])
+    wal.retire(retired)
+    disk.power_loss(tmp_path / "wal", tmp_path / "left")
+    wal.stop()
+    assert retired
+    assert not {file.path.name for file in retired} & {
+        path.name for path in (tmp_path / "left").iterdir()
+    }

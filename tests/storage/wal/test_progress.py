@@ -1,0 +1,144 @@
+"""After an error nothing is written again, and what is refused is cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import failing
+from tests.support.wal import (
+    at_once,
+    frame,
+    frames_on_disk,
+    hand_over,
+    start,
+)
+from topics.formats.buffers import Buffer
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.disk import write_all
+from topics.storage.wal.file import WalFile
+
+# A broken disk
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_after_an_error_nothing_is_ever_written_again(
+    call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    good = hand_over(wal, frame(seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(code))
+        lost = hand_over(wal, frame(seq=2), sync=True)
+    assert lost.error is not None
+    assert lost.error.errno == code
+    assert lost.synced == good.synced
+    assert wal.failed is lost.error
+    content = (wal.folder / "0000000000000000.wal").read_bytes()
+    wal.append(frame(seq=3))
+    wal.flush(sync=True)
+    wal.stop()
+    assert (wal.folder / "0000000000000000.wal").read_bytes() == content
+    assert wal.synced == good.synced
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was reported as written stays, synced or not: it is acknowledged."""
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    hand_over(wal, frame(seq=2))
+    end = wal.position
+    real = os.pwritev
+
+    def torn(fd: int, pieces: list[bytes], offset: int) -> int:
+        real(fd, pieces, offset)
+        raise OSError(errno.EIO, "all of it was written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, torn if call == "pwritev" else failing(errno.EIO))
+        lost = hand_over(wal, frame(3000, seq=3), frame(seq=4), sync=True)
+    assert lost.error is not None
+    assert (lost.written, [header.first_seq for header in frames_on_disk(wal.folder)]) == (
+        end,
+        [1, 2],
+    )
+    content = next(wal.folder.glob("*.wal")).read_bytes()
+    assert not content[FILE_HEADER_BYTES + end :].strip(b"\0")
+    wal.stop()
+
+
+def test_a_sync_that_fails_beside_a_write_is_told_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the loop writes meanwhile is refused with the rest, though its write went well."""
+    wal = start(tmp_path / "wal", sync_ms=60_000)
+    good = hand_over(wal, frame(seq=1))
+    told: list[bool] = []
+    real = write_all
+
+    def meanwhile(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
+        real(fd, pieces, offset)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WalFile, "sync", failing(errno.EIO))
+            syncer = threading.Thread(
+                target=wal.writer.syncer.sync, args=(wal._files[0], good.written)
+            )
+            syncer.start()
+            syncer.join()
+        told.append(bool(select.select([wal.progress_fd], [], [], 0)[0]))
+
+    monkeypatch.setattr("topics.storage.wal.writer.write_all", meanwhile)
+    assert at_once(wal, frame(seq=2)) is None
+    assert told == [False]
+    lost = wal.next_progress()
+    assert (lost.error is wal.failed is not None, lost.written) == (True, good.written)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
+    wal.stop()
+
+
+def test_frames_that_cannot_be_cut_off_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing(errno.EIO))
+        patch.setattr(WalFile, "blank", failing(errno.EIO))
+        lost = hand_over(wal, frame(seq=2), sync=True)
+    assert lost.error is not None
+    assert "refused frames not cut off" in capsys.readouterr().out
+    wal.stop()
+
+
+def test_a_background_sync_that_fails_breaks_the_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal", sync_ms=1)
+    hand_over(wal, frame(), sync=True)
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    hand_over(wal, frame())
+    assert wal.next_progress().error is wal.failed is not None
+    wal.stop()
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_file_that_cannot_get_its_name_for_good_breaks_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(2000), sync=True)
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    wal.append(frame(3000))
+    wal.flush(sync=True)
+    assert wal.next_progress().error is wal.failed is not None
+    wal.stop()

@@ -1,0 +1,100 @@
+"""Spare files and the reserve of the log: kept, found again, and taken by those who may."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import failing
+from tests.support.wal import leave_room
+from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.wal import FileHeader
+from topics.storage.wal import spares as wal_spares
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.log import MAKE_ROOM
+from topics.storage.wal.spares import SPARES_MAX, SpareFiles
+
+SIZE = 64 << 10
+
+
+def log_file(folder: Path, base: int, size: int = SIZE) -> WalFile:
+    file = WalFile(folder, FileHeader(0, base, base), size)
+    file.create()
+    return file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_files_that_are_needed_no_more_fill_the_reserve_first_then_the_spares(
+    tmp_path: Path,
+) -> None:
+    stock = SpareFiles(tmp_path, SIZE)
+    stock.add([log_file(tmp_path, base) for base in range(2 + SPARES_MAX)])
+    assert (stock.has_reserve, len(stock)) == (True, SPARES_MAX)
+    assert names(tmp_path) == [f"{base:016x}.spare" for base in range(1, 1 + SPARES_MAX)] + [
+        "log.reserve"
+    ]
+    stock.add([log_file(tmp_path, 77, 2 * SIZE)])
+    assert len(names(tmp_path)) == 1 + SPARES_MAX
+    again = SpareFiles(tmp_path, SIZE)
+    assert (again.has_reserve, len(again)) == (True, SPARES_MAX)
+    other = SpareFiles(tmp_path, 2 * SIZE)
+    assert (other.has_reserve, len(other)) == (False, 0)
+    assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
+
+
+def test_a_file_whose_end_the_disk_did_not_learn_of_is_kept_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, files = SpareFiles(tmp_path, SIZE), [log_file(tmp_path, base) for base in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(wal_spares, "sync_directory", failing(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            stock.add(files)
+    assert (stock.has_reserve, len(stock)) == (False, 0)
+    stock.add(files)
+    assert (stock.has_reserve, len(stock)) == (True, 1)
+
+
+def test_room_is_found_when_there_is_a_spare_and_the_reserve(tmp_path: Path) -> None:
+    stock = SpareFiles(tmp_path, SIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        leave_room(patch, SIZE)
+        assert not stock.fill("a")
+        with pytest.raises(OSError, match="No space left"):
+            stock.fill_reserve()
+    assert names(tmp_path) == []
+    assert stock.fill("a")
+    assert names(tmp_path) == [*(path.name for path in tmp_path.glob("a.*.spare")), "log.reserve"]
+    taken = stock.take()
+    assert taken is not None
+    reserve = stock.take_reserve()
+    assert reserve is not None
+    assert stock.fill("a")
+    assert {taken, reserve} & {tmp_path / name for name in names(tmp_path)} == {taken, reserve}
+    stock.take()
+    stock.take_reserve()
+    assert (stock.take(), stock.take_reserve()) == (None, None)
+
+
+def test_a_spare_that_was_wanted_is_not_made_when_others_have_come_meanwhile(
+    tmp_path: Path,
+) -> None:
+    stock = SpareFiles(tmp_path, SIZE)
+    stock.add([log_file(tmp_path, base) for base in range(1 + SPARES_MAX)])
+    stock.prepare_next(99)
+    assert len(stock) == SPARES_MAX
+    assert len(names(tmp_path)) == 1 + SPARES_MAX
+
+
+def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -> None:
+    assert {
+        FrameKind.DELETE,
+        FrameKind.TOPIC_DELETED,
+        FrameKind.FLOOR,
+        FrameKind.START,
+    } == MAKE_ROOM

@@ -1,0 +1,247 @@
+"""The log's writer: order, groups, and what the loop writes itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.storage.log_support import failing
+from tests.support.wal import (
+    FILE_BYTES,
+    WAIT_MS,
+    Gate,
+    Log,
+    at_once,
+    frame,
+    frames_on_disk,
+    hand_over,
+    start,
+)
+from topics.storage.wal import writer as wal_writer
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.groups import GroupQueue, WalGroup
+from topics.storage.wal.writer import AT_ONCE_MAX_BYTES
+
+# Order and groups
+
+
+def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None:
+    locators = [wal.append(frame(seq=seq)) for seq in range(1, 6)]
+    wal.flush(sync=False)
+    progress = wal.next_progress()
+    assert progress.written == wal.position
+    found = frames_on_disk(wal.folder)
+    assert [header.lsn for header in found] == locators
+    assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
+
+
+def test_records_are_found_again_by_their_place(wal: Log) -> None:
+    locators = [wal.append(frame(size, seq=size)) for size in (1, 50, 3000, 2000, 7)]
+    wal.flush(sync=True)
+    wal.wait_synced()
+    for size, locator in zip((1, 50, 3000, 2000, 7), locators, strict=True):
+        view = wal.records(locator)
+        assert view.count == 1
+        assert bytes(view.blob) == b"%c" % (65 + size % 26) * size
+    assert wal.counters.rotations == 2
+
+
+def test_nothing_is_written_before_flush(wal: Log) -> None:
+    wal.append(frame())
+    assert wal.counters.batches == 0
+    assert hand_over(wal).written == wal.position
+
+
+def test_only_a_group_that_asks_for_it_is_synced(wal: Log) -> None:
+    first = hand_over(wal, frame())
+    assert (first.written, first.synced, first.sync_ms) == (wal.position, 0, 0.0)
+    second = hand_over(wal, frame(), sync=True)
+    assert (second.written, second.synced) == (wal.position, wal.position)
+    assert wal.counters.fsyncs == 1
+
+
+def test_a_sync_without_frames_syncs_what_was_written_before(wal: Log) -> None:
+    hand_over(wal, frame())
+    assert hand_over(wal, sync=True).synced == wal.position
+
+
+def test_flush_without_anything_to_do_does_nothing(wal: Log) -> None:
+    wal.flush(sync=True)
+    hand_over(wal, frame(), sync=True)
+    wal.flush(sync=False)
+    wal.flush(sync=True)
+    assert wal.take_progress() == []
+    assert wal.counters.batches == 1
+
+
+def test_groups_that_wait_share_one_write_and_one_sync(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    wal.append(frame())
+    wal.flush(sync=True)
+    gate.wait()
+    for seq in range(2, 10):
+        wal.append(frame(seq=seq))
+        wal.flush(sync=seq % 2 == 0)
+    gate.open()
+    assert wal.next_progress().synced < wal.position
+    assert wal.next_progress().synced == wal.position
+    assert (wal.counters.batches, wal.counters.fsyncs) == (2, 2)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == list(range(1, 10))
+
+
+def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
+    hand_over(wal, frame(), sync=True)
+    synced = wal.position
+    hand_over(wal, frame())
+    hand_over(wal, frame())
+    assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
+
+
+def test_a_large_group_is_written_whole(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal", file_bytes=16 << 20)
+    hand_over(wal, *(frame(1500, seq) for seq in range(1, 2001)))
+    assert len(frames_on_disk(wal.folder)) == 2000
+    wal.stop()
+
+
+# What the loop writes itself
+
+
+def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
+    hand_over(wal, frame(seq=1))
+    progress = at_once(wal, frame(seq=2), frame(seq=3))
+    assert progress is not None
+    assert (progress.written, progress.error) == (wal.position, None)
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+    assert wal.take_progress() == []
+    assert wal.counters.batches == 2
+
+
+def test_the_first_group_of_a_file_and_a_long_one_go_to_the_writer(tmp_path: Path) -> None:
+    wal = start(tmp_path / "wal", file_bytes=1 << 20)
+    assert at_once(wal, frame(seq=1)) is None
+    wal.next_progress()
+    assert at_once(wal, frame(AT_ONCE_MAX_BYTES, seq=2)) is None
+    wal.next_progress()
+    assert at_once(wal, frame(seq=3)) is not None
+    wal.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+
+
+def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(
+    wal: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(wal, frame(seq=1))
+    gate = Gate(monkeypatch)
+    wal.append(frame(seq=2))
+    wal.flush(sync=True)
+    gate.wait()
+    assert at_once(wal, frame(seq=3)) is None, "a sync is under way"
+    gate.open()
+    while wal.next_progress().written < wal.position:
+        pass
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
+
+
+def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was woken for the first of several writes of the loop, and a group of its own waits by the
+    time that it looks.
+    """
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(seq=1), sync=True)
+    wal.stop()
+    late: list[threading.Thread] = []
+    file = WalFile.open(wal.folder / "0000000000000000.wal", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+        again = Log(
+            wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], position=wal.position
+        )
+    for seq in (2, 3):
+        assert at_once(again, frame(seq=seq)) is not None
+    again.flush(sync=True)
+    assert at_once(again, frame(seq=4)) is None, "what it stands behind waits for a sync"
+    again.append(frame(seq=5))
+    again.flush(sync=True)
+    again.append(frame(seq=6))
+    assert again.flush(sync=False) is None, "one is on its way"
+    for thread in late:
+        thread.start()
+    again.wait_synced()
+    again.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_written_at_once_is_synced_after_its_time(tmp_path: Path) -> None:
+    """However the loop's writes fall between the looks of the writer, none is forgotten: so they
+    come at times left to chance.
+    """
+    wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
+    hand_over(wal, frame(), sync=True)
+    chance = random.Random(1)
+    direct = 0
+    for seq in range(2, 400):
+        direct += at_once(wal, frame(1, seq)) is not None
+        if chance.random() < 0.2:
+            wal.wait_synced()
+        elif chance.random() < 0.3:
+            time.sleep(chance.random() * 0.003)
+    wal.wait_synced()
+    assert direct > 100
+    wal.stop()
+
+
+def test_much_that_was_written_at_once_is_synced_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = frame().length
+    monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
+    looks = threading.Semaphore(0)
+    take = GroupQueue.take
+
+    def look(groups: GroupQueue, until: float) -> list[WalGroup] | None:
+        looks.release()
+        return take(groups, until)
+
+    monkeypatch.setattr(GroupQueue, "take", look)
+    wal = start(tmp_path / "wal")
+    hand_over(wal, frame(), sync=True)
+    assert at_once(wal, frame(seq=2)) is not None
+    for _ in range(
+        3
+    ):  # at the start, after the first frame, and after the second, for which it was woken
+        assert looks.acquire(timeout=WAIT_MS / 1000)
+    for seq in range(3, 9):
+        assert at_once(wal, frame(seq=seq)) is not None
+    while wal.next_progress().synced <= 2 * length:
+        pass
+    wal.stop()
+
+
+def test_an_error_of_the_loops_own_write_breaks_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = start(tmp_path / "wal")
+    good = hand_over(wal, frame(seq=1), sync=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", failing(errno.EIO))
+        assert at_once(wal, frame(seq=2)) is None
+    lost = wal.next_progress()
+    assert lost.error is wal.failed
+    assert lost.error is not None
+    assert (lost.error.errno, lost.synced) == (errno.EIO, good.synced)
+    for sync in (False, True):
+        wal.append(frame(seq=3))
+        assert wal.flush(sync=sync) is None
+    wal.stop()
+    assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]

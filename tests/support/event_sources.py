@@ -1,0 +1,114 @@
+"""What clients of event streams that this project did not write must be able to do: read a canned
+stream, read a backlog and what comes live, come back by themselves.
+
+The canned stream shows that a client is driven rightly, so that a failure tells whose it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Protocol
+
+from tests.contract.api import Api, ok
+from tests.support.relay import Relay
+from tests.support.sse import CAUGHT_UP, RECORD
+
+TIMEOUT_S = 20.0
+KEY = "live-key"
+Event = dict[str, str]  # event, id, data
+Address = tuple[str, int]
+
+
+def records(events: list[Event]) -> list[Any]:
+    """The data of all records in these events."""
+    return [
+        record["data"]
+        for event in events
+        if event["event"] == RECORD
+        for record in json.loads(event["data"])["records"]
+    ]
+
+
+class Source(Protocol):
+    """A client with a stream open. ``wait`` gives all events since the start, once ``enough`` says
+    that they are.
+    """
+
+    def wait(self, enough: Callable[[list[Event]], bool]) -> list[Event]: ...
+
+
+CANNED = (
+    b"retry: 2000\n\n: hb\n\n"
+    b'id: eyJ0IjoyfQ\nevent: record\ndata: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"},\ndata: {"$seq":2,"data":2}]}\n\n'
+    b': hb\n\nid: eyJ0IjozfQ\nevent: caught-up\ndata: {"topic":"t","head_seq":2}\n\n'
+)
+
+
+class CannedHandler(BaseHTTPRequestHandler):
+    """Any page, and one stream, which stays open until the server goes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        stream = self.path.startswith("/v0/watch/")
+        guarded = (
+            self.path.endswith("/guarded") and self.headers.get("Authorization") != f"Bearer {KEY}"
+        )
+        self.send_response(401 if guarded else 200)
+        self.send_header(
+            "Content-Type", "text/event-stream; charset=utf-8" if stream else "application/json"
+        )
+        if not stream or guarded:
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+            return
+        self.close_connection = True
+        self.end_headers()
+        self.wfile.write(CANNED)
+        self.wfile.flush()
+        self.server.over.wait(TIMEOUT_S)  # type: ignore[attr-defined]
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests print nothing."""
+
+
+def reads_the_canned_stream(source: Source) -> None:
+    events = source.wait(lambda events: len(events) == 2)
+    assert [(event["event"], event["id"]) for event in events] == [
+        (RECORD, "eyJ0IjoyfQ"),
+        (CAUGHT_UP, "eyJ0IjozfQ"),
+    ]
+    assert records(events) == ["é", 2]
+
+
+def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) -> None:
+    """The topic holds "old"; the source was opened from its start."""
+    source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
+    ok(api.append(topic, {"line": "one\ntwo\u2028three"}, "new"))
+    events = source.wait(lambda events: len(records(events)) == 3)
+    assert records(events) == ["old", {"line": "one\ntwo\u2028three"}, "new"]
+    assert [event["event"] for event in events][:2] == [RECORD, CAUGHT_UP]
+    assert [event["id"] for event in events if event["event"] == RECORD][-1].rstrip("=")
+
+
+def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
+    """A cut loses nothing and repeats nothing, for the client sends the last id that it has seen."""
+    source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
+    expected: list[Any] = ["old"]
+    for number in range(2):
+        ok(api.append(topic, f"before cut {number}"))
+        expected.append(f"before cut {number}")
+        source.wait(lambda events: len(records(events)) >= len(expected))
+        relay.cut()
+        ok(api.append(topic, f"after cut {number}"))
+        expected.append(f"after cut {number}")
+        assert (
+            records(source.wait(lambda events: len(records(events)) >= len(expected))) == expected
+        )
+
+
+def at(address: Address, path: str, scheme: str = "http") -> str:
+    return f"{scheme}://{address[0]}:{address[1]}{path}"

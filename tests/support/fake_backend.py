@@ -1,0 +1,208 @@
+"""Fake shards for tests of the front: topics are lists of JSON values in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import trio
+import trio.testing
+
+from topics.actors.link.arena import Holder
+from topics.actors.shard_client.readiness import Readiness
+from topics.actors.shard_client.shard_link import Listener
+from topics.errors import (
+    Internal,
+    InvalidRequest,
+    NotReady,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.backend import Body
+
+
+class FakeReply:
+    def __init__(self, result: Any, body: bytes | memoryview, owner: FakeBackend) -> None:
+        self.result = result
+        self.body = body
+        self._owner = owner
+        self._released = False
+        owner.replies_out += 1
+
+    def release(self) -> None:
+        assert not self._released, "released twice"
+        self._released = True
+        self._owner.replies_out -= 1
+
+    def on_lost(self, release: Callable[[], object]) -> None:
+        self._owner.releases.append(release)
+
+
+class FakeBlock:
+    """Arena memory. The owner counts what is out."""
+
+    def __init__(self, length: int, owner: FakeBackend) -> None:
+        self.view = memoryview(bytearray(length))
+        self.freed = False
+        self._owner = owner
+        owner.blocks_out += 1
+
+    def grow(self, length: int, keep: int) -> Iterator[None] | None:
+        if self._owner.full:
+            return None
+        old, self.view = self.view, memoryview(bytearray(length))
+        self.view[:keep] = old[:keep]
+        return iter([None])
+
+    def shrink(self, n: int) -> None:
+        self.view = self.view[:n]
+
+    def free(self) -> None:
+        assert not self.freed, "freed twice"
+        self.freed = True
+        self._owner.blocks_out -= 1
+
+
+@dataclass
+class FakeBackend:
+    """Crude shards: topics are lists of JSON values."""
+
+    shards: int = 2
+    topics: dict[str, list[Any]] = field(default_factory=dict)
+    ready: bool = True
+    full: bool = False
+    holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
+    releases: list[Callable[[], object]] = field(default_factory=list)  # given to `on_lost`
+    replies_out: int = 0
+    blocks_out: int = 0
+    calls: list[tuple[str, Any, bytes]] = field(default_factory=list)
+    cancelled: int = 0
+    waiting: int = 0
+    gate: trio.Event | None = None  # calls of topic "slow" wait for it
+    answer_bytes: int = 0  # size of a diff's filler
+    listener: Listener | None = None
+
+    def shard_of(self, topic: str) -> int:
+        return crc32(topic.encode()) % self.shards
+
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: Body = b"") -> FakeReply:
+        raw = self._take(body)
+        self.calls.append((call.method, params, raw))
+        if not self.ready:
+            await trio.lowlevel.checkpoint()
+            raise NotReady("the shard is recovering")
+        if getattr(params, "topic", "") == "slow" and self.gate is not None:
+            self.waiting += 1
+            try:
+                await self.gate.wait()
+            except trio.Cancelled:
+                self.cancelled += 1
+                raise
+            finally:
+                self.waiting -= 1
+        await trio.lowlevel.checkpoint()
+        return FakeReply(*self._answer(call, params, raw, shard), self)
+
+    def listen(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def ask(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: Any,
+        body: Body,
+        then: Callable[[FakeReply | TopicsError], None],
+    ) -> None:
+        raw = self._take(body)
+        self.calls.append((call.method, params, raw))
+        then(FakeReply(*self._answer(call, params, raw, shard), self))
+
+    def notify(self, shard: int, event: Event[P], params: P) -> None:
+        self.calls.append((event.method, params, b""))
+
+    def flush(self, shard: int) -> None:
+        pass
+
+    def reserve(self, shard: int, length: int, holder: Holder | None) -> FakeBlock | None:
+        if self.full:
+            return None
+        if holder is not None:
+            self.holders.append(holder)
+        return FakeBlock(length, self)
+
+    def make_room(self, shard: int, holder: Holder, now: float) -> bool:
+        return False
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
+
+    def _take(self, body: Body) -> bytes:
+        if isinstance(body, FakeBlock):
+            raw = bytes(body.view)
+            body.free()
+            return raw
+        return bytes(body)  # type: ignore[arg-type]
+
+    def _answer(
+        self, call: Call[P, R], params: Any, raw: bytes, shard: int
+    ) -> tuple[tuple[Any, ...], bytes]:
+        if call is calls.TOPIC_LIST:
+            return calls.TopicListResult(self._items(params, shard)), b""
+        topic = params.topic
+        assert self.shard_of(topic) == shard
+        if topic == "bug":
+            raise RuntimeError("a secret of the inside")
+        if topic == "shard-bug":
+            raise Internal("a secret of the shard")
+        try:
+            document = json.loads(raw) if raw else {}
+        except ValueError:
+            raise InvalidRequest("the body is not JSON") from None
+        rows = self.topics.get(topic)
+        answer: dict[str, Any] = {"topic": topic}
+        result: tuple[Any, ...] = calls.NO_RESULT
+        if call is calls.APPEND:
+            outcome = calls.AppendOutcome.CREATED if rows is None else calls.AppendOutcome.APPENDED
+            result = calls.AppendResult(bytes((outcome,)))
+            self.topics.setdefault(topic, []).extend(document["records"])
+            head = len(self.topics[topic])
+            answer |= {"head_seq": head, "created": rows is None}
+        elif call is calls.TOPIC_PUT:
+            result = calls.TopicPutResult(rows is None)
+            self.topics.setdefault(topic, [])
+            answer |= {"created": rows is None, "config": document}
+        elif call is calls.TOPIC_DELETE:
+            if params.if_empty and rows:
+                raise TopicNotEmpty("the topic holds records")
+            answer |= {"deleted": self.topics.pop(topic, None) is not None}
+        elif rows is None:
+            raise TopicNotFound(topic)
+        elif call is calls.DIFF:
+            result = calls.DiffResult(None)
+            answer |= {
+                "records": rows[document.get("from_seq", 0) :],
+                "filler": "x" * self.answer_bytes,
+            }
+        else:
+            answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
+        answer["performance"] = {"server_total_ms": 0.01}
+        return result, json.dumps(answer).encode()
+
+    def _items(self, params: calls.TopicListParams, shard: int) -> list[tuple[str, bytes]]:
+        prefixes = None if params.prefixes is None else tuple(params.prefixes)
+        names = sorted(
+            name
+            for name in self.topics
+            if self.shard_of(name) == shard
+            and name.startswith(params.prefix)
+            and (params.after is None or name > params.after)
+            and (prefixes is None or name.startswith(prefixes))
+        )
+        return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params.limit]]

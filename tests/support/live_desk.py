@@ -1,0 +1,223 @@
+"""Streams without a server: a shard that is answered for by hand, and clients at the other ends of
+socket pairs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from topics.config import Settings
+from topics.engine.access import ANYONE
+from topics.errors import TopicsError
+from topics.formats.api.watch import Start, View
+from topics.formats.wire import calls
+from topics.formats.wire.contract import Call, Event, P, R
+from topics.front.limits import make_slots
+from topics.front.live.live import Live
+from topics.front.live.sse import WatchStream
+from topics.front.live.watch_sessions import WatchSession
+
+BY_METHOD = {call.method: call for call in calls.CALLS}
+
+
+def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+    """An event of a shard, by its method and the names of its params."""
+    if method == calls.FEED_PAGE.method:
+        live.feeds.page(shard, calls.FeedPageParams(**params), body)
+    else:
+        live.feeds.feed_ended(shard, calls.FeedEndedParams(**params))
+
+
+class Said:
+    """A shard's answer."""
+
+    def __init__(self, result: tuple[Any, ...], body: bytes) -> None:
+        self.result, self.body = result, body
+
+    def release(self) -> None:
+        """Nothing is shared."""
+
+
+SEND_BYTES = 8192  # about so much does a client's socket hold, for tests whose pages are larger
+
+Then = Callable[[Any], None]
+
+
+class Shards:
+    """One shard, or two. ``asked`` waits for `answer`; ``told`` is what it heard."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], Then]] = []
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.elsewhere: set[str] = set()  # topics of a second shard
+
+    def listen(self, listener: Any) -> None:
+        """Tests speak to `Live` themselves."""
+
+    def shard_of(self, topic: str) -> int:
+        return int(topic in self.elsewhere)
+
+    def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
+        self.asked.append((call.method, params._asdict(), then))
+
+    def notify(self, shard: int, event: Event[P], params: Any) -> None:
+        self.told.append((event.method, params._asdict()))
+
+    def flush(self, shard: int) -> None:
+        """Nothing waits."""
+
+    def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+        """Answer the oldest question of this kind; what was asked."""
+        params, then = self._next(method)
+        then(Said(BY_METHOD[method].result(**result), body))
+        return params
+
+    def refuse(self, method: str, failure: TopicsError) -> None:
+        """Refuse the oldest question of this kind."""
+        _, then = self._next(method)
+        then(failure)
+
+    def _next(self, method: str) -> tuple[dict[str, Any], Then]:
+        number = [asked for asked, _, _ in self.asked].index(method)
+        _, params, then = self.asked.pop(number)
+        return params, then
+
+
+class Socket:
+    """What a stream is sent through."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """The server's end, which takes little, and the client's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
+class Client:
+    """A watch stream of topic ``t`` and the other end of its socket."""
+
+    def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
+        ours, self.sock = socket_pair()
+        self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
+        self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
+        self.stream.begin()
+        self.stream.add(topic, View(), Start(seq, epoch=epoch))
+        self.stream.catch_up()
+
+    def hear(self) -> bytes:
+        """What has come since the last call."""
+        told = b""
+        with suppress(BlockingIOError):
+            while piece := self.sock.recv(1 << 20):
+                told += piece
+        return told
+
+    async def hear_all(self) -> bytes:
+        """What comes as long as it is read."""
+        told = b""
+        while piece := self.hear():
+            told += piece
+            await wait_all_tasks_blocked()
+        return told
+
+    async def follow(self, topic: str) -> None:
+        """One topic more, from its beginning."""
+        self.session.cursors[topic] = 0, 1
+        self.stream.add(topic, View(), Start(0, epoch=1))
+        self.stream.catch_up()
+        await wait_all_tasks_blocked()
+
+    def close(self) -> None:
+        self.stream.end()
+        self.stream.sock.close()
+        self.sock.close()
+
+
+class Desk:
+    """A running `Live`, its shard, and the clients that were made here."""
+
+    def __init__(self) -> None:
+        self.shards = Shards()
+        self.live = Live(self.shards, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
+        self.clients: list[Client] = []
+
+    async def client(self, seq: int = 0, **fields: Any) -> Client:
+        """A client whose stream has asked what it asks first."""
+        self.clients.append(Client(self.live, seq, **fields))
+        await wait_all_tasks_blocked()
+        return self.clients[-1]
+
+    async def answer(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
+        """As `Shards.answer`, and all that follows from it."""
+        params = self.shards.answer(method, body, **result)
+        await wait_all_tasks_blocked()
+        return params
+
+    async def page(
+        self, from_seq: int, to_seq: int, *, feed: int = 1, tombstone: Any = None
+    ) -> None:
+        """A page of a feed, with all that lies between, and all that follows from it."""
+        self.event(
+            0,
+            "feed.page",
+            {"feed": feed, **page(from_seq, to_seq, tombstone)},
+            records(from_seq, to_seq, tombstone),
+        )
+        await wait_all_tasks_blocked()
+
+    def event(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+        """An event of a shard."""
+        tell(self.live, shard, method, params, body)
+
+
+def page(
+    from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None, head_seq: int | None = None
+) -> dict[str, Any]:
+    """The fields of a page that holds all its records but what is lost."""
+    first_seq = tombstone["gap_to"] if tombstone else from_seq
+    return {
+        "from_seq": from_seq, "to_seq": to_seq, "head_seq": to_seq if head_seq is None else head_seq, "earliest_seq": 1,
+        "record_count": to_seq - first_seq, "tombstone": tombstone,
+    }  # fmt: skip
+
+
+def records(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None) -> bytes:
+    """The body of such a page."""
+    first_seq = tombstone["gap_to"] if tombstone else from_seq
+    return b",".join(b'{"$seq":%d}' % seq for seq in range(first_seq + 1, to_seq + 1))
+
+
+def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
+    """A tombstone."""
+    return {
+        "gap_from": gap_from,
+        "gap_to": gap_to,
+        "reason": reason,
+        "earliest_seq": 1,
+        "head_seq": gap_to,
+    }
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    """Until the block ends."""
+    made = Desk()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.live.run)
+        await wait_all_tasks_blocked()
+        yield made
+        for client in made.clients:
+            client.close()
+        nursery.cancel_scope.cancel()

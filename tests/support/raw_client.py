@@ -1,0 +1,98 @@
+"""An HTTP client that sends exactly the bytes it is given."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+import trio.testing
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        body = (
+            gzip.decompress(self.body)
+            if self.headers.get("content-encoding") == "gzip"
+            else self.body
+        )
+        return json.loads(body)
+
+    @property
+    def code(self) -> str:
+        document = self.json()
+        assert set(document) <= {"error", "performance"}
+        assert set(document["error"]) <= {"code", "message", "detail"}
+        return str(document["error"]["code"])
+
+
+class RawClient:
+    """Speaks HTTP/1.1 as bytes."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = b""
+        self.continued = 0  # interim answers heard
+
+    async def say(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def hear(self, *, method: str = "POST") -> Answered:
+        """The next final answer. Fails when the connection ends before it does."""
+        while b"\r\n\r\n" not in self._buffer:
+            await self._more()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        if first.startswith("HTTP/1.1 100"):
+            self.continued += 1
+            return await self.hear(method=method)
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
+        status = int(first.split()[1])
+        length = 0 if method == "HEAD" or status == 100 else int(headers["content-length"])
+        while len(self._buffer) < length:
+            await self._more()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        return Answered(status, headers, body)
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answered:
+        await self.say(request(method, path, body, **headers))
+        return await self.hear(method=method)
+
+    async def is_closed(self) -> bool:
+        """Waits for the server to close. False when it says something instead."""
+        if self._buffer:
+            return False
+        try:
+            with trio.fail_after(10):
+                return await self.stream.receive_some(4096) == b""
+        except trio.BrokenResourceError:
+            return True
+
+    async def _more(self) -> None:
+        with trio.fail_after(20):
+            data = await self.stream.receive_some(65536)
+        if not data:
+            raise EOFError(f"the server closed; so far: {self._buffer[:200]!r}")
+        self._buffer += data
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """One request's bytes; ``content_type=""`` leaves the field out."""
+    fields = {"host": "localhost"}
+    if body:
+        fields |= {"content-type": "application/json", "content-length": str(len(body))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1"] + [
+        f"{name}: {value}" for name, value in fields.items() if value
+    ]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body

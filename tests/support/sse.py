@@ -1,0 +1,335 @@
+"""What the tests watch with: a reader of event streams on a raw socket, which keeps every byte that
+came (§7.2).
+
+``Decoder`` follows the event stream grammar of the HTML standard, not this server's habits: any of
+the three line ends, one space after the colon, several ``data`` lines. A *frame* is what stands
+between two empty lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.contract.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
+
+RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
+    "record",
+    "tombstone",
+    "caught-up",
+    "topic-deleted",
+    "error",
+)
+LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came;
+    ``lines`` are all lines as they came.
+    """
+
+    lines: tuple[bytes, ...]
+    event: str | None = None
+    id: str | None = None
+    data: str | None = None
+    retry: str | None = None
+    comments: tuple[str, ...] = ()
+
+    def json(self) -> Any:
+        assert self.data is not None, self
+        return json.loads(self.data)
+
+    @property
+    def cursor(self) -> dict[str, int]:
+        """The composite cursor in ``id``: base64url of a JSON map, without padding."""
+        assert self.id is not None, f"no id: {self}"
+        return decoded(self.id)
+
+
+def parsed(lines: Iterable[bytes]) -> Frame:
+    """The frame that these lines make."""
+    found: dict[str, list[str]] = {}
+    kept = tuple(lines)
+    for line in kept:
+        name, _, value = line.decode().partition(":")
+        found.setdefault(name, []).append(value.removeprefix(" "))
+    unknown = set(found) - {"", "event", "id", "data", "retry"}
+    assert not unknown, f"fields that no event stream has: {unknown} in {kept}"
+    last = {name: found[name][-1] if name in found else None for name in ("event", "id", "retry")}
+    data = "\n".join(found["data"]) if "data" in found else None
+    return Frame(kept, data=data, comments=tuple(found.get("", ())), **last)
+
+
+class Decoder:
+    """Bytes to frames. A frame that no empty line has ended is never given out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0  # no line ends before here
+        self._lines: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[Frame]:
+        frames = []
+        self._buffer += piece
+        at = 0
+        for end in list(LINE_END.finditer(self._buffer, self._scanned)):
+            if end.end() == len(self._buffer) and end.group() == b"\r":
+                break  # its \n may still come
+            line, at = bytes(self._buffer[at : end.start()]), end.end()
+            if line:
+                self._lines.append(line)
+            elif self._lines:
+                frames.append(parsed(self._lines))
+                self._lines = []
+        del self._buffer[:at]
+        self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
+        return frames
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._buffer or self._lines)
+
+
+class Unchunk:
+    """Takes chunked framing off, however the bytes are cut."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._size: int | None = (
+            None  # of the chunk that the buffer begins with; None when its size line does
+        )
+        self.ended = False
+
+    def feed(self, piece: bytes) -> bytes:
+        self._buffer += piece
+        body = bytearray()
+        while not self.ended:
+            if self._size is None:
+                if (end := self._buffer.find(b"\r\n")) < 0:
+                    break
+                self._size = int(self._buffer[:end].split(b";")[0], 16)
+                del self._buffer[: end + 2]
+            if len(self._buffer) < self._size + 2:
+                break
+            after = bytes(self._buffer[self._size : self._size + 2])
+            assert after == b"\r\n", f"a chunk of {self._size} bytes ends with {after!r}"
+            body += self._buffer[: self._size]
+            del self._buffer[: self._size + 2]
+            self._size, self.ended = None, self._size == 0
+        return bytes(body)
+
+
+class Stream(Wire):
+    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``frames``
+    every frame so far.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        path: str,
+        *,
+        last_event_id: str | None = None,
+        token: str | None = None,
+        headers: Iterable[str] = ("Accept: text/event-stream",),
+        receive_bytes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        super().__init__(address, timeout_s, receive_bytes=receive_bytes)
+        self.frames: list[Frame] = []
+        self._timeout_s = timeout_s
+        self._taken = 0
+        self._decoder = Decoder()
+        self._chunks: Unchunk | None = None
+        sent = list(headers)
+        if last_event_id is not None:
+            sent.append(f"Last-Event-ID: {last_event_id}")
+        if token is not None:
+            sent.append(f"Authorization: Bearer {token}")
+        self.send(request("GET", path, None, *sent))
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self.raw_head = self._until(b"\r\n\r\n")
+        first, *lines = self.raw_head.decode("latin-1").split("\r\n")
+        self.status = int(first.split(" ", 2)[1])
+        pairs = (line.partition(":") for line in lines)
+        self.headers = [(name, value.strip()) for name, _, value in pairs]
+        named = {name.lower(): value for name, value in self.headers}
+        if self.status != 200:
+            content = self._take(int(named.get("content-length", 0)))
+            raise AssertionError(f"no stream: {Answer(self.status, named, content)}")
+        if named.get("transfer-encoding", "").lower() == "chunked":
+            self._chunks = Unchunk()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    # --- frames, as they come
+
+    def frame(self, timeout_s: float | None = None) -> Frame:
+        """The next frame of any kind; TimeoutError when none comes, EOFError when the stream has
+        ended.
+        """
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        while self._taken == len(self.frames):
+            if self._ended():
+                raise EOFError("the stream has ended")
+            self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            if not self._buffer and not self._receive():
+                assert not self._decoder.unfinished, "the stream ended in the middle of a frame"
+                raise EOFError("the stream has ended")
+            self._decode()
+        self._taken += 1
+        return self.frames[self._taken - 1]
+
+    def _decode(self) -> None:
+        piece = bytes(self._buffer)
+        self._buffer.clear()
+        self.frames += self._decoder.feed(self._chunks.feed(piece) if self._chunks else piece)
+
+    def _ended(self) -> bool:
+        return self._chunks is not None and self._chunks.ended
+
+    def event(self, *names: str, timeout_s: float | None = None) -> Frame:
+        """The next frame that has data; heartbeats and ``retry`` are passed over. It must be one of
+        ``names`` if any are given.
+        """
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        while (frame := self.frame(max(deadline - time.monotonic(), 0.001))).data is None:
+            pass
+        assert not names or frame.event in names, f"{names} expected, got {str(frame)[:500]}"
+        return frame
+
+    def events(self) -> Iterator[Frame]:
+        """Every frame with data up to the end of the stream."""
+        while True:
+            try:
+                yield self.event()
+            except EOFError:
+                return
+
+    def quiet(self, seconds: float) -> None:
+        """No frame with data comes for so long."""
+        try:
+            frame = self.event(timeout_s=seconds)
+        except TimeoutError:
+            return
+        raise AssertionError(f"silence expected, got {str(frame)[:500]}")
+
+    # --- what they say
+
+    def told(self, topics: Iterable[str]) -> Told:
+        """Everything up to the moment when each of ``topics`` has been caught up once."""
+        told = Told()
+        waiting = set(topics)
+        while waiting:
+            frame = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
+            told.take(frame)
+            if frame.event == CAUGHT_UP:
+                waiting.discard(frame.json()["topic"])
+        return told
+
+    def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
+        """The next ``count`` records of all topics; caught-up frames in between are passed over,
+        other frames fail.
+        """
+        told = Told()
+        while len(told.records) < count:
+            told.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
+        assert len(told.records) == count, f"{count} records expected, got {len(told.records)}"
+        return told.records
+
+
+@dataclass(slots=True)
+class Told:
+    """What a stretch of a stream says."""
+
+    frames: list[Frame] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    by_topic: dict[str, list[Any]] = field(default_factory=dict)
+    tombstones: list[Any] = field(default_factory=list)
+
+    def take(self, frame: Frame) -> None:
+        body = frame.json()
+        self.frames.append(frame)
+        if frame.event == RECORD:
+            self.records += body["records"]
+            self.by_topic.setdefault(body["topic"], []).extend(body["records"])
+        elif frame.event == TOMBSTONE:
+            self.tombstones.append(body)
+
+    def of(self, event: str) -> list[Any]:
+        """The bodies of all frames of this kind."""
+        return [frame.json() for frame in self.frames if frame.event == event]
+
+    def data(self, topic: str | None = None) -> list[Any]:
+        return [
+            record["data"]
+            for record in (self.records if topic is None else self.by_topic.get(topic, []))
+        ]
+
+    @property
+    def last_id(self) -> str:
+        """The id that a browser would send after this."""
+        return next(frame.id for frame in reversed(self.frames) if frame.id is not None)
+
+
+def encoded(cursor: Any) -> str:
+    """The composite id of a cursor map."""
+    return base64.urlsafe_b64encode(json.dumps(cursor).encode()).rstrip(b"=").decode()
+
+
+def decoded(text: str) -> dict[str, int]:
+    """The cursor map of a composite id; fails on padding and on any other alphabet."""
+    assert re.fullmatch("[A-Za-z0-9_-]+", text), f"not base64url without padding: {text!r}"
+    cursor = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    assert isinstance(cursor, dict), cursor
+    assert all(isinstance(name, str) and type(seq) is int for name, seq in cursor.items()), cursor
+    return cursor
+
+
+def session(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> Any:
+    """The answer of POST /v0/watch; names without options are watched from the start."""
+    chosen = topics if isinstance(topics, dict) else {topic: {} for topic in topics}
+    return ok(api.call("POST", "/v0/watch", {"topics": chosen, **fields}))
+
+
+def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> Stream:
+    """A new session and its open stream."""
+    return Stream(api.address, session(api, topics, **fields)["stream_url"])
+
+
+def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
+    """The answer to a GET that must open no stream: one that opens fails at once, for it would
+    never end.
+    """
+    with Wire(address) as wire:
+        wire.send(request("GET", path, None, *headers))
+        status, named = wire.head()
+        assert status != 200, f"a stream where a refusal was due: {named}"
+        return Answer(status, named, wire._take(int(named["content-length"])))
+
+
+STONE = GAP | {"topic"}
+
+
+def seqs(records: list[Any]) -> list[int]:
+    return [record["$seq"] for record in records]
+
+
+def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
+    """Both ends of a gap, whose frame must have the fields of §7.2."""
+    assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
+    assert told_or_body["reason"] == reason, told_or_body
+    return told_or_body["gap_from"], told_or_body["gap_to"]

@@ -1,0 +1,152 @@
+"""A log on a real directory, driven without a loop: its frames, and how far it was written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.storage.log_support import failing
+from topics.formats.disk.frames import (
+    Frame,
+    FrameHeader,
+    FrameKind,
+    Stop,
+    check_frame,
+)
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.disk import make_directory
+from topics.storage.wal.blobs import BlobStore
+from topics.storage.wal.file import WalFile
+from topics.storage.wal.log import Wal
+from topics.storage.wal.progress import Progress
+
+WAIT_MS = 10_000
+FILE_BYTES = 8192
+ROOM = FILE_BYTES - FILE_HEADER_BYTES
+
+
+def frame(size: int = 100, seq: int = 1) -> Frame:
+    """An APPEND frame whose body is one table entry and ``size`` bytes of blob."""
+    return Frame(
+        FrameKind.APPEND,
+        1,
+        seq,
+        0,
+        1,
+        0,
+        0,
+        (size.to_bytes(4, "little"), b"%c" % (65 + seq % 26) * size),
+    )
+
+
+class Log(Wal):
+    """A log whose reports are taken one at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sync_ms: int,
+        file_bytes: int,
+        files: Sequence[WalFile] = (),
+        position: int = 0,
+    ) -> None:
+        self._reports: deque[Progress] = deque()
+        super().__init__(
+            folder,
+            0,
+            [*files],
+            position,
+            blobs=BlobStore(folder.parent / "blob"),
+            file_bytes=file_bytes,
+            sync_ms=sync_ms,
+        )
+
+    def next_progress(self) -> Progress:
+        while not self._reports:
+            poller = select.poll()
+            poller.register(self.progress_fd, select.POLLIN)
+            assert poller.poll(WAIT_MS), "the writer reports every write"
+            self._reports += self.take_progress()
+        return self._reports.popleft()
+
+    def flush(self, *, sync: bool) -> Progress | None:
+        progress = super().flush(sync=sync)
+        if progress is not None:
+            self._reports.append(progress)
+        return progress
+
+
+def start(folder: Path, *, sync_ms: int = 60_000, file_bytes: int = FILE_BYTES) -> Log:
+    make_directory(folder)
+    return Log(folder, sync_ms=sync_ms, file_bytes=file_bytes)
+
+
+def hand_over(wal: Log, *frames: Frame, sync: bool = False) -> Progress:
+    for each in frames:
+        wal.append(each)
+    wal.flush(sync=sync)
+    return wal.next_progress()
+
+
+def frames_on_disk(folder: Path) -> list[FrameHeader]:
+    """Every frame of every file, in order; the log must be without a hole."""
+    found: list[FrameHeader] = []
+    position = 0
+    for path in sorted(folder.glob("*.wal")):
+        file = WalFile.open(path, 0)
+        assert file.base == position
+        while isinstance(
+            header := check_frame(file.view(), file.offset(position), position, file.seed),
+            FrameHeader,
+        ):
+            found.append(header)
+            position = header.end
+        assert header is Stop.END
+        file.close()
+    return found
+
+
+class Gate:
+    """Holds the writer inside its next sync until opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        real = WalFile.sync
+
+        def sync(file: WalFile) -> None:
+            self.reached.set()
+            assert self._open.wait(WAIT_MS / 1000)
+            real(file)
+
+        monkeypatch.setattr(WalFile, "sync", sync)
+
+    def wait(self) -> None:
+        assert self.reached.wait(WAIT_MS / 1000)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def at_once(wal: Log, *frames: Frame) -> Progress | None:
+    for each in frames:
+        wal.append(each)
+    return wal.flush(sync=False)
+
+
+def leave_room(patch: pytest.MonkeyPatch, size: int) -> None:
+    """A disk with so much room, which says so and does not give it."""
+    patch.setattr(
+        os,
+        "statvfs",
+        lambda _: SimpleNamespace(f_blocks=1 << 30, f_bavail=size // 512, f_frsize=512),
+    )
+    patch.setattr(os, "posix_fallocate", failing(errno.EIO))

@@ -1,0 +1,131 @@
+"""Body framing: where the body of an HTTP/1.1 request ends (RFC 9112 §6). Pure: no socket, no
+clock, no task.
+
+    body     = Content-Length bytes | chunks           never both, never twice, no other coding
+    chunk    = 1*16 hex [";" extension] CRLF bytes CRLF
+    chunks   = chunk* "0" CRLF field* CRLF
+
+A malformed chunk is refused and never skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Protocol
+
+from topics.errors import InvalidRequest
+from topics.formats.api.request_heads import TOKEN, VALUE
+
+CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+TRAILER = re.compile(TOKEN + rb":" + VALUE)
+
+LINE_MAX_BYTES = 4 * 1024  # of a chunk head or a trailer
+TRAILERS_MAX_BYTES = 16 * 1024
+LINES_PER_TURN = 512  # of one `Dechunker.take`: half a millisecond for 1-byte chunks
+
+
+class Framing(Protocol):
+    """The framing of one body. ``done`` is set behind the last byte."""
+
+    done: bool
+
+    def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
+        """The payload in ``data[pos:]`` and the position behind the used bytes; bytes behind the
+        body are not used.
+        """
+
+
+def framing(length: int | None) -> Framing:
+    """The framing for the ``length`` of a `Head`."""
+    return Dechunker() if length is None else Sized(length)
+
+
+class Sized:
+    """A body of Content-Length bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.done = length == 0
+
+    def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
+        """As `Framing.take`."""
+        end = min(pos + self._left, len(data))
+        self._left -= end - pos
+        self.done = self._left == 0
+        return [memoryview(data)[pos:end]] if end > pos else [], end
+
+
+class _Line(Enum):
+    """The kind of the next line of a chunked body."""
+
+    SIZE = auto()
+    AFTER_DATA = auto()
+    TRAILER = auto()
+
+
+class Dechunker:
+    """A chunked body.
+
+    SIZE --n>0--> data --> AFTER_DATA --> SIZE
+    SIZE --0----> TRAILER* --> done
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self._next = _Line.SIZE
+        self._line = bytearray()  # the start of a line whose end has not arrived
+        self._left = 0  # of the current chunk
+        self._trailer_bytes = 0
+
+    def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
+        """As `Framing.take`, at most `LINES_PER_TURN` lines. Raises `InvalidRequest`."""
+        pieces = []
+        for _ in range(LINES_PER_TURN):
+            if self._left and pos < len(data):
+                end = min(pos + self._left, len(data))
+                pieces.append(memoryview(data)[pos:end])
+                self._left -= end - pos
+                pos = end
+            if self.done or pos == len(data):
+                break
+            pos = self._line_part(data, pos)
+        return pieces, pos
+
+    def _line_part(self, data: bytes, pos: int) -> int:
+        newline = data.find(b"\n", pos, pos + LINE_MAX_BYTES)
+        end = newline + 1 if newline >= 0 else min(len(data), pos + LINE_MAX_BYTES)
+        self._line += data[pos:end]
+        if len(self._line) > LINE_MAX_BYTES:
+            raise InvalidRequest("a chunk head is too long")
+        if newline >= 0:
+            line = bytes(self._line)
+            self._line.clear()
+            if not line.endswith(b"\r\n"):
+                raise InvalidRequest("the lines of a chunked body must end with CRLF")
+            self._take_line(line[:-2])
+        return end
+
+    def _take_line(self, line: bytes) -> None:
+        if self._next is _Line.SIZE:
+            self._take_size(line)
+        elif self._next is _Line.AFTER_DATA:
+            if line:
+                raise InvalidRequest("a chunk is longer than its size")
+            self._next = _Line.SIZE
+        elif not line:
+            self.done = True
+        else:
+            self._take_trailer(line)
+
+    def _take_size(self, line: bytes) -> None:
+        size = CHUNK_SIZE.fullmatch(line)
+        if size is None:
+            raise InvalidRequest("malformed chunk size")
+        self._left = int(size[1], 16)
+        self._next = _Line.AFTER_DATA if self._left else _Line.TRAILER
+
+    def _take_trailer(self, line: bytes) -> None:
+        self._trailer_bytes += len(line)
+        if self._trailer_bytes > TRAILERS_MAX_BYTES or TRAILER.fullmatch(line) is None:
+            raise InvalidRequest("malformed trailer")

@@ -1,0 +1,42 @@
+"""Event ids of a watch stream (§7.2): base64url without padding.
+
+topics                 an id holds
+1 to MAP_MAX_TOPICS    a JSON map from topic to cursor
+more                   the decimal number of a checkpoint that the session keeps
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import msgspec
+
+MAP_MAX_TOPICS = 64
+CHECKPOINT_MAX_DIGITS = 19
+
+_map = msgspec.json.Decoder(dict[str, int])
+
+
+def encode_id(cursors: dict[str, int]) -> bytes:
+    """The id of a stream of a few topics."""
+    return _base64(msgspec.json.encode(cursors))
+
+
+def encode_checkpoint(number: int) -> bytes:
+    """The id of a stream of many topics."""
+    return _base64(b"%d" % number)
+
+
+def decode_id(text: bytes) -> dict[str, int] | int:
+    """A map, or the number of a checkpoint; an empty map for what is neither."""
+    try:
+        packed = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        is_number = packed.isdigit() and len(packed) <= CHECKPOINT_MAX_DIGITS
+        return int(packed) if is_number else _map.decode(packed)
+    except (binascii.Error, msgspec.MsgspecError, ValueError):
+        return {}
+
+
+def _base64(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")

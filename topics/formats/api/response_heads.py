@@ -1,0 +1,68 @@
+"""Response heads: status line and header fields as bytes (RFC 9112 §4). The only module that
+renders header fields for a socket.
+
+All but the length is rendered once for each status, media type and Date.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from topics.formats.api.fields import Headers
+
+JSON = b"application/json"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CLOSE = b"connection: close\r\n"
+
+
+class ResponseHeads:
+    """Renders the heads of finite answers."""
+
+    def __init__(self) -> None:
+        self._date = b""
+        self._starts: dict[tuple[int, bytes], bytes] = {}
+
+    def set_date(self, date: bytes) -> None:
+        """Set the IMF-fixdate; called once a second."""
+        if date != self._date:
+            self._date = date
+            self._starts.clear()
+
+    def render(
+        self,
+        status: int,
+        length: int,
+        headers: Headers = (),
+        *,
+        media_type: bytes = JSON,
+        close: bool = False,
+    ) -> bytes:
+        """The whole head."""
+        start = self._starts.get((status, media_type)) or self._start(status, media_type)
+        if not headers and not close:
+            return b"%b%d\r\n\r\n" % (start, length)
+        last = CLOSE if close else b""
+        return b"%b%d\r\n%b%b\r\n" % (start, length, _field_lines(headers), last)
+
+    def _start(self, status: int, media_type: bytes) -> bytes:
+        """The head up to and with ``content-length: ``."""
+        start = b"%bcontent-type: %b\r\ndate: %b\r\ncontent-length: " % (
+            _status_line(status),
+            media_type,
+            self._date,
+        )
+        self._starts[status, media_type] = start
+        return start
+
+
+def stream_head(status: int, headers: Headers) -> bytes:
+    """The head of an answer without an end: neither length nor Date."""
+    return b"%b%b\r\n" % (_status_line(status), _field_lines(headers))
+
+
+def _status_line(status: int) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode("ascii"))
+
+
+def _field_lines(headers: Headers) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

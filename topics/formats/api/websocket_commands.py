@@ -1,0 +1,83 @@
+"""WebSocket commands (§7.3): JSON text messages of a client, to typed values.
+
+    op            members besides request_id
+    publish       topic, and the body of an append (decoded by the shard)
+    subscribe     topic with from_seq, tail, epoch; or topics; and those of a view
+    unsubscribe   topic
+    ping
+
+A command's head is decoded first, so that a refusal carries the ``request_id`` as it came.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from topics.errors import InvalidRequest
+from topics.formats.api.requests import Limits, decode
+from topics.formats.api.watch import (
+    HEARTBEAT_MS,
+    Start,
+    ViewOptions,
+    WatchRequest,
+    check_starts,
+    view_of,
+)
+
+
+class CommandHead(msgspec.Struct):
+    """The members by which a command is dispatched."""
+
+    op: str
+    topic: str | None = None
+    return_seqs: bool = True
+    config: Raw = Raw(b"")
+    request_id: Raw = Raw(b"null")
+
+
+class _RequestId(msgspec.Struct):
+    request_id: Raw = Raw(b"null")
+
+
+class SubscribeBody(ViewOptions, kw_only=True):
+    """The ``subscribe`` command; bounds not yet checked."""
+
+    topic: str | None = None
+    topics: dict[str, Start] | None = None
+    from_seq: int = 0
+    tail: bool = False
+    epoch: int | None = None
+
+
+_head = msgspec.json.Decoder(CommandHead)
+_request_id = msgspec.json.Decoder(_RequestId)
+_subscribe = msgspec.json.Decoder(SubscribeBody)
+
+
+def decode_command(message: bytes) -> CommandHead:
+    """The head of a command. Raises `InvalidRequest`."""
+    return decode(_head.decode, message)
+
+
+def request_id_of(message: bytes) -> bytes:
+    """The ``request_id`` of a command, as it came, whatever else is wrong with it; ``null`` when it
+    has none.
+    """
+    try:
+        return bytes(_request_id.decode(message).request_id)
+    except (msgspec.MsgspecError, RecursionError):
+        return b"null"
+
+
+def decode_subscribe(message: bytes, limits: Limits, max_topics: int) -> WatchRequest:
+    """The ``subscribe`` command. Raises `InvalidRequest`."""
+    asked = decode(_subscribe.decode, message)
+    if asked.topics is not None and asked.topic is None:
+        starts = asked.topics
+    elif asked.topic is not None and asked.topics is None:
+        starts = {asked.topic: Start(asked.from_seq, asked.tail, asked.epoch)}
+    else:
+        raise InvalidRequest("subscribe names either a topic or topics")
+    check_starts(starts, max_topics)
+    return WatchRequest(starts, view_of(asked, limits), HEARTBEAT_MS)

@@ -1,0 +1,50 @@
+"""Authorisation (§0.2): who a request is from, what its key may do, which names are topic names.
+
+The only place of these rules. HTTP requests of both lanes pass them in the guard, WebSocket
+commands when they arrive.
+"""
+
+from __future__ import annotations
+
+import re
+
+from topics.engine.access import ANYONE, Access, Principal, Scope
+from topics.errors import Forbidden, InvalidRequest, Unauthorized
+from topics.formats.api.fields import HeadFields
+from topics.formats.names import valid_topic_name
+
+BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
+
+
+def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Principal:
+    """The key of a request. ``token`` from the query counts when there is no Authorization field.
+    Raises `Unauthorized`.
+    """
+    if not access.enabled:
+        return ANYONE
+    values = fields.values(b"authorization")
+    if not values and token is not None:
+        values = [b"Bearer " + token]
+    bearer = BEARER.fullmatch(values[0]) if len(values) == 1 else None
+    principal = access.authenticate(bearer[1]) if bearer is not None else None
+    if principal is None:
+        raise Unauthorized("a known bearer token is required")
+    return principal
+
+
+def authorize(principal: Principal, scope: Scope | None, topic: str | None = None) -> None:
+    """Raises `Forbidden` unless the key has the scope and its prefixes cover the topic."""
+    if scope is not None and not principal.allows(scope):
+        name = str(scope.name).lower()
+        raise Forbidden(f"the key lacks the scope {name}", scope=name)
+    if topic is not None and not principal.covers(topic):
+        raise Forbidden("the name is outside the key's prefixes")
+
+
+def check_topic_name(name: str, **detail: str) -> None:
+    """Raises `InvalidRequest` with ``detail`` unless ``name`` may name a topic (§1.1)."""
+    if not valid_topic_name(name):
+        raise InvalidRequest(
+            "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
+            **detail,
+        )

@@ -1,0 +1,56 @@
+"""Draining: the server goes down, in-flight requests finish, waiting calls end early.
+
+serving --begin--> draining (new requests are refused) --stop_waiting--> long polls end too
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from topics.errors import ShuttingDown
+from topics.front.errors import RETRY_AFTER_MS
+
+LATE_READ_S = 0.5  # for a call that begins after the waiting calls have ended
+
+
+class Drain:
+    """Whether this front drains, and the calls that a drain ends early."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self._waiting: set[trio.CancelScope] = set()
+        self._may_wait = True
+
+    def begin(self) -> None:
+        """From now on new requests are refused."""
+        self.is_draining = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a call that may wait for records. Raises `ShuttingDown` when the drain ends it."""
+        # A body may arrive after the waiting calls have ended: there is time for a page, not for a
+        # wait.
+        deadline = math.inf if self._may_wait else trio.current_time() + LATE_READ_S
+        with trio.CancelScope(deadline=deadline) as scope:
+            self._waiting.add(scope)
+            try:
+                yield
+            finally:
+                self._waiting.discard(scope)
+        if scope.cancelled_caught:
+            raise shutting_down()
+
+    def stop_waiting(self) -> None:
+        """End all waiting calls with `ShuttingDown`, and soon those that still begin."""
+        self._may_wait = False
+        for scope in self._waiting:
+            scope.cancel()
+
+
+def shutting_down() -> ShuttingDown:
+    """The failure of a request that comes during the drain."""
+    return ShuttingDown("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)

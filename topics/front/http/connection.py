@@ -1,0 +1,201 @@
+"""One client's connection: its socket, its unread input and its deadline.
+
+    input      recv --> buffer[pos:] --> head reader, body reader
+    output     send, or send_both: head and body in one write
+    deadline   set here, checked once a second by the sweep of `topics.front.http.connections`
+
+Nothing here costs a task or a timer per request.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from topics.front.http.held_answers import HeldAnswers
+from topics.front.http.transfer_rate import TransferRate
+
+RECV_BYTES = 64 * 1024
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
+NEVER = math.inf
+SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long a client may take, in seconds."""
+
+    tick_s: float = 1.0  # between two sweeps: the grain of all below
+    head_s: float = 10.0  # from a head's first byte to its last
+    body_grace_s: float = 30.0  # a body may fall behind by so much ...
+    body_bytes_per_s: int = 64 * 1024  # ... of this rate; being ahead counts for nothing later
+    idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
+    late_s: float = 1.0  # to the first byte from a client that connects during the drain
+    send_s: float = 30.0  # without the client taking a single byte
+    linger_s: float = 2.0  # for the client to read a refusal while it still sends
+
+
+class Registry(Protocol):
+    """What a connection reads of the `Connections` that it belongs to."""
+
+    timings: Timings
+    now: float  # time of the last sweep, in seconds
+    draining: bool
+    answers: HeldAnswers
+
+
+class Connection:
+    """One client's socket, non-blocking, with its unread input.
+
+    ``buffer[pos:]`` is unread input. ``deadline`` is when the sweep ends this connection. ``idle``:
+    nothing of a request has been read. ``waits_since``: when a call began that must end if the
+    client hangs up.
+    """
+
+    def __init__(self, sock: socket.socket, connections: Registry, said: bytes = b"") -> None:
+        """``said`` is input that was read already."""
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.connections = connections
+        self.timings = connections.timings
+        self.scope = trio.CancelScope()
+        self.buffer = said
+        self.pos = 0
+        self.deadline = NEVER
+        self.idle = not said
+        self.is_late = False  # the client connected during the drain
+        self.waits_since = NEVER
+        self.closing = False
+        self.unread_body = False  # the client may still be sending bytes that are never read
+        self.body_deadline = NEVER
+        self.rate = TransferRate()  # at which the client takes answers
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there is input in the socket, or the client has closed its side."""
+        return bool(ready_descriptors([self.fd], select.POLLIN, select.POLLIN))
+
+    async def receive(self) -> bool:
+        """Wait for more input. False when the client has closed its side. Raises OSError."""
+        while True:
+            await trio.lowlevel.wait_readable(self.fd)
+            try:
+                data = self.sock.recv(RECV_BYTES)
+            except BlockingIOError:
+                continue
+            self.buffer = self.buffer[self.pos :] + data if self.pos < len(self.buffer) else data
+            self.pos = 0
+            return bool(data)
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Wait for input and put it at the start of ``view``; 0 when the client has closed its
+        side. Raises OSError.
+        """
+        while True:
+            await trio.lowlevel.wait_readable(self.fd)
+            try:
+                return self.sock.recv_into(view)
+            except BlockingIOError:
+                continue
+
+    def begin_body(self) -> None:
+        """A body starts: give it its grace."""
+        self.body_deadline = self.deadline = self.connections.now + self.timings.body_grace_s
+
+    def earned(self, received: int) -> None:
+        """So many bytes of the body came: they extend its deadline, up to the grace from now."""
+        extended = self.body_deadline + received / self.timings.body_bytes_per_s
+        most = self.connections.now + self.timings.body_grace_s
+        self.deadline = self.body_deadline = min(extended, most)
+
+    async def drop(self, length: int) -> None:
+        """Read and forget so many bytes of a body. Raises OSError, also when the client leaves."""
+        ready = min(length, len(self.buffer) - self.pos)
+        self.pos += ready
+        left = length - ready
+        while left:
+            count = await self.receive_into(SCRATCH[:left])
+            if not count:
+                raise ConnectionResetError("the client left within a body")
+            self.earned(count)
+            left -= count
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of it. Raises OSError; the sweep cuts off a client that takes nothing for
+        ``send_s``.
+        """
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            await self._send_slowly(memoryview(data)[sent:])
+
+    async def send_both(self, head: bytes, body: bytes | memoryview) -> None:
+        """Send two buffers in one write, without copying the second. Raises as `send`."""
+        try:
+            sent = self.sock.sendmsg([head, body])
+        except BlockingIOError:
+            sent = 0
+        if sent < len(head):
+            await self._send_slowly(memoryview(head)[sent:])
+            sent = len(head)
+        unsent = memoryview(body)[sent - len(head) :]
+        if unsent:
+            with self.connections.answers.holding(self, len(body)):
+                await self._send_slowly(unsent)
+
+    async def _send_slowly(self, unsent: memoryview) -> None:
+        """Send as fast as the client takes it."""
+        before = self.deadline
+        while unsent:
+            self.deadline = self.connections.now + self.timings.send_s
+            await trio.lowlevel.wait_writable(self.fd)
+            try:
+                sent = self.sock.send(unsent)
+            except BlockingIOError:
+                continue
+            self.rate.count(sent, trio.current_time())
+            unsent = unsent[sent:]
+        self.deadline = before
+
+    def cut(self) -> None:
+        """End the connection now, whatever its task is doing: a reset for the client, cancellation
+        for the task.
+        """
+        self.closing = True
+        if self.sock.fileno() >= 0:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self.scope.cancel()
+
+    def end_idle(self) -> None:
+        """Close a connection that is between two requests, without a reset."""
+        self.closing = True
+        self.scope.cancel()
+
+    async def linger(self) -> None:
+        """After a refusal that left input unread: wait until the client has read it. Closing at
+        once would send a reset, which takes the answer back.
+        """
+        if not self.unread_body or self.scope.cancel_called:
+            return
+        self.deadline = NEVER
+        self.sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(self.timings.linger_s):
+            while await self.receive_into(SCRATCH):
+                pass
+
+
+def ready_descriptors(descriptors: Iterable[int], ask: int, want: int) -> set[int]:
+    """The descriptors on which one of the events ``want`` holds right now; one system call."""
+    poller = select.poll()
+    for fd in descriptors:
+        poller.register(fd, ask)
+    return {fd for fd, events in poller.poll(0) if events & want}

@@ -1,0 +1,112 @@
+"""Catching up: page by page, a stream's readers come from their cursors to where their feeds stand.
+
+    reader below its feed --> a kept page, or one read from the shard --> shown --> again
+    reader at its feed's seq --> live in the feed
+
+A stream has one task for each shard that it must catch up with, so a slow shard delays its own
+topics only; within a task the readers take turns. A page that arrives while the stream is stalled is
+discarded and read again later: nothing waits in memory for a client that does not read.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from topics.errors import NotReady, TopicNotFound, TopicsError
+from topics.front.live.live import Live
+from topics.front.live.pages import FeedPage
+from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStream
+
+
+class CatchUp:
+    """The tasks of one stream that read what it has not been shown."""
+
+    def __init__(self, live: Live, stream: ReaderStream) -> None:
+        self._live, self._stream = live, stream
+        self._busy_shards: set[int] = set()  # those with a task
+
+    def start(self) -> None:
+        """Start a task for each shard with a reader to catch up, where none is running."""
+        if not self._stream.ended:
+            readers = self._stream.readers.values()
+            shards = {reader.shard for reader in readers if reader.needs_catch_up}
+            for shard in shards - self._busy_shards:
+                self._busy_shards.add(shard)
+                self._live.nursery.start_soon(self._run, shard)
+
+    async def _run(self, shard: int) -> None:
+        stream = self._stream
+        try:
+            while not stream.ended and not stream.is_stalled:
+                reader = self._next_reader(shard)
+                if reader is None:
+                    return
+                stream.readers[reader.topic] = stream.readers.pop(reader.topic)  # to the end
+                await self._advance(reader)
+        except Exception:
+            stream.broke()
+        finally:
+            self._busy_shards.discard(shard)
+
+    def _next_reader(self, shard: int) -> Reader | None:
+        for reader in self._stream.readers.values():
+            if reader.shard == shard and reader.needs_catch_up:
+                return reader
+        return None
+
+    async def _advance(self, reader: Reader) -> None:
+        """Show one page, or make the reader live."""
+        stream, feeds = self._stream, self._live.feeds
+        try:
+            feed = await feeds.join(reader)
+            if reader.feed is not feed or not feed.is_open:
+                return
+            if _stands_at(reader, feed):
+                self._go_live(reader, feed)
+                await trio.lowlevel.checkpoint()
+                return
+            page, epoch = await self._next_page(reader, feed)
+        except TopicNotFound:
+            stream.tell_deleted(reader, reader.seq)
+        except NotReady:
+            feeds.wait_for_shard(reader)
+        except TopicsError as failure:
+            if stream.is_following(reader):
+                stream.tell_topic_error(reader, failure)
+                stream.remove(reader.topic)
+        else:
+            if stream.is_following(reader) and not stream.is_stalled:
+                reader.epoch = epoch
+                stream.show(reader, page)
+
+    async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
+        """The page that continues the reader, and its epoch. Raises `TopicsError`."""
+        if not _has_epoch_of(reader, feed):
+            return await self._live.feeds.calls.read(reader, None)
+        page = None if reader.is_connecting else feed.kept.page_from(reader.seq)
+        if page is not None:
+            epoch = feed.epoch
+            await trio.lowlevel.checkpoint()
+            return page, epoch
+        until_seq = feed.kept.next_edge(reader.seq, feed.seq) if reader.seq < feed.seq else None
+        return await self._live.feeds.calls.read(reader, until_seq)
+
+    def _go_live(self, reader: Reader, feed: FeedSubscription) -> None:
+        reader.epoch = feed.epoch
+        reader.is_live, reader.is_connecting = True, False
+        feed.live[reader] = None
+        # A reader above the feed knows of a later head, and was told when it came there.
+        if not reader.is_caught_up and reader.seq == feed.head_seq:
+            reader.is_caught_up = True
+            self._stream.tell_caught_up(reader, feed.head_seq)
+
+
+def _has_epoch_of(reader: Reader, feed: FeedSubscription) -> bool:
+    return reader.epoch is None or reader.epoch == feed.epoch
+
+
+def _stands_at(reader: Reader, feed: FeedSubscription) -> bool:
+    """The reader needs nothing below what the feed will send; it may have read further already."""
+    return _has_epoch_of(reader, feed) and (
+        reader.seq == feed.seq or (reader.seq > feed.seq and not reader.is_connecting)
+    )

@@ -1,0 +1,134 @@
+"""Feed calls: what a front asks of the shards on behalf of readers, each question once.
+
+    feed.open   subscribe; the answer says where the feed stands
+    feed.read   one page for readers that catch up
+    feed.taken  a page has been received: the shard may send the next one
+    feed.close  unsubscribe
+
+Readers that ask the same question while it is in flight share one call and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Generic, TypeVar
+
+import trio
+
+from topics.errors import TopicsError
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_OPEN,
+    FEED_READ,
+    FEED_TAKEN,
+    FeedCloseParams,
+    FeedOpenParams,
+    FeedOpenResult,
+    FeedReadParams,
+    FeedReadResult,
+    FeedTakenParams,
+    FeedView,
+)
+from topics.formats.wire.contract import Call, P, R
+from topics.front.backend import Backend, Reply
+from topics.front.live.pages import FeedPage
+from topics.front.live.subscriptions import FeedSubscription, Reader
+
+K = TypeVar("K", bound=Hashable)
+
+
+class FeedCalls:
+    """The questions in flight, and the notifications, of all feeds of a front."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._opening: dict[int, SharedAnswer[FeedOpenResult]] = {}  # by the number of the feed
+        self._reading: dict[FeedReadParams, SharedAnswer[FeedReadResult]] = {}
+
+    async def open(self, feed: FeedSubscription) -> None:
+        """Subscribe. Raises `TopicsError`."""
+        params = FeedOpenParams(feed.number, feed.topic, FeedView(*feed.view))
+        opened = partial(_note_open, feed)
+        await self._share(self._opening, feed.number, feed.shard, FEED_OPEN, params, opened).wait()
+
+    async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
+        """The page from where the reader stands, to ``until_seq`` at most, and the topic's epoch.
+        Raises `TopicsError`.
+        """
+        view = FeedView(*reader.view)
+        params = FeedReadParams(reader.topic, view, reader.seq, until_seq, reader.epoch)
+        shared = self._share(self._reading, params, reader.shard, FEED_READ, params, _ignore)
+        result, body = await shared.wait()
+        if shared.page is None:
+            shared.page = FeedPage(reader.topic, result, body)
+        return shared.page, result.epoch
+
+    def taken(self, feed: FeedSubscription) -> None:
+        """Tell the shard that a page has been received; the link flushes behind each batch."""
+        self._backend.notify(feed.shard, FEED_TAKEN, FeedTakenParams(feed.number))
+
+    def close(self, feed: FeedSubscription) -> None:
+        """Unsubscribe."""
+        self._backend.notify(feed.shard, FEED_CLOSE, FeedCloseParams(feed.number))
+        self._backend.flush(feed.shard)
+
+    def _share(
+        self,
+        in_flight: dict[K, SharedAnswer[R]],
+        key: K,
+        shard: int,
+        call: Call[P, R],
+        params: P,
+        answered: Callable[[R], None],
+    ) -> SharedAnswer[R]:
+        """The answer to this question, which is asked now unless it is in flight."""
+        shared = in_flight.get(key)
+        if shared is None:
+            shared = in_flight[key] = SharedAnswer()
+
+            def then(answer: Reply[R] | TopicsError) -> None:
+                in_flight.pop(key, None)
+                if not isinstance(answer, TopicsError):
+                    # At once: the feed's first page may be the next message of the same batch.
+                    answered(answer.result)
+                shared.settle(answer)
+
+            self._backend.ask(shard, call, params, b"", then)
+            self._backend.flush(shard)
+        return shared
+
+
+class SharedAnswer(Generic[R]):
+    """The answer to one question, for all readers that wait for it."""
+
+    def __init__(self) -> None:
+        self.page: FeedPage | None = None
+        self._done = trio.Event()
+        self._answer: tuple[R, bytes] | TopicsError
+
+    def settle(self, answer: Reply[R] | TopicsError) -> None:
+        """The answer has come; its shared memory is released here."""
+        if isinstance(answer, TopicsError):
+            self._answer = answer
+        else:
+            self._answer = answer.result, bytes(answer.body)
+            answer.release()
+        self._done.set()
+
+    async def wait(self) -> tuple[R, bytes]:
+        """Result and body. Raises the shard's `TopicsError`."""
+        await self._done.wait()
+        if isinstance(self._answer, TopicsError):
+            raise self._answer
+        return self._answer
+
+
+def _note_open(feed: FeedSubscription, result: FeedOpenResult) -> None:
+    feed.is_open = True
+    feed.seq = feed.head_seq = result.head_seq
+    feed.epoch = result.epoch
+
+
+def _ignore(_: object) -> None:
+    pass

@@ -1,0 +1,141 @@
+"""Server-sent events (§7.2): a watch session's events as bytes, and the stream that sends them.
+
+    id: CURSORS            all but error events
+    event: NAME            record, tombstone, caught-up, topic-deleted, error
+    data: JSON             one line, or one for each line of a payload's white space
+
+A record event without its id line is made once and shared by all streams of the page. So is one with
+its id, among sessions of one topic: their ids are equal. A cursor of the session moves with the
+session's own stream only, and what the socket has not taken whole when the stream ends was not
+shown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from topics.errors import TopicsError
+from topics.formats.json_text import json_bytes
+from topics.front.errors import status_of
+from topics.front.http.connection import Connection
+from topics.front.live.live import Live
+from topics.front.live.pages import FeedPage
+from topics.front.live.streams import Stream
+from topics.front.live.subscriptions import Reader
+from topics.front.live.watch_sessions import Cursor, WatchSession
+
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+)
+RETRY = b"retry: 2000\n\n"
+HEARTBEAT = b": hb\n\n"
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class WatchStream(Stream):
+    """One GET of a session."""
+
+    def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
+        super().__init__(live, connection.sock, session.principal, session.heartbeat_s)
+        self.session = session
+        self._shares_ids = len(session.cursors) == 1
+        self._before: dict[str, Cursor] = {}  # cursors before what the socket has not taken whole
+
+    def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - the session stands where the reader does
+        """``event: record``."""
+        if self._shares_ids:
+            event = page.renderings.get(WatchStream)
+            if event is None:
+                event = page.renderings[WatchStream] = self._record_event(page)
+            return event
+        return self._record_event(page)
+
+    def _record_event(self, page: FeedPage) -> bytes:
+        return b"".join((b"id: ", self.session.id(), b"\n", _record_event(page)))
+
+    def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
+        """``event: tombstone``."""
+        return self._event(b"tombstone", {"topic": reader.topic, **tombstone})
+
+    def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
+        """``event: caught-up``."""
+        return self._event(b"caught-up", {"topic": reader.topic, "head_seq": head_seq})
+
+    def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
+        """``event: topic-deleted``."""
+        return self._deleted_event(reader.topic, head_seq)
+
+    def _deleted_event(self, topic: str, head_seq: int) -> bytes:
+        members = {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
+        return self._event(b"topic-deleted", members)
+
+    def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
+        """``event: error`` about one topic."""
+        return _error_event(status_of(failure), failure.message, topics=[reader.topic])
+
+    def failure_event(self, code: int, error: str) -> bytes:
+        """``event: error``."""
+        return _error_event(code, error)
+
+    def heartbeat(self) -> bytes:
+        """A comment."""
+        return HEARTBEAT
+
+    def _event(self, name: bytes, data: dict[str, Any]) -> bytes:
+        return b"id: %b\nevent: %b\ndata: %b\n\n" % (self.session.id(), name, json_bytes(data))
+
+    def repeat_deleted(self) -> None:
+        """Tell again which topics were deleted: an id does not say whether the client knows."""
+        if self.session.deleted:
+            events = [self._deleted_event(*deleted) for deleted in self.session.deleted.items()]
+            self.outbox.write(b"".join(events))
+
+    def tell_deleted(self, reader: Reader, head_seq: int) -> None:
+        """As any stream, and note it in the session."""
+        if self.is_following(reader):
+            self.session.deleted[reader.topic] = head_seq
+        super().tell_deleted(reader, head_seq)
+
+    def moved(self, reader: Reader) -> None:
+        """Move the session's cursor, unless another stream has taken the session over."""
+        if self.session.stream is self:
+            self._before.setdefault(reader.topic, self.session.cursors[reader.topic])
+            self.session.move(reader.topic, reader.seq, reader.epoch or 0)
+
+    def sent_whole(self) -> None:
+        """What was written was shown."""
+        if self._before:
+            self._before.clear()
+
+    def end(self) -> None:
+        """As any stream. The session's next stream shows again what was not sent whole."""
+        if not self.ended and self.session.stream is self:
+            self.session.unsent = self._before
+        super().end()
+
+
+def _record_event(page: FeedPage) -> bytes:
+    """A record event without its id line."""
+    event = page.renderings.get("record")
+    if event is None:
+        data = b'{"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
+            page.topic.encode(),
+            page.body,
+            page.from_seq,
+            page.to_seq,
+            page.head_seq,
+        )
+        # Payloads are shown as they were sent: white space between their JSON tokens may hold line
+        # ends, which the client joins again.
+        if b"\n" in data or b"\r" in data:
+            data = _LINE_END.sub(b"\ndata: ", data)
+        event = page.renderings["record"] = b"event: record\ndata: %b\n\n" % data
+    return event
+
+
+def _error_event(code: int, error: str, **members: Any) -> bytes:
+    return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error, **members})

@@ -1,0 +1,148 @@
+"""Watch sessions (§7.2): what a ``wid`` stands for, and how a client resumes.
+
+A session keeps a cursor for each topic. Every event carries an id that says where all cursors stood
+behind it; a client that comes back with an id is taken back to there, never forward.
+
+    topics            an id holds                    taken back with
+    1 to MAP_TOPICS   the map from topic to cursor   the id itself
+    more              the number of a checkpoint     the moves since then, or an older whole map
+
+Without an id, the session takes back what the last stream's socket did not take whole. A map does
+not say which incarnation of a topic it means, so `Earlier` remembers what ids have said of the new
+one. Going back too far shows records twice; it must never hide one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from topics.engine.access import Principal
+from topics.formats.api.event_ids import MAP_MAX_TOPICS, decode_id, encode_checkpoint, encode_id
+from topics.formats.api.watch import View
+from topics.front.live.streams import Stream
+
+MOVES_KEPT = 4096  # so many moves can be taken back exactly
+MAPS_KEPT = 32  # whole maps, one every MOVES_KEPT moves or less often, for older checkpoints
+
+Cursor = tuple[int, int]
+"""Seq and epoch."""
+
+
+@dataclass(slots=True)
+class Earlier:
+    """The earlier incarnation of a topic that was recreated. It was shown up to ``last`` or less."""
+
+    last: int
+    epoch: int
+    shown: set[int] = field(default_factory=set)  # seqs of the new one that ids have carried
+
+
+@dataclass(slots=True, eq=False)
+class WatchSession:
+    """The cursors of one watch; ``cursors`` has all topics that it watches or has watched."""
+
+    wid: str
+    principal: Principal
+    view: View
+    heartbeat_s: float
+    cursors: dict[str, Cursor]
+    deleted: dict[str, int] = field(default_factory=dict)  # deleted topics, with their last heads
+    stream: Stream | None = None
+    left_at: float = 0.0  # when its last stream ended
+    checkpoint: int = 0
+    # Checkpoint, topic, and the topic's cursor before the move.
+    moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
+    maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # by rising checkpoint
+    earlier: dict[str, Earlier] = field(default_factory=dict)
+    # Cursors before what the last stream's socket did not take whole.
+    unsent: dict[str, Cursor] = field(default_factory=dict)
+
+    def id(self) -> bytes:
+        """The event id of now: all cursors."""
+        if len(self.cursors) > MAP_MAX_TOPICS:
+            return encode_checkpoint(self.checkpoint)
+        return encode_id({topic: seq for topic, (seq, _) in self.cursors.items()})
+
+    def move(self, topic: str, seq: int, epoch: int) -> None:
+        """The reader of a topic stands at ``seq`` now."""
+        self._note_move(topic)
+        last, before = self.cursors[topic]
+        if epoch != before:
+            known = self.earlier.get(topic)
+            self.earlier[topic] = Earlier(max(last, known.last) if known else last, before)
+        if topic in self.earlier:
+            self._note_shown(topic, seq)
+        self.cursors[topic] = seq, epoch
+
+    def resume(self, last_event_id: bytes) -> None:
+        """A client is back. It is shown again what it was not sent whole, unless its id says that it
+        has seen it.
+        """
+        if last_event_id:
+            self.rewind(last_event_id)
+        for topic, cursor in self.unsent.items():
+            self._note_move(topic)
+            if cursor[1] != self.cursors[topic][1]:
+                self.earlier.pop(topic, None)
+            self.cursors[topic] = cursor
+        self.unsent = {}
+
+    def rewind(self, last_event_id: bytes) -> None:
+        """Go back to what a client says that it has seen; never forward."""
+        known = decode_id(last_event_id)
+        back = (
+            self._cursors_of_map(known)
+            if isinstance(known, dict)
+            else self._cursors_at_checkpoint(known)
+        )
+        for topic, (seq, epoch) in back:
+            at, now = self.cursors[topic]
+            self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
+        self.unsent = {
+            topic: cursor
+            for topic, cursor in self.unsent.items()
+            if isinstance(known, dict) and topic not in known
+        }
+
+    def _cursors_of_map(self, known: dict[str, int]) -> list[tuple[str, Cursor]]:
+        return [
+            (topic, self._cursor_at(topic, seq))
+            for topic, seq in known.items()
+            if topic in self.cursors and seq >= 0
+        ]
+
+    def _cursor_at(self, topic: str, seq: int) -> Cursor:
+        """What an id means by a seq: the earlier topic's, if no id has carried it for the new one."""
+        earlier = self.earlier.get(topic)
+        is_old = earlier is not None and seq <= earlier.last and seq not in earlier.shown
+        return seq, earlier.epoch if earlier and is_old else self.cursors[topic][1]
+
+    def _cursors_at_checkpoint(self, known: int) -> list[tuple[str, Cursor]]:
+        """Cursors to go back to, the one to end with last."""
+        if self.moves and known + 1 < self.moves[0][0]:
+            maps = (cursors for checkpoint, cursors in reversed(self.maps) if checkpoint <= known)
+            return list(next(maps).items())
+        return [
+            (topic, cursor)
+            for checkpoint, topic, cursor in reversed(self.moves)
+            if checkpoint > known
+        ]
+
+    def _note_move(self, topic: str) -> None:
+        if len(self.cursors) > MAP_MAX_TOPICS:
+            if self.checkpoint % MOVES_KEPT == 0:
+                self._keep_map()
+            self.checkpoint += 1
+            self.moves.append((self.checkpoint, topic, self.cursors[topic]))
+
+    def _note_shown(self, topic: str, seq: int) -> None:
+        shown = self.earlier[topic].shown
+        shown.add(seq)
+        if len(shown) > MOVES_KEPT:  # a client that has come so far has seen the end of the old one
+            del self.earlier[topic]
+
+    def _keep_map(self) -> None:
+        if len(self.maps) == MAPS_KEPT:
+            del self.maps[1::2]
+        self.maps.append((self.checkpoint, dict(self.cursors)))

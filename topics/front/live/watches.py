@@ -1,0 +1,131 @@
+"""Watches (§7.1): the watch sessions of a front, by ``wid``.
+
+    POST /v0/watch --create--> idle --GET, open--> streaming --either side ends--> idle
+                                 '--SESSION_TTL_S without a stream--> collected
+
+A second GET takes the session over: its stream replaces the first one, which is told so.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from base64 import urlsafe_b64encode
+from typing import Any
+
+from topics.engine.access import ANYONE, Principal
+from topics.errors import (
+    NotAcceptable,
+    NotFound,
+    TopicNotFound,
+    Unauthorized,
+)
+from topics.formats.api.fields import list_members
+from topics.formats.api.watch import Start, WatchRequest
+from topics.front.authorization import authorize
+from topics.front.http.connection import Connection
+from topics.front.live.live import Live
+from topics.front.live.sse import RETRY, WatchStream
+from topics.front.live.starts import begin_at, heads_of
+from topics.front.live.watch_sessions import WatchSession
+
+SESSION_TTL_S = 300.0
+WID_BYTES = 16
+ACCEPT_PARAMETERS_MAX = 16  # of one range of an Accept field
+_EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
+
+
+class Watches:
+    """The watch sessions of a front."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self._sessions: dict[str, WatchSession] = {}
+
+    async def create(
+        self, asked: WatchRequest, principal: Principal, *, lenient: bool
+    ) -> dict[str, Any]:
+        """`POST /v0/watch`: the members of the answer. Raises `Forbidden`, `TopicNotFound`,
+        `Throttled`, `NotReady`.
+        """
+        for topic in asked.starts:
+            authorize(principal, None, topic)
+        self._collect()
+        heads = await heads_of(self.live.backend, asked.starts)
+        unknown = asked.starts.keys() - heads.keys()
+        if unknown and not lenient:
+            raise TopicNotFound(min(unknown))
+        self.live.slots.watch_sessions.acquire()
+        begun = {topic: begin_at(asked.starts[topic], head) for topic, head in heads.items()}
+        cursors = {topic: (start.from_seq, start.epoch) for topic, start in begun.items()}
+        wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(WID_BYTES)).rstrip(b"=").decode()
+        session = WatchSession(wid, principal, asked.view, asked.heartbeat_ms / 1000, cursors)
+        session.left_at = time.monotonic()
+        self._sessions[wid] = session
+        return {
+            "wid": wid,
+            "stream_url": f"/v0/watch/{wid}",
+            "session_ttl_ms": int(SESSION_TTL_S * 1000),
+            "topics": {topic: start.members() for topic, start in begun.items()},
+        }
+
+    def open(self, wid: str, principal: Principal, accept: bytes) -> WatchSession:
+        """The session that a GET asks for. Raises `NotFound`, `Unauthorized`, `NotAcceptable`,
+        `Throttled`.
+        """
+        self._collect()
+        session = self._sessions.get(wid)
+        if session is None:
+            raise NotFound("no such watch session: it was collected, or never was")
+        if session.principal is not ANYONE and session.principal.digest != principal.digest:
+            raise Unauthorized("the session belongs to another key")
+        if not accepts_events(accept):
+            raise NotAcceptable("the answer is text/event-stream")
+        self.live.check_room(principal, leaving=session.stream)
+        return session
+
+    async def stream(
+        self, session: WatchSession, connection: Connection, last_event_id: bytes
+    ) -> None:
+        """Show the session's topics, until either side ends it."""
+        if session.stream is not None:
+            session.stream.fail(409, "another stream has taken the session over")
+        session.resume(last_event_id)
+        stream = session.stream = WatchStream(self.live, session, connection)
+        try:
+            stream.begin()
+            stream.outbox.write(RETRY)
+            stream.repeat_deleted()
+            for topic, (seq, epoch) in session.cursors.items():
+                if topic not in session.deleted:
+                    stream.add(topic, session.view, Start(seq, epoch=epoch or None))
+            stream.catch_up()
+            await stream.until_ended()
+        finally:
+            stream.end()
+            if session.stream is stream:
+                session.stream = None
+                session.left_at = time.monotonic()
+
+    def _collect(self) -> None:
+        """Forget sessions that no stream has used for SESSION_TTL_S."""
+        before = time.monotonic() - SESSION_TTL_S
+        for wid, session in [*self._sessions.items()]:
+            if session.stream is None and session.left_at < before:
+                del self._sessions[wid]
+                self.live.slots.watch_sessions.release()
+
+
+def accepts_events(accept: bytes) -> bool:
+    """Whether an Accept value allows an event stream; an absent one allows everything. The most
+    specific range counts.
+    """
+    weights = {}
+    for part in list_members(accept):
+        media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
+        weights[media] = next(
+            (piece[2:].strip(b"0.") != b"" for piece in parameters if piece.startswith(b"q=")), True
+        )
+    return not accept.strip() or next(
+        (weights[media] for media in _EVENT_STREAM if media in weights), False
+    )

@@ -1,0 +1,180 @@
+"""WebSocket publishes (§7.3): batches to the shards, and their answers.
+
+    publishes of one read --by topic--> batch --one message--> shard --one message--> answers
+
+Publishes to one topic that arrive in one read travel as one batch, and so do their answers, which
+come in the order of each topic. The shard decides each publish for itself. A batch ends when it is
+as long as a message may be inline, and a longer publish travels alone, through shared memory.
+Publishes are sent without waiting for each other; what is unanswered is bounded for a socket and for
+all of them (`is_full`): above the bound the socket is not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from topics.actors.shard_client.errors import failures_of
+from topics.config import Settings
+from topics.errors import TopicsError
+from topics.formats.api.websocket_frames import text_frame
+from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
+from topics.front.backend import Body, Reply, listed
+from topics.front.body_limits import no_room
+from topics.front.http.connection import RECV_BYTES
+from topics.front.live.live import Live, LiveStream
+from topics.front.live.web_socket_replies import refusal
+
+UNANSWERED_MAX = 1024  # publishes of one socket
+UNANSWERED_MAX_BYTES = 16 << 20
+
+
+class PublishBatch:
+    """Publishes to one topic that travel together. ``at``: when the first of them came."""
+
+    __slots__ = ("at", "bodies", "length", "request_ids", "seqs", "topic")
+
+    def __init__(self, topic: str, seqs: bool) -> None:
+        self.topic, self.seqs, self.at = topic, seqs, time.monotonic_ns()
+        self.request_ids: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.length = 0  # of the bodies
+
+
+class Publishes:
+    """The publishes of one socket. ``on_answers`` is called with the answers of a loop's turn,
+    joined.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        settings: Settings,
+        stream: LiveStream,
+        on_answers: Callable[[bytes], None],
+    ) -> None:
+        self._live, self._settings, self._stream = live, settings, stream
+        self._on_answers = on_answers
+        self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
+        self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
+        self._unflushed: set[int] = set()  # shards
+        self._unanswered = self._unanswered_bytes = 0
+        self._answers: list[bytes] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything is answered, and the client was sent the answers."""
+        return not self._unanswered and not self._answers
+
+    @property
+    def is_full(self) -> bool:
+        """The socket must not be read before something is answered.
+
+        Within the bound of all sockets every one of them may have one publish in flight.
+        """
+        if self._unanswered_bytes and self._live.messages.is_asked_full:
+            return True
+        return self._unanswered >= UNANSWERED_MAX or self._unanswered_bytes >= UNANSWERED_MAX_BYTES
+
+    def add(self, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
+        """Publish; `flush` sends it off."""
+        batch, length = self._batches.get(topic), len(message)
+        if batch is not None and (
+            batch.seqs != seqs or batch.length + length > self._batch_max_bytes
+        ):
+            self._send(batch)
+            batch = None
+        if batch is None:
+            batch = self._batches[topic] = PublishBatch(topic, seqs)
+        batch.request_ids.append(request_id)
+        batch.bodies.append(message)
+        batch.length += length
+        self._unanswered += 1
+        self._unanswered_bytes += length
+        self._live.messages.asked += length
+
+    def flush(self) -> None:
+        """Send off what was published."""
+        batches, self._batches = self._batches, {}
+        for batch in batches.values():
+            self._send(batch)
+        for shard in self._unflushed:
+            self._live.backend.flush(shard)
+        self._unflushed.clear()
+
+    def _send(self, batch: PublishBatch) -> None:
+        shard = self._live.backend.shard_of(batch.topic)
+        self._unflushed.add(shard)
+
+        def answered(answer: Reply[AppendResult] | TopicsError) -> None:
+            self._stream.attempt(self._answered, batch, answer)
+
+        self._append(shard, batch, answered)
+        batch.bodies = []  # long ones are in shared memory now
+
+    def _append(
+        self,
+        shard: int,
+        batch: PublishBatch,
+        then: Callable[[Reply[AppendResult] | TopicsError], None],
+    ) -> None:
+        bodies = batch.bodies
+        params = AppendParams(
+            topic=batch.topic,
+            key=None,
+            with_seqs=batch.seqs,
+            prefixes=listed(self._stream.principal.prefixes),
+            at=batch.at,
+            lengths=[len(body) for body in bodies] if len(bodies) > 1 else None,
+        )
+        try:
+            body = b"".join(bodies) if len(bodies) > 1 else self._attachment(shard, bodies[0])
+        except TopicsError as failure:
+            then(failure)
+        else:
+            self._live.backend.ask(shard, APPEND, params, body, then)
+
+    def _attachment(self, shard: int, body: bytes) -> Body:
+        """The body as it travels: a long one in shared memory, for which it must not wait here.
+        Raises `Throttled`, `NotReady`.
+        """
+        if len(body) <= self._settings.inline_bytes:
+            return body
+        block = self._live.backend.reserve(shard, len(body), None)
+        if block is None:
+            raise no_room()
+        block.view[: len(body)] = body
+        return block
+
+    def _answered(self, batch: PublishBatch, answer: Reply[AppendResult] | TopicsError) -> None:
+        self._unanswered -= len(batch.request_ids)
+        self._unanswered_bytes -= batch.length
+        self._live.messages.asked -= batch.length
+        if not self._answers:
+            self._live.defer(self._stream, self._deliver)
+        if isinstance(answer, TopicsError):
+            self._answers += [refusal(request_id, answer) for request_id in batch.request_ids]
+        else:
+            self._add_answers(batch, answer)
+
+    def _add_answers(self, batch: PublishBatch, answer: Reply[AppendResult]) -> None:
+        """An ack or an error for each publish; the attachment holds the JSON objects of the acks,
+        one behind another.
+        """
+        bodies, result = bytes(answer.body), answer.result
+        answer.release()
+        failures, end = iter(failures_of(result)), 0
+        for request_id, outcome, length in zip(
+            batch.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
+        ):
+            if outcome == AppendOutcome.FAILED:
+                self._answers.append(refusal(request_id, next(failures)))
+                continue
+            start, end = end + 1, end + length  # without its first brace
+            self._answers.append(
+                text_frame(b'{"op":"ack","request_id":%b,%b' % (request_id, bodies[start:end]))
+            )
+
+    def _deliver(self) -> None:
+        answers, self._answers = self._answers, []
+        self._on_answers(b"".join(answers))

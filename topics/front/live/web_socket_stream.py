@@ -1,0 +1,104 @@
+"""WebSocket stream (§7.3): the subscribing side of one socket, with its events as text frames.
+
+    op             when
+    record         records of a topic; the frame is made once for all sockets
+    tombstone      records were lost
+    caught_up      there are no more records now
+    topic_deleted  the topic was deleted; the socket stays
+    error          without a request_id: a topic cannot be read, or the socket ends
+
+Only the client keeps cursors: a socket that ends leaves nothing to resume.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.errors import (
+    Internal,
+    InvalidRequest,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.formats.api.watch import Start, WatchRequest
+from topics.formats.api.websocket_frames import ping_frame, text_frame
+from topics.formats.api.websocket_messages import CloseCode, close_frame
+from topics.front.live.pages import FeedPage
+from topics.front.live.starts import begin_at, heads_of
+from topics.front.live.streams import Stream
+from topics.front.live.subscriptions import Reader
+from topics.front.live.web_socket_replies import json_frame, subscribed, unsubscribed
+
+FAILURES = {
+    408: (Throttled.code, CloseCode.POLICY_VIOLATION),
+    429: (Throttled.code, CloseCode.TRY_AGAIN_LATER),
+    500: (Internal.code, CloseCode.INTERNAL_ERROR),
+    503: (ShuttingDown.code, CloseCode.GOING_AWAY),
+}
+
+
+class WebSocketStream(Stream):
+    """The topics that one socket follows."""
+
+    def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - equal for all readers
+        """``op: record``."""
+        event = page.renderings.get(WebSocketStream)
+        if event is None:
+            event = page.renderings[WebSocketStream] = text_frame(
+                b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
+                % (page.topic.encode(), page.from_seq, page.to_seq, page.head_seq, page.body)
+            )
+        return event
+
+    def tombstone_event(self, reader: Reader, tombstone: dict[str, Any]) -> bytes:
+        """``op: tombstone``."""
+        return json_frame({"op": "tombstone", "topic": reader.topic, **tombstone})
+
+    def caught_up_event(self, reader: Reader, head_seq: int) -> bytes:
+        """``op: caught_up``."""
+        return json_frame({"op": "caught_up", "topic": reader.topic, "head_seq": head_seq})
+
+    def deleted_event(self, reader: Reader, head_seq: int) -> bytes:
+        """``op: topic_deleted``."""
+        members = {"topic": reader.topic, "head_seq": head_seq, "reason": "deleted"}
+        return json_frame({"op": "topic_deleted", **members})
+
+    def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
+        """``op: error`` about one topic."""
+        members = {"topic": reader.topic, "code": failure.code, "message": failure.message}
+        return json_frame({"op": "error", "request_id": None, **members})
+
+    def failure_event(self, code: int, error: str) -> bytes:
+        """``op: error``, and the CLOSE frame."""
+        name, close_code = FAILURES[code]
+        members = {"request_id": None, "code": name, "message": error}
+        return json_frame({"op": "error", **members}) + close_frame(close_code, error)
+
+    def heartbeat(self) -> bytes:
+        """A ping."""
+        return ping_frame()
+
+    async def subscribe(self, request_id: bytes, asked: WatchRequest, most: int) -> None:
+        """Follow the topics as well, ``most`` of them on one socket. Raises `InvalidRequest`,
+        `TopicNotFound`, `NotReady`.
+        """
+        if len(self.readers.keys() | asked.starts.keys()) > most:
+            raise InvalidRequest(f"more than {most} topics on one socket", field="topics", max=most)
+        heads = await heads_of(self.live.backend, asked.starts)
+        unknown = asked.starts.keys() - heads.keys()
+        if unknown:
+            raise TopicNotFound(min(unknown))
+        topics = {}
+        for topic, head in heads.items():
+            begun = begin_at(asked.starts[topic], head)
+            topics[topic] = begun.members()
+            self.add(topic, asked.view, Start(begun.from_seq, epoch=begun.epoch or None))
+        self.outbox.write(subscribed(request_id, topics))
+        self.catch_up()
+
+    def unsubscribe(self, request_id: bytes, topic: str) -> bytes:
+        """Stop following the topic; the answer."""
+        self.remove(topic)
+        return unsubscribed(request_id, topic)

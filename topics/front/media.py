@@ -1,0 +1,52 @@
+"""Content negotiation: media type and coding of bodies, coding of answers (RFC 9110 §8, §12)."""
+
+from __future__ import annotations
+
+import re
+
+from topics.errors import UnsupportedMediaType
+from topics.formats.api.fields import HeadFields, list_members
+
+JSON_MEDIA = re.compile(
+    rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE
+)
+GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
+
+# Possessive: two neighbouring runs of blanks would otherwise be tried in every split between them.
+CODING = re.compile(
+    rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+"
+)
+
+
+def check_body_media(fields: HeadFields) -> tuple[bool, UnsupportedMediaType | None]:
+    """Whether a request body comes under gzip, and the failure if it is not JSON in UTF-8 under a
+    known coding.
+    """
+    wrong = None
+    media = fields.values(b"content-type")
+    if len(media) != 1 or JSON_MEDIA.fullmatch(media[0]) is None:
+        wrong = UnsupportedMediaType("Content-Type must be application/json (utf-8)")
+    named = list_members(fields.joined(b"content-encoding"))
+    codings = [coding for coding in named if coding not in (b"", b"identity")]
+    if codings and codings not in GZIP_NAMES:
+        wrong = wrong or UnsupportedMediaType("Content-Encoding must be gzip or absent")
+    return bool(codings), wrong
+
+
+def accepts_gzip(accept_encoding: bytes) -> bool:
+    """Whether an Accept-Encoding value allows gzip (RFC 9110 §12.5.3). A malformed value allows
+    nothing.
+    """
+    weights: dict[bytes, float] = {}
+    for part in list_members(accept_encoding):
+        coding = CODING.fullmatch(part)
+        if coding is not None:
+            weights[coding[1]] = _weight(coding[2])
+    return weights.get(b"gzip", weights.get(b"*", 0.0)) > 0
+
+
+def _weight(text: bytes | None) -> float:
+    try:
+        return 1.0 if text is None else float(text)
+    except ValueError:
+        return 0.0

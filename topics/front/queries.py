@@ -1,0 +1,84 @@
+"""Query strings: the declared parameters of a route, typed. Unknown parameters are ignored; of a
+repeated parameter the last value counts.
+
+A query has at most `QUERY_MAX_BYTES` and `PARAMETERS_MAX` parameters. ``?token=`` is searched for
+in longer queries too, because a client without a key must hear 401 before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from topics.errors import InvalidRequest
+
+QUERY_MAX_BYTES = 8 * 1024  # several times the longest prefix, cursor and key together
+PARAMETERS_MAX = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter(Generic[T]):
+    """One parameter of a route. ``parse(name, text)`` raises `InvalidRequest`."""
+
+    name: str
+    parse: Callable[[str, str], T]
+    default: T
+
+
+class Query:
+    """The parameters of one request."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[Parameter[Any], Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, parameter: Parameter[T]) -> T:
+        """The value that was sent, or the default."""
+        value: T = self._values.get(parameter, parameter.default)
+        return value
+
+
+EMPTY = Query({})
+
+
+def parse_query(parameters: tuple[Parameter[Any], ...], raw: bytes) -> Query:
+    """Parse the query of a route with these parameters. Raises `InvalidRequest`."""
+    if len(raw) > QUERY_MAX_BYTES or raw.count(b"&") >= PARAMETERS_MAX:
+        raise InvalidRequest(
+            f"the query string has more than {QUERY_MAX_BYTES} bytes or {PARAMETERS_MAX} parameters"
+        )
+    if not raw or not parameters:
+        return EMPTY
+    sent = _values(raw)
+    return Query({p: p.parse(p.name, sent[p.name]) for p in parameters if p.name in sent})
+
+
+def _values(raw: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise InvalidRequest("the query string cannot be read") from None
+    return dict(pairs)
+
+
+def find_token(raw: bytes) -> bytes | None:
+    """The first ``token`` of a query, found without parsing the rest; None when there is none."""
+    _, found, rest = (b"&" + raw).partition(b"&token=")
+    return unquote_to_bytes(rest.partition(b"&")[0].replace(b"+", b" ")) if found else None
+
+
+def text(_name: str, value: str) -> str:
+    """Any text."""
+    return value
+
+
+def boolean(name: str, value: str) -> bool:
+    """``true`` or ``false``. Raises `InvalidRequest`."""
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false", parameter=name)
+    return value == "true"

@@ -1,0 +1,29 @@
+"""Admitted requests: what the guard found in a request head, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topics.engine.access import Principal
+from topics.errors import UnsupportedMediaType
+from topics.formats.api.fields import HeadFields
+from topics.front.queries import Query
+from topics.front.route import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that `Guard.admit` let through."""
+
+    method: str
+    route: Route
+    topic: str  # "" where the route has none
+    wid: str  # likewise
+    shard: int
+    principal: Principal
+    query: Query
+    key: str | None  # Idempotency-Key
+    gzip_in: bool
+    gzip_out: bool
+    wrong_media: UnsupportedMediaType | None  # raised only if the chunked body is not empty
+    head: HeadFields | None  # of a request for a stream

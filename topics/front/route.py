@@ -1,0 +1,74 @@
+"""Routes: one row of the HTTP surface each, without the operation that answers it.
+
+The modules of `topics.front.routes` declare the rows; the guard and both lanes read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from typing import Any
+
+from topics.engine.access import Scope
+from topics.errors import InvalidRequest
+from topics.front.queries import Parameter
+
+TOPIC, WID = ":topic", ":wid"
+READ_ONLY = ("GET", "HEAD")
+
+
+class Lane(Enum):
+    """Who answers: the connection's task itself, or Hypercorn and Quart."""
+
+    HOT = "hot"
+    COLD = "cold"
+
+
+class BodyRule(Enum):
+    """Whether a request carries a body. A body on a NONE route is read and dropped."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """One row. ``path`` has at most one ``:topic`` or ``:wid``."""
+
+    methods: tuple[str, ...]
+    path: str
+    name: str
+    scope: Scope | None  # None: any key, and no key at all if `is_open`
+    _: KW_ONLY
+    lane: Lane = Lane.COLD
+    body: BodyRule = BodyRule.NONE
+    parameters: tuple[Parameter[Any], ...] = ()  # of the query, checked in this order
+    long_body: bool = False  # decoded piece by piece, so its only bound is TOPICS_MAX_BODY_BYTES
+    waits: bool = False  # may wait for records: the call ends when the client hangs up
+    is_open: bool = False  # needs no key, unless TOPICS_PROBE_AUTH is set
+    streams: bool = False  # the answer has no end and is the last of its connection
+    no_preflight: bool = False  # browsers let pages of any site open it, read from it and write
+
+    def path_of(self, topic: str) -> str:
+        """The path with a topic's name filled in."""
+        return self.path.replace(TOPIC, topic)
+
+    def check_length(self, length: int) -> None:
+        """Raises `InvalidRequest` for an empty body where a body is required. An empty optional
+        body means ``{}``.
+        """
+        if length == 0 and self.body is BodyRule.REQUIRED:
+            raise InvalidRequest("a JSON body is required")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMatch:
+    """Where a request goes: the row, and the unchecked name of the topic or watch session, None
+    where the row has none.
+    """
+
+    route: Route
+    topic: str | None
+    wid: str | None
+    query: bytes

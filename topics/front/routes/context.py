@@ -1,0 +1,51 @@
+"""What the operations of all routes work with, and the one way in which they ask a shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic_ns
+
+from topics.config import Settings
+from topics.formats.api.requests import Limits, limits_of
+from topics.formats.wire.calls import NoResult
+from topics.formats.wire.contract import Call, P
+from topics.front.answers import Answer, shard_answer
+from topics.front.backend import Backend, Body
+from topics.front.drain import Drain
+from topics.front.live.live import Live
+from topics.front.live.watches import Watches
+from topics.front.request import Request
+from topics.front.routes.read_ahead import ReadAhead
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """The parts of one front."""
+
+    backend: Backend
+    settings: Settings
+    limits: Limits
+    drain: Drain
+    live: Live
+    watches: Watches
+    read_ahead: ReadAhead
+    started_ns: int = field(default_factory=monotonic_ns)
+
+    @classmethod
+    def of(cls, backend: Backend, settings: Settings, drain: Drain, live: Live) -> RouteContext:
+        """The context of a front, with what the routes keep themselves."""
+        return cls(
+            backend=backend,
+            settings=settings,
+            limits=limits_of(settings),
+            drain=drain,
+            live=live,
+            watches=Watches(live),
+            read_ahead=ReadAhead(backend),
+        )
+
+    async def ask(
+        self, request: Request, call: Call[P, NoResult], params: P, body: Body = b""
+    ) -> Answer:
+        """Ask the shard of the request's topic; its finished bytes are the answer."""
+        return shard_answer(await self.backend.call(request.shard, call, params, body))

@@ -1,0 +1,56 @@
+"""Health, readiness (§8) and the root. No key is needed, unless TOPICS_PROBE_AUTH is set.
+
+GET   /v0/health, /healthz    §8.1
+GET   /v0/ready, /readyz      §8.2
+GET   /                       name, version, links
+"""
+
+from __future__ import annotations
+
+import time
+
+from topics import __version__
+from topics.front.answers import Answer, json_answer
+from topics.front.backend import Body, unready
+from topics.front.drain import shutting_down
+from topics.front.request import Request
+from topics.front.route import READ_ONLY, Lane, Route
+from topics.front.routes.context import RouteContext
+
+
+async def health(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+    """§8.1. 200 as long as this process can answer."""
+    uptime_ms = (time.monotonic_ns() - context.started_ns) // 1_000_000
+    return json_answer({"status": "ok", "version": __version__, "uptime_ms": uptime_ms}, at)
+
+
+async def ready(context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+    """§8.2. A shard that serves readers only is named; the server is ready."""
+    readiness = context.backend.readiness()
+    if readiness.draining or context.drain.is_draining:
+        raise shutting_down()
+    if not readiness.ready:
+        raise unready(readiness)
+    answer = {"status": "ready", "wal_replay_complete": True, "topics": readiness.topics}
+    if readiness.limited:
+        answer["shards"] = [{"shard": shard, "state": state} for shard, state in readiness.limited]
+    return json_answer(answer, at)
+
+
+async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
+    """The server's name and where to look."""
+    links = {"health": "/v0/health", "ready": "/v0/ready"}
+    return json_answer({"name": "topics", "version": __version__, "links": links}, at)
+
+
+def _probe(path: str, name: str) -> Route:
+    return Route(READ_ONLY, path, name, None, lane=Lane.HOT, is_open=True)
+
+
+ROUTES = {
+    _probe("/v0/health", "health"): health,
+    _probe("/healthz", "health"): health,
+    _probe("/v0/ready", "ready"): ready,
+    _probe("/readyz", "ready"): ready,
+    Route(READ_ONLY, "/", "root", None, is_open=True): root,
+}

@@ -1,0 +1,135 @@
+"""Topics (§1): create or configure, state, list, delete.
+
+PUT      /v0/topics/:topic                              §1.1
+GET      /v0/topics/:topic    ?touch                    §1.2
+GET      /v0/topics           ?prefix ?page_size ?cursor ?touch   §1.3
+DELETE   /v0/topics/:topic    ?if_empty                 §1.4
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+
+import msgspec
+
+from topics.engine.access import Scope
+from topics.errors import InvalidRequest
+from topics.formats.wire import calls
+from topics.front.answers import Answer, elapsed_ms, shard_answer
+from topics.front.backend import Body, listed
+from topics.front.queries import Parameter, boolean, text
+from topics.front.request import Request
+from topics.front.route import BodyRule, Route
+from topics.front.routes.context import RouteContext
+
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 1000
+PAGE_SIZE_DIGITS_MAX = 20
+
+
+class Cursor(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of an opaque list cursor."""
+
+    after: str
+
+
+def encode_cursor(after: str) -> str:
+    """The cursor of the page behind the name ``after``: URL-safe base64 of JSON, no padding."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(Cursor(after))).rstrip(b"=").decode("ascii")
+
+
+def decode_cursor(name: str, value: str) -> str:
+    """The name in a cursor. Padding is tolerated. Raises `InvalidRequest`."""
+    try:
+        packed = value.rstrip("=").encode("ascii")
+        padded = packed + b"=" * (-len(packed) % 4)
+        document = base64.b64decode(padded, altchars=b"-_", validate=True)
+        return msgspec.json.decode(document, type=Cursor).after
+    except (ValueError, binascii.Error, msgspec.DecodeError):
+        raise InvalidRequest("the cursor is corrupt", parameter=name) from None
+
+
+def page_size(name: str, value: str) -> int:
+    """The page size, clamped. Raises `InvalidRequest` for anything but digits."""
+    if not (value.isascii() and value.isdigit() and len(value) <= PAGE_SIZE_DIGITS_MAX):
+        raise InvalidRequest(f"{name} must be an integer", parameter=name)
+    return min(max(int(value), 1), PAGE_SIZE_MAX)
+
+
+TOUCH = Parameter("touch", boolean, default=True)
+IF_EMPTY = Parameter("if_empty", boolean, default=False)
+LIST_PREFIX = Parameter("prefix", text, default="")
+LIST_PAGE_SIZE = Parameter("page_size", page_size, default=PAGE_SIZE)
+LIST_CURSOR: Parameter[str | None] = Parameter("cursor", decode_cursor, default=None)
+LIST_TOUCH = Parameter("touch", boolean, default=False)
+
+
+async def put(context: RouteContext, request: Request, body: Body, at: int) -> Answer:
+    """§1.1."""
+    params = calls.TopicPutParams(request.topic, listed(request.principal.prefixes), at)
+    reply = await context.backend.call(request.shard, calls.TOPIC_PUT, params, body)
+    return shard_answer(reply, created=reply.result.created)
+
+
+async def get(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+    """§1.2."""
+    params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
+    return await context.ask(request, calls.TOPIC_GET, params)
+
+
+async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+    """§1.4."""
+    params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], at)
+    return await context.ask(request, calls.TOPIC_DELETE, params)
+
+
+async def list_topics(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
+    """§1.3. Every shard lists its names in order; one more than the page tells whether another page
+    follows.
+    """
+    query = request.query
+    size = query[LIST_PAGE_SIZE]
+    prefixes = listed(request.principal.prefixes)
+    params = calls.TopicListParams(
+        prefix=query[LIST_PREFIX],
+        after=query[LIST_CURSOR],
+        limit=size + 1,
+        touch=query[LIST_TOUCH],
+        prefixes=prefixes,
+    )
+    lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
+    items = list(heapq.merge(*lists))[: size + 1]
+    page = items[:size]
+    more = {"next_cursor": encode_cursor(page[-1][0])} if len(items) > len(page) else {}
+    tail = {**more, "performance": {"server_total_ms": elapsed_ms(at)}}
+    topics = b",".join([item for _, item in page])
+    return Answer(200, b'{"topics":[' + topics + b"]," + msgspec.json.encode(tail)[1:])
+
+
+async def _list_of(
+    context: RouteContext, shard: int, params: calls.TopicListParams
+) -> list[tuple[str, bytes]]:
+    """Names of one shard, each with the topic's JSON."""
+    reply = await context.backend.call(shard, calls.TOPIC_LIST, params)
+    try:
+        return [(name, bytes(item)) for name, item in reply.result.items]
+    finally:
+        reply.release()
+
+
+ROUTES = {
+    Route(("PUT",), "/v0/topics/:topic", "topic.put", Scope.ADMIN, body=BodyRule.OPTIONAL): put,
+    Route(("GET",), "/v0/topics/:topic", "topic.get", Scope.READ, parameters=(TOUCH,)): get,
+    Route(
+        ("DELETE",), "/v0/topics/:topic", "topic.delete", Scope.DELETE, parameters=(IF_EMPTY,)
+    ): delete,
+    Route(
+        ("GET",),
+        "/v0/topics",
+        "topic.list",
+        Scope.READ,
+        parameters=(LIST_PREFIX, LIST_PAGE_SIZE, LIST_CURSOR, LIST_TOUCH),
+    ): list_topics,
+}

@@ -1,0 +1,20 @@
+"""Verifies a blob: every byte, and that it is of the write in its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from topics.formats.disk import blob
+from topics.formats.disk.blob import BadBlob
+from topics.storage.disk import mapped
+from topics.storage.verify.finding import Finding
+
+
+def verify_blob(path: Path) -> Iterator[Finding]:
+    """A blob file, which must be that of the write in its name."""
+    try:
+        topic_id, first_seq = (int(part, 16) for part in path.stem.split("-"))
+        blob.check(mapped(path), topic_id, first_seq)
+    except (BadBlob, ValueError) as error:
+        yield Finding(path, 0, f"blob {error}")

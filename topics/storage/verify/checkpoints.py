@@ -1,0 +1,53 @@
+"""Verifies checkpoints: each for itself, and what they say of other files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from topics.storage import checkpoints
+from topics.storage.checkpoints import Checkpoint
+from topics.storage.segments.file import segment_path
+from topics.storage.verify.finding import Finding
+
+
+def verify_checkpoint(path: Path) -> Iterator[Finding]:
+    """A checkpoint file, for itself."""
+    try:
+        checkpoint = checkpoints.decode(path.read_bytes())
+    except checkpoints.UnknownVersion as error:
+        yield Finding(path, 8, str(error))
+        return
+    if checkpoint is None:
+        yield Finding(path, 0, "is no whole checkpoint")
+
+
+def standing_checkpoints(folder: Path) -> dict[Path, Checkpoint]:
+    """The whole ones of the checkpoints that are kept. A crash may leave one more: what it needs
+    may be gone.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
+        with contextlib.suppress(checkpoints.UnknownVersion):
+            checkpoint = checkpoints.decode(path.read_bytes())
+            if checkpoint is not None:
+                found[path] = checkpoint
+    return found
+
+
+def unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
+    """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
+    if checkpoint.lsn > end:
+        yield Finding(
+            path,
+            16,
+            f"says that the log was synced to {checkpoint.lsn:#x}, and it ends at {end:#x}",
+        )
+    for number in checkpoint.segments:
+        if not segment_path(segments, number).exists():
+            yield Finding(
+                path,
+                checkpoints.HEADER_BYTES,
+                f"names segment {number:#x}, which is missing",
+            )

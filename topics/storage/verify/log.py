@@ -1,0 +1,102 @@
+"""Verifies a file of the log: its header, its frames, and how it follows on the file before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from topics.formats.disk.frames import FrameHeader, FrameKind, scan_frames
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.wal import (
+    FILE_HEADER_BYTES,
+    BadHeader,
+    FileHeader,
+    decode_file_header,
+)
+from topics.storage.disk import mapped
+from topics.storage.recovery.tail import synced_beyond
+from topics.storage.verify.finding import KEPT, Finding
+from topics.storage.wal.file import RESERVE, SPARE, log_name
+
+
+class LogCheck:
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the
+    topics that it says are ``deleted``.
+
+    Blobs of frames before ``needed`` are in segments: they may have gone.
+    """
+
+    def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
+        self.path, self._shard, self._needed = path, shard, needed
+        self.base = 0
+        self.end: int | None = None
+        self.blobs: set[tuple[int, int]] = set()
+        self.deleted: set[int] = set()
+
+    def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
+        """What is wrong with it. The log before it ends at ``begins_at``; the ``last`` file may end
+        in a torn frame.
+        """
+        data = mapped(self.path)
+        try:
+            header = decode_file_header(data[:FILE_HEADER_BYTES])
+        except BadHeader as error:
+            yield Finding(self.path, 0, str(error))
+            return
+        self.base = header.base
+        if len(data) < header.size:
+            yield Finding(
+                self.path, len(data), f"the file is cut: it was made with {header.size} bytes"
+            )
+        named = self.path.name == log_name(header.base) or self.path.suffix in (SPARE, RESERVE)
+        if header.shard != self._shard or not named:
+            yield Finding(
+                self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}"
+            )
+        if begins_at not in (None, header.base) and header.base > self._needed:
+            yield Finding(
+                self.path,
+                0,
+                f"the log before it ends at {begins_at:#x}: a file between is missing or cut",
+            )
+        offset = FILE_HEADER_BYTES
+        for frame in frames(data, header):
+            self._note(frame)
+            offset = FILE_HEADER_BYTES + frame.end - header.base
+        self.end = header.base + offset - FILE_HEADER_BYTES
+        if last:
+            later = synced_beyond(data, header.base, header.seed, self.end)
+            if later is not None:
+                yield Finding(
+                    self.path,
+                    offset,
+                    f"damaged frame; the frame at offset {later} says that it had been synced",
+                )
+
+    def _note(self, frame: FrameHeader) -> None:
+        if (
+            frame.kind == FrameKind.APPEND
+            and frame.flags & RecordFlags.EXTERNAL
+            and frame.lsn >= self._needed
+        ):
+            self.blobs.add((frame.topic_id, frame.first_seq))
+        elif frame.kind == FrameKind.TOPIC_DELETED:
+            self.deleted.add(frame.topic_id)
+            self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
+
+
+def verify_kept_log(path: Path) -> Iterator[Finding]:
+    """A log file that was kept aside as damaged: where its damage begins."""
+    data = mapped(path)
+    try:
+        header = decode_file_header(data[:FILE_HEADER_BYTES])
+    except BadHeader as error:
+        yield Finding(path, 0, f"{error}, {KEPT}")
+        return
+    end = max((frame.end for frame in frames(data, header)), default=header.base)
+    yield Finding(path, FILE_HEADER_BYTES + end - header.base, f"damaged frame, {KEPT}")
+
+
+def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:
+    """Headers of the whole frames of a log file, up to the first that is not."""
+    return scan_frames(data, FILE_HEADER_BYTES, header.base, header.seed)
