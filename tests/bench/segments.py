@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from topics.engine.locators import in_extent
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView, View
 from topics.formats.disk.rendering import encode

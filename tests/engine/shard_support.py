@@ -15,14 +15,11 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    AppendBody,
-    Diff,
-    Limits,
-    decode_append,
-    decode_config,
-    decode_delete,
-)
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordsView

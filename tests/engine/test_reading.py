@@ -13,7 +13,7 @@ from tests.engine.shard_support import Desk
 from topics.engine.losses import lose
 from topics.engine.page import Page
 from topics.engine.reading import SCAN_RECORDS_MAX, read
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.formats.ranges import SeqRange
 
 

@@ -17,7 +17,7 @@ from topics.engine.page import Page
 from topics.engine.record_index import IndexEntry, RecordIndex
 from topics.engine.tags import PORTION_TAGS, TagIndex
 from topics.errors import TopicFull, TopicNotEmpty, TopicNotFound
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_string
 

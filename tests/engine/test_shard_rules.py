@@ -11,7 +11,8 @@ from topics.engine.dedupe import DedupeEntry
 from topics.engine.now import Now
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
 from topics.errors import Forbidden, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
-from topics.formats.api.requests import AppendBody, decode_append, decode_config
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.decoding import decode_config
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk.frames import FrameKind
 

@@ -30,13 +30,10 @@ from topics.engine.reading import read
 from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
-from topics.formats.api.requests import (
-    AppendBody,
-    Diff,
-    decode_append,
-    decode_config,
-    decode_delete,
-)
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
 from topics.formats.api.topic_config import TopicConfig, merge
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes

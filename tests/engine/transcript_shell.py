@@ -34,7 +34,10 @@ from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.errors import TopicsError
-from topics.formats.api.requests import Diff, decode_append, decode_config, decode_delete
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
 from topics.formats.json_text import json_bytes
 
 START = Now(ts=1_000_000, ms=0)

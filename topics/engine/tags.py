@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.json_text import json_string
 

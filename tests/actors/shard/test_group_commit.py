@@ -11,7 +11,7 @@ import trio
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
-from topics.formats.api.requests import decode_config
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
 from topics.formats.json_text import json_bytes
 

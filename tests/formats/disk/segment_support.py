@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from topics.config import Settings
-from topics.formats.api.requests import decode_append, limits_of
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.limits import limits_of
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import encode

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from tests.support.tables import byte_rows, table
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import frame_bodies, rendering
 from topics.formats.disk.frame_bodies import (

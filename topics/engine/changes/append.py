@@ -24,7 +24,7 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, check_room
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.requests import AppendBody, PlainAppend
+from topics.formats.api.append_body import AppendBody, PlainAppend
 from topics.formats.disk.frame_bodies import (
     TS_AHEAD_MS,
     append_frame,

@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from topics.errors import BatchTooLarge
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 
 SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as long

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.errors import InvalidRequest, TopicExistsIncompatible
+from topics.formats.api.limits import check_u64
 from topics.formats.names import valid_topic_name
 
-U64_MAX = 2**64 - 1
 PRIORITY_LIMIT = 1000
 LEASE_MS_BOUNDS = (100, 86_400_000)
 CLAIM_JITTER_MS_BOUNDS = (0, 5000)
@@ -102,8 +102,7 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
         if (value := getattr(patch, name)) is not UNSET
     }
     for name in _UNSIGNED:
-        if not 0 <= fields.get(name, 0) <= U64_MAX:
-            raise InvalidRequest(f"{name} must be an integer from 0 to 2^64 - 1", field=name)
+        check_u64(name, fields.get(name, 0))
     durable = fields.pop("durable", None)
     if durable is not None:
         fields.setdefault("durability", "fsync" if durable else "disk")

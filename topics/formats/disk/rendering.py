@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from topics.formats.api.requests import AppendBody, PlainAppend, RecordIn
+from topics.formats.api.append_body import AppendBody, PlainAppend, RecordIn
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordFlags
 from topics.formats.json_text import json_string

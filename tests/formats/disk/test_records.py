@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.api.requests import AppendBody, Limits, PlainAppend, decode_append
+from topics.formats.api.append_body import AppendBody, PlainAppend, decode_append
+from topics.formats.api.limits import Limits
 from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes
 from topics.formats.disk.rendering import encode
 from topics.formats.json_text import json_string

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.errors import InvalidRequest, TopicExistsIncompatible
-from topics.formats.api.requests import decode_config
-from topics.formats.api.topic_config import U64_MAX, TopicConfig, TopicConfigPatch, merge
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.limits import U64_MAX
+from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.json_text import json_bytes
 
 # The object of §0.10, in its order.

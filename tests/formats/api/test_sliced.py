@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from topics.errors import BatchTooLarge
 from topics.formats.api import sliced
-from topics.formats.api.requests import AppendBody
+from topics.formats.api.append_body import AppendBody
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[],:é ', max_size=12),
