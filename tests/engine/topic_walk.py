@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.engine.test_topic_machine import TAGS, Retention
+from tests.engine.test_topic_machine import Retention
+from tests.engine.topic_machine import TAGS
 
 STEPS = 200
 
