@@ -18,6 +18,7 @@ from tests.engine.topic_machine import (
     Models,
     TopicMachine,
     nothing,
+    raise_floors,
 )
 from tests.engine.topic_model import Record, TopicModel
 from topics.engine.changes.append import Append
