@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.put_topic import PutTopic
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
 from topics.engine.now import Now
@@ -155,3 +158,47 @@ class Desk:
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)
+
+
+def fill(desk: Desk, *writes: int, **config: Any) -> None:
+    """Topic ``a`` with so many records in each write."""
+    desk.put("a", **config)
+    for count in writes:
+        desk.append("a", *range(count))
+    desk.commit()
+
+
+def told(page: Page) -> tuple[int, int, str] | None:
+    return page.tombstone and (
+        page.tombstone.gap_from,
+        page.tombstone.gap_to,
+        page.tombstone.reason,
+    )
+
+
+def expire(desk: Desk) -> object:
+    return desk.engine.expire(desk.engine.topic("a"), desk.now)
+
+
+def records_of(page: Page) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = msgspec.json.decode(
+        b"[%b]" % b",".join(map(bytes, page.pieces))
+    )
+    assert len(records) == page.count
+    return records
+
+
+def seqs_of(page: Page) -> list[int]:
+    return [record["$seq"] for record in records_of(page)]
+
+
+ONE = b'{"records":[{"data":1}]%b}'
+
+
+def body(more: bytes = b"") -> AppendBody:
+    return decode_append(ONE % more, None, LIMITS)
+
+
+def kinds(change: object) -> list[FrameKind]:
+    assert isinstance(change, Append | PutTopic)
+    return [frame.kind for frame in change.frames]

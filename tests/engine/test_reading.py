@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import Desk, records_of, seqs_of
 from topics.engine.losses import lose
-from topics.engine.page import Page
 from topics.engine.reading import SCAN_RECORDS_MAX, read
 from topics.formats.api.diff_body import Diff
 from topics.formats.ranges import SeqRange
-
-
-def records_of(page: Page) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = msgspec.json.decode(
-        b"[%b]" % b",".join(map(bytes, page.pieces))
-    )
-    assert len(records) == page.count
-    return records
-
-
-def seqs_of(page: Page) -> list[int]:
-    return [record["$seq"] for record in records_of(page)]
 
 
 def filled(*writes: int, **body: Any) -> Desk:
