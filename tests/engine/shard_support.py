@@ -47,7 +47,7 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
-    """A streamed append that is decided. Where it would have a blob, its frame holds the records."""
+    """A streamed append that is decided. Instead of a blob, its frame holds the records."""
     rendering = Rendering(body, keep_key=keeps_key(topic, body))
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
     change = engine.append_streamed(topic, body, rendering, ends[-1], now)

@@ -128,9 +128,11 @@ class Retention(TopicChanges):
     def begin_checkpoint(self) -> None:
         world = self.world
         self.checkpointing = {
-            "replay_from": world.sealed, "extents": set(world.extents) - world.released, "topics": [],
+            "replay_from": world.sealed,
+            "extents": set(world.extents) - world.released,
+            "topics": [],
             "steps": topics_to_keep(world.engine.table),
-        }  # fmt: skip
+        }
 
     @precondition(lambda self: self.checkpointing is not None)
     @rule()

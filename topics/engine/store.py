@@ -30,7 +30,7 @@ class Store(Protocol):
         """
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
+        """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
 
     def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
         """Flag these records as deleted."""

@@ -1,10 +1,10 @@
 """Tag index: which records have which tag (§5). One for each topic and log file, in memory; it is
 dropped as a whole when the file is sealed.
 
-Tags are JSON strings. The index is a list of portions of 4,096 tags. A portion is a dict from tag to
-seqs; when it is full, its tags are sorted once. So no append waits for more than that: no table of
-all tags grows, and nothing is merged. A tag is looked up in every portion, a prefix by bisection in
-each of them: a million tags are 250 portions, which take about a millisecond.
+Tags are JSON strings. The index is a list of portions of 4,096 tags. A portion is a dict from tag
+to seqs; when it is full, its tags are sorted once. So no append waits for more than that: no table
+of all tags grows, and nothing is merged. A tag is looked up in every portion, a prefix by bisection
+in each of them: a million tags are 250 portions, which take about a millisecond.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Append bodies (§2): strict JSON, every limit at its edge and one above, payloads byte for byte."""
+"""Append bodies (§2): strict JSON, limits at the edge and one above, payloads byte for byte."""
 
 from __future__ import annotations
 
@@ -21,11 +21,27 @@ from topics.formats.json_text import json_bytes
 @pytest.mark.parametrize(
     "value",
     [
-        b"null", b"true", b"0", b"-0", b"1.10", b"1E400", b"1e-999", b"1" * 40, b'"\\u00e9\\/\\n"', '"é€😀"'.encode(), b'"\x7f"',
-        b'"\\ud83d\\ude00"', b"[]", b"{}", b'{ "b" : 1 ,\n\t"a":[ 1 , 2 ] }', b'{"a":1,"a":2}', b'{"$seq":1}', b'""',
+        b"null",
+        b"true",
+        b"0",
+        b"-0",
+        b"1.10",
+        b"1E400",
+        b"1e-999",
+        b"1" * 40,
+        b'"\\u00e9\\/\\n"',
+        '"é€😀"'.encode(),
+        b'"\x7f"',
+        b'"\\ud83d\\ude00"',
+        b"[]",
+        b"{}",
+        b'{ "b" : 1 ,\n\t"a":[ 1 , 2 ] }',
+        b'{"a":1,"a":2}',
+        b'{"$seq":1}',
+        b'""',
         b"[" * 500 + b"]" * 500,
     ],
-)  # fmt: skip
+)
 def test_data_is_kept_byte_for_byte(value: bytes) -> None:
     assert data(value) == value
     assert data(b" \t\r\n" + value + b" \t\r\n") == value
@@ -34,12 +50,46 @@ def test_data_is_kept_byte_for_byte(value: bytes) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"-01", b"1.", b".5", b"+1", b"-", b"1e", b"1e+", b"0x1", b"1_0",
+        b"",
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"nan",
+        b"01",
+        b"-01",
+        b"1.",
+        b".5",
+        b"+1",
+        b"-",
+        b"1e",
+        b"1e+",
+        b"0x1",
+        b"1_0",
         b"tru",
-        b"'a'", b'"a\nb"', b'"a\tb"', b'"\0"', b'"\\x41"', b'"\\u12"', b'"\\u12g4"', b'"', b'"\\"', b"[1,]", b"[1 2]", b"[", b"]",
-        b'{"a"}', b'{"a":}', b"{a:1}", b"{1:2}", b'{"a":1,}', b"1 2", b"/**/1", b"undefined", b"\x00",
+        b"'a'",
+        b'"a\nb"',
+        b'"a\tb"',
+        b'"\0"',
+        b'"\\x41"',
+        b'"\\u12"',
+        b'"\\u12g4"',
+        b'"',
+        b'"\\"',
+        b"[1,]",
+        b"[1 2]",
+        b"[",
+        b"]",
+        b'{"a"}',
+        b'{"a":}',
+        b"{a:1}",
+        b"{1:2}",
+        b'{"a":1,}',
+        b"1 2",
+        b"/**/1",
+        b"undefined",
+        b"\x00",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     "place",
     [
@@ -109,12 +159,24 @@ def test_a_meta_of_any_depth_has_an_answer() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{}", b"null", b"[]", b"7", b'"x"', b'{"records":null}', b'{"records":{}}', b'{"records":[]}', b'{"records":[null]}',
-        b'{"records":[1]}', b'{"records":[{}]}', b'{"records":[{"tag":"t"}]}', b'{"records":[{"data":1}]}x',
+        b"",
+        b"{}",
+        b"null",
+        b"[]",
+        b"7",
+        b'"x"',
+        b'{"records":null}',
+        b'{"records":{}}',
+        b'{"records":[]}',
+        b'{"records":[null]}',
+        b'{"records":[1]}',
+        b'{"records":[{}]}',
+        b'{"records":[{"tag":"t"}]}',
+        b'{"records":[{"data":1}]}x',
         b'\xef\xbb\xbf{"records":[]}',
         b'{"records":[{"data":1}]',
     ],
-)  # fmt: skip
+)
 def test_a_body_without_records_is_refused(body: bytes) -> None:
     refused(InvalidRequest, append, body)
 
@@ -122,11 +184,17 @@ def test_a_body_without_records_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        b'"node":1', b'"node":["a"]', b'"idempotency_key":1', b'"create":1', b'"create":"true"', b'"config":[]',
+        b'"node":1',
+        b'"node":["a"]',
+        b'"idempotency_key":1',
+        b'"create":1',
+        b'"create":"true"',
+        b'"config":[]',
         b'"config":{"ttl_ms":"1"}',
-        b'"disable_backpressure":null', b'"disable_backpressure":1',
+        b'"disable_backpressure":null',
+        b'"disable_backpressure":1',
     ],
-)  # fmt: skip
+)
 def test_a_field_of_another_type_is_refused(more: bytes) -> None:
     refused(InvalidRequest, append, b'{"records":[{"data":1}],%b}' % more)
 

@@ -82,9 +82,13 @@ KEYS = st.sampled_from(
 )
 LISTS = st.lists(RECORD, max_size=12)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "records": LISTS, "node": st.none() | st.sampled_from(["n", "m"]), "idempotency_key": st.sampled_from(["k", '],"records":[']),
-    "create": st.booleans(), "config": st.just({"priority": 1}), "x": LISTS | st.fixed_dictionaries({"records": LISTS}),
-}  # fmt: skip
+    "records": LISTS,
+    "node": st.none() | st.sampled_from(["n", "m"]),
+    "idempotency_key": st.sampled_from(["k", '],"records":[']),
+    "create": st.booleans(),
+    "config": st.just({"priority": 1}),
+    "x": LISTS | st.fixed_dictionaries({"records": LISTS}),
+}
 
 
 @st.composite

@@ -171,9 +171,18 @@ def test_null_is_a_value_only_where_the_table_says_so(field: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"type":"Log"}', b'{"discard":"new"}', b'{"durability":"none"}', b'{"durable":1}', b'{"dead_letter":7}', b"[]", b"null",
-    b"7", b"{"],
-)  # fmt: skip
+    [
+        b'{"type":"Log"}',
+        b'{"discard":"new"}',
+        b'{"durability":"none"}',
+        b'{"durable":1}',
+        b'{"dead_letter":7}',
+        b"[]",
+        b"null",
+        b"7",
+        b"{",
+    ],
+)
 def test_other_values_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode_config(body)

@@ -212,8 +212,14 @@ def test_a_reader_of_everything_gets_what_was_sent(
 
 
 @given(
-    RECORDS, TEXTS, st.booleans(), st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])), st.data()
-)  # fmt: skip
+    RECORDS,
+    TEXTS,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])),
+    st.data(),
+)
 def test_a_reader_of_less_gets_exactly_less(
     records: list[Record],
     batch_node: str | None,

@@ -1,4 +1,4 @@
-"""Decoding: strict JSON bodies to typed values. Unknown fields are ignored, payloads stay raw bytes.
+"""Decoding: strict JSON bodies to typed values. Unknown fields are ignored, payloads stay raw.
 
 The decoder checks grammar and types. It does not check UTF-8 within raw values, nor the depth of
 nesting: that is done here.

@@ -1,4 +1,4 @@
-"""Sliced decoding: a long append body is decoded slice by slice, so that nobody waits for all of it.
+"""Sliced decoding: a long append body slice by slice, so that nobody waits for all of it.
 
 JSON is read from left to right without looking back. So when the text from the start of a record to
 some comma parses as whole records, that comma is between two records, however it was guessed: a

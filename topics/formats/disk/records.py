@@ -105,7 +105,7 @@ class View:
         return self.ends[index - 1] if index else 0
 
     def size(self, start: int, stop: int) -> int:
-        """Bytes of the rendered records ``start`` to ``stop`` (exclusive), their commas included."""
+        """Bytes of the records ``start`` to ``stop`` (exclusive), their commas included."""
         return self._begin(stop) - self._begin(start)
 
     def ts(self, index: int) -> int:
@@ -135,7 +135,7 @@ class View:
         return not nodes or not flags & (_NODES | _ONE_NODE)
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
+        """Records ``start`` to ``stop`` (exclusive) as they are, joined by commas; at least one."""
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
