@@ -9,7 +9,7 @@ what may be seen.
 
 Four floors: the seq below which a cap, age, a restart or damage has taken something. All are at
 most ``start_seq``, the seq of the first live record, or ``head_seq + 1``. What a restart took above
-live records is in ``losses``, what was found damaged there in ``damaged``, until it becomes a floor.
+live records is in ``losses``, what was found damaged there in ``damaged``, until it is a floor.
 """
 
 from __future__ import annotations

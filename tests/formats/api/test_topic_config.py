@@ -1,4 +1,4 @@
-"""The topic config (§0.10): defaults, what a request changes, what is clamped and what is refused."""
+"""The topic config (§0.10): defaults, what a request changes, clamps, and what is refused."""
 
 from __future__ import annotations
 
