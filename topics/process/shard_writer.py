@@ -23,7 +23,7 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.process import interpreter
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
