@@ -1,6 +1,6 @@
 #!/usr/bin/env -S sh -c 'p="${0%/*}/.venv/bin/python"; [ -x "$p" ] || p=python3; exec "$p" "$0" "$@"'
-"""Start a server: ``./supervisor.py`` takes the options of ``topics serve``. The parent process is
-topics/process/supervisor.py.
+"""Starts a server: ``./supervisor.py`` takes the options of ``topics serve``. The parent process is
+`topics.process.supervisor`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-# Shared by deploy/run, deploy/test and .ci/run: find Python and Java, make the virtual environment. Sourced, not run.
+# Shared by deploy/run and deploy/test: find Python and Java, make the virtual environment. Sourced, not run.
 # Needs: $root, the checkout's folder.
 
 venv="$root/.venv"
@@ -52,14 +52,15 @@ make_venv() {
     fail "$python cannot make a virtual environment. Install it first: apt install $package"
 }
 
-# install NAME REQUIREMENT...: only when pyproject.toml or the requirements have changed since the last time that it succeeded.
+# install NAME REQUIREMENT...: in the versions of requirements.lock, and only when pyproject.toml, the lock or the requirements
+# have changed since the last install that succeeded.
 install() {
-    local stamp="$venv/.installed-$1" now
+    local stamp="$venv/.installed-$1" lock="$root/deploy/requirements.lock" now
     shift
-    now="$(cat "$root/pyproject.toml" - <<<"$*" | "$venv/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
+    now="$(cat "$root/pyproject.toml" "$lock" - <<<"$*" | "$venv/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
     [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return
     say "Installing packages into .venv (Spark is 460 MB; the first time takes a few minutes)"
-    (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@") || fail "pip install $* failed"
+    (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$lock" "$@") || fail "pip install $* failed"
     printf '%s\n' "$now" >"$stamp"
 }
 

@@ -1,36 +1,24 @@
-"""Settings and keys from the environment: what is taken, what is refused, and that secrets leave no
-trace.
-"""
+"""Settings from the environment: what is taken and what is refused."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.process.boot_support import mistakes
 from topics.config import (
     IDLE,
     MIB,
-    ConfigError,
     Settings,
     unknown_variables,
     usable_cores,
     variable_of,
 )
-from topics.process import boot
 
 ROOT = Path(__file__).parent.parent
-
-
-def mistakes(environ: dict[str, str]) -> dict[str, str]:
-    """Every problem that the environment has, by its variable."""
-    with pytest.raises(ConfigError) as refused:
-        boot.read(environ)
-    return {problem.variable: str(problem) for problem in refused.value.problems}
 
 
 def test_an_empty_environment_gives_the_documented_defaults() -> None:
@@ -124,7 +112,8 @@ def test_more_than_one_front_is_refused_with_the_reason() -> None:
     (problem,) = mistakes({"TOPICS_FRONTS": "2"}).values()
     assert (
         problem
-        == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not shared between fronts"
+        == "TOPICS_FRONTS='2': must be 1: watch sessions and the caps of connections are not"
+        " shared between fronts"
     )
 
 
@@ -344,130 +333,3 @@ def test_the_example_file_shows_every_setting_with_its_default() -> None:
     assert shown.keys() == {variable_of(field.name) for field in dataclasses.fields(Settings)}
     given = {name: value for name, value in shown.items() if value}
     assert Settings.from_environment(given) == Settings.from_environment({})
-
-
-# §0.2: bind and the no-auth refusal
-
-
-def test_the_refusal_stands_beside_other_mistakes() -> None:
-    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": "x"}).keys() == {
-        "TOPICS_HOST",
-        "TOPICS_PORT",
-    }
-    assert mistakes({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "k:fly"}).keys() == {
-        "TOPICS_API_KEYS"
-    }
-
-
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "192.168.1.5", "topics.example.com", "0", "127.1"]
-)
-def test_a_reachable_host_without_keys_is_refused(host: str) -> None:
-    assert "no keys are configured" in mistakes({"TOPICS_HOST": host})["TOPICS_HOST"]
-    assert not boot.read({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}).access.enabled
-    assert boot.read({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k"}).access.enabled
-
-
-@pytest.mark.parametrize("keys", ["", " ", None])
-def test_an_empty_key_variable_is_no_key(keys: str | None) -> None:
-    environ = {"TOPICS_HOST": "0.0.0.0"} | ({} if keys is None else {"TOPICS_API_KEYS": keys})
-    assert mistakes(environ).keys() == {"TOPICS_HOST"}
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_without_keys_stays_friendly(host: str) -> None:
-    assert not boot.read({"TOPICS_HOST": host}).access.enabled
-
-
-# Where keys come from
-
-
-def test_keys_of_all_sources_count_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(
-        "# producers\nprod:w:tenant1:\r\n\n  two:r , three\n  # the end, no key\n"
-    )
-    (tmp_path / "topics.api-keys").write_text("four")
-    environ = {
-        "TOPICS_API_KEYS": "one",
-        "TOPICS_API_KEYS_FILE": str(tmp_path / "keys"),
-        "CREDENTIALS_DIRECTORY": str(tmp_path),
-    }
-    access = boot.read(environ).access
-    assert all(access.authenticate(key) for key in (b"one", b"prod", b"two", b"three", b"four"))
-    assert len(access.principals) == 5
-    assert "TOPICS_API_KEYS" not in environ
-
-
-def test_a_key_file_that_is_also_the_credential_is_read_once(tmp_path: Path) -> None:
-    (tmp_path / "topics.api-keys").write_text("one")
-    environ = {
-        "TOPICS_API_KEYS_FILE": str(tmp_path / "topics.api-keys"),
-        "CREDENTIALS_DIRECTORY": str(tmp_path),
-    }
-    assert len(boot.read(environ).access.principals) == 1
-
-
-def test_the_same_key_from_two_sources_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("one:r")
-    found = mistakes({"TOPICS_API_KEYS": "one", "TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})
-    assert "twice" in found["TOPICS_API_KEYS"]
-
-
-@pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", " , \n"])
-def test_a_key_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    assert (
-        "holds no key"
-        in mistakes({"TOPICS_API_KEYS_FILE": str(tmp_path / "keys")})["TOPICS_API_KEYS_FILE"]
-    )
-
-
-def test_a_credentials_directory_without_our_credential_means_nothing(tmp_path: Path) -> None:
-    assert not boot.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}).access.enabled
-
-
-SEARCH_MYSELF = """
-import os, re, sys
-from topics.process import boot
-
-secret = bytearray(byte ^ 0x55 for byte in bytes.fromhex(sys.argv[1]))
-held = os.environb[b"TOPICS_API_KEYS"]  # the very object that os.environ has
-access = boot.read(os.environ).access
-assert not any(held), "the object that os.environ had"
-assert access.authenticate(secret) is not None
-assert secret not in os.popen("env").read().encode(), "a child's environment"
-with open("/proc/self/environ", "rb", 0) as environ:
-    assert secret not in environ.read(), "/proc/self/environ"
-secret[:] = bytes(len(secret))
-
-pattern = re.compile(b"[c]orrect-horse-battery-staple")  # does not match itself
-found = 0
-with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
-    for span, mode in [line.split()[:2] for line in maps]:
-        start, end = (int(part, 16) for part in span.split("-"))
-        if "w" in mode:
-            memory.seek(start)
-            found += len(pattern.findall(memory.read(end - start)))
-print(found)
-"""
-
-
-def test_no_plaintext_key_lingers_in_the_memory_of_the_process_or_in_its_children() -> None:
-    secret = b"correct-horse-battery-staple"
-    hidden = bytes(byte ^ 0x55 for byte in secret).hex()
-    keys = ",".join(
-        [
-            "first:r",
-            f"{secret.decode()}:rw:tenant1:",
-            *(f"other-{number}:r" for number in range(200)),
-        ]
-    )
-    environ = {"TOPICS_API_KEYS": keys, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", SEARCH_MYSELF, hidden],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("0\n", "")

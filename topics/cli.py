@@ -1,5 +1,7 @@
-"""The command ``topics``. Imports are local: ``topics --help`` answers before a server could have
-been loaded.
+"""The command ``topics``: serve, verify, inspect.
+
+Imports are local: ``topics --help`` answers before a server could have been loaded. Every command
+ends with an `ExitCode`; a mistake of the caller is one line on stderr, never a traceback.
 """
 
 from __future__ import annotations
@@ -13,43 +15,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics import __version__
+from topics.errors import ExitCode
 
 if TYPE_CHECKING:
     from topics.process.boot import Boot
 
-FAILED = 1
-USAGE_ERROR = 2
-DAMAGED = 3
-STATUSES = "Exit status: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data."
-EPILOG = "Settings are TOPICS_* variables; 'topics serve --print-config' lists them with the values that would be used."
+SETTINGS = (
+    "Settings are TOPICS_* variables; 'topics serve --print-config' lists them with the values that"
+    " would be used."
+)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status: 2 wrong arguments, paths or settings, 3 damaged data."""
+def main(argv: Sequence[str] | None = None) -> ExitCode:
+    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that is not UTF-8 is shown with escapes
             stream.reconfigure(errors="backslashreplace")
     arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
+    run: Callable[[argparse.Namespace], ExitCode] = arguments.run
     try:
-        status = run(arguments)
+        exit_code = run(arguments)
         sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # who reads the output has seen enough
+        return exit_code
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return ExitCode.FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="topics",
         description="A persistent event engine for one machine, with a JSON-first HTTP API.",
-        epilog=EPILOG,
+        epilog=f"{SETTINGS} {ExitCode.sentence()}",
     )
     parser.add_argument("--version", action="version", version=f"topics {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
+    verify = commands.add_parser(
+        "verify",
+        help="look for damage in a data directory",
+        description="Read every byte of a data directory that no server uses, and look for damage.",
+        epilog=ExitCode.sentence(),
+    )
+    verify.add_argument("directory", metavar="DIR", type=_path)
+    verify.set_defaults(run=_verify)
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what a data file holds",
+        description="Show what a file of a data directory holds.",
+        epilog=ExitCode.sentence(),
+    )
+    inspect.add_argument("file", metavar="FILE", type=_path)
+    inspect.set_defaults(run=_inspect)
+    return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     serve = commands.add_parser(
-        "serve", help="run the server", description="Run the server.", epilog=EPILOG
+        "serve",
+        help="run the server",
+        description="Run the server.",
+        epilog=f"{SETTINGS} {ExitCode.sentence()}",
     )
     serve.add_argument("--host", metavar="ADDRESS", help="where to listen (TOPICS_HOST, 127.0.0.1)")
     serve.add_argument(
@@ -64,23 +90,6 @@ def _parser() -> argparse.ArgumentParser:
         help="print the settings that would be used, and exit",
     )
     serve.set_defaults(run=lambda arguments: _serve(arguments, os.environ))
-    verify = commands.add_parser(
-        "verify",
-        help="look for damage in a data directory",
-        description="Read every byte of a data directory that no server has, and look for damage.",
-        epilog=STATUSES,
-    )
-    verify.add_argument("directory", metavar="DIR", type=_path)
-    verify.set_defaults(run=_verify)
-    inspect = commands.add_parser(
-        "inspect",
-        help="show what a data file holds",
-        description="Show what a file of a data directory holds.",
-        epilog=STATUSES,
-    )
-    inspect.add_argument("file", metavar="FILE", type=_path)
-    inspect.set_defaults(run=_inspect)
-    return parser
 
 
 def _path(text: str) -> Path:
@@ -89,7 +98,7 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> int:
+def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ExitCode:
     from topics.config import ConfigError
     from topics.process import boot
 
@@ -99,14 +108,12 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
     try:
         start = boot.read(environ)
     except ConfigError as error:
-        sys.stderr.write(
-            "topics: these settings are wrong:\n"
-            + "".join(f"  {problem}\n" for problem in error.problems)
-        )
-        return USAGE_ERROR
+        problems = "".join(f"  {problem}\n" for problem in error.problems)
+        sys.stderr.write(f"topics: these settings are wrong:\n{problems}")
+        return ExitCode.USAGE
     if arguments.print_config:
         _print_config(start)
-        return 0
+        return ExitCode.DONE
     from topics.storage.data_dir import NotADataDirectory, check_place
 
     try:
@@ -118,39 +125,40 @@ def _serve(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> 
     return _run(start, environ)
 
 
-def _verify(arguments: argparse.Namespace) -> int:
-    from topics.storage.data_dir import (
-        DataDirectoryDamaged,
-        DataDirectoryInUse,
-        NotADataDirectory,
-        held_for_reading,
-    )
-    from topics.storage.verify import Finding, verify_directory
+def _verify(arguments: argparse.Namespace) -> ExitCode:
+    from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, NotADataDirectory
 
-    files = findings = 0
     try:
-        with held_for_reading(arguments.directory) as shards:
-            for found in verify_directory(arguments.directory, shards):
-                if isinstance(found, Finding):
-                    findings += 1
-                    sys.stdout.write(f"{found}\n")
-                else:
-                    files += 1
+        return _look_for_damage(arguments.directory)
     except DataDirectoryInUse as error:
         sys.stderr.write(f"topics: {error}; stop it first, or verify a copy\n")
-        return FAILED
+        return ExitCode.FAILED
     except NotADataDirectory as error:
         return _wrong(str(error))
     except DataDirectoryDamaged as error:
         sys.stderr.write(f"topics: {error}\n")
-        return DAMAGED
+        return ExitCode.DAMAGED
     except OSError as error:
         return _cannot_read(error)
+
+
+def _look_for_damage(directory: Path) -> ExitCode:
+    from topics.storage.data_dir import held_for_reading
+    from topics.storage.verify import Finding, verify_directory
+
+    files = findings = 0
+    with held_for_reading(directory) as shards:
+        for found in verify_directory(directory, shards):
+            if isinstance(found, Finding):
+                findings += 1
+                sys.stdout.write(f"{found}\n")
+            else:
+                files += 1
     sys.stdout.write(f"{files} files, " + (f"{findings} findings\n" if findings else "no damage\n"))
-    return DAMAGED if findings else 0
+    return ExitCode.DAMAGED if findings else ExitCode.DONE
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
+def _inspect(arguments: argparse.Namespace) -> ExitCode:
     from topics.storage.inspect import ForeignFile, describe
 
     try:
@@ -162,19 +170,19 @@ def _inspect(arguments: argparse.Namespace) -> int:
         return _wrong(f"{arguments.file}: {error.strerror}")
     except OSError as error:
         return _cannot_read(error)
-    return 0
+    return ExitCode.DONE
 
 
-def _cannot_read(error: OSError) -> int:
+def _cannot_read(error: OSError) -> ExitCode:
     if isinstance(error, BrokenPipeError):
         raise error
     sys.stderr.write(f"topics: {error.filename}: {error.strerror}\n")
-    return FAILED
+    return ExitCode.FAILED
 
 
-def _wrong(message: str) -> int:
+def _wrong(message: str) -> ExitCode:
     sys.stderr.write(f"topics: {message}\n")
-    return USAGE_ERROR
+    return ExitCode.USAGE
 
 
 def _print_config(start: Boot) -> None:
@@ -193,17 +201,17 @@ def _unknown_lines(start: Boot) -> list[str]:
     ]
 
 
-def _run(start: Boot, environ: MutableMapping[str, str]) -> int:
+def _run(start: Boot, environ: MutableMapping[str, str]) -> ExitCode:
     import structlog
 
-    from topics.process import logs, supervisor
+    from topics.process import logs
     from topics.process.notify import Notifier
+    from topics.process.serve import serve
 
     logs.configure("supervisor", start.settings.log_level)
     for line in _unknown_lines(start):
         structlog.get_logger().warning(line)
     if idle := start.settings.idle():
         structlog.get_logger().warning("settings without effect in this version", variables=idle)
-    return supervisor.serve(
-        start.settings, start.access, Notifier.from_environment(environ, os.getpid())
-    )
+    notifier = Notifier.from_environment(environ, os.getpid())
+    return serve(start.settings, start.access, notifier)

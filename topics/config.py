@@ -87,7 +87,10 @@ class HostNames:
     """A comma-separated list of host names, in lower case."""
 
     most = 64
-    rule = f"must be at most {most} host names without ports, comma-separated; .example means all names below it, * any name"
+    rule = (
+        f"must be at most {most} host names without ports, comma-separated; .example means all"
+        " names below it, * any name"
+    )
     name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
     def parse(self, text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Every failure that a caller may expect, as one tree.
+"""Failures: every one that a caller may expect, as one tree; and how a program ends (`ExitCode`).
 
     TopicsError
         InvalidRequest          invalid_request
@@ -28,7 +28,26 @@ wrong settings are not in this tree: readers get a tombstone, or the process sto
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, ClassVar
+
+
+class ExitCode(IntEnum):
+    """How every program of the project ends. Scripts rely on the numbers: never renumber."""
+
+    DONE = 0
+    FAILED = 1  # the log, or the last line on stderr, says why
+    USAGE = 2  # wrong arguments, path or settings
+    DAMAGED = 3  # data that cannot be trusted: another start would not help
+    INTERRUPTED = 130  # Ctrl-C; of a server only the second one
+
+    @classmethod
+    def sentence(cls) -> str:
+        """For the help of commands."""
+        return (
+            "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"
+            " 130 interrupted."
+        )
 
 
 class TopicsError(Exception):
@@ -159,7 +178,7 @@ class Internal(TopicsError):
 
 
 class NotReady(TopicsError):
-    """The shard that owns the topic cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
+    """The topic's shard cannot do it now; ``detail.reason`` may say why (`disk_full`)."""
 
     code = "not_ready"
 

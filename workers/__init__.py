@@ -1,1 +1,1 @@
-"""One file for each process: read the settings, build, run."""
+"""Entry points: one thin file for each process, and for each job that a user starts."""

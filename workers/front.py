@@ -1,6 +1,4 @@
-"""The process that speaks HTTP. The supervisor forks it, with what it shares with the others; it
-does not start alone.
-"""
+"""A front: speaks HTTP. The supervisor forks it; it does not start alone."""
 
 from topics.process.front import main
 

@@ -1,4 +1,4 @@
-"""The process that owns the topics of one shard. The supervisor forks it; it does not start alone."""
+"""A shard writer: owns one shard's topics. The supervisor forks it; it does not start alone."""
 
 from topics.process.shard_writer import main
 

@@ -16,8 +16,8 @@ from topics.front.compression import compressed
 @pytest.mark.slow
 async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> None:
     class Lost(FakeReply):
-        def on_lost(self, let_go: Callable[[], object]) -> None:
-            let_go()
+        def on_lost(self, release: Callable[[], object]) -> None:
+            release()
 
     backend = FakeBackend()
     with pytest.raises(NotReady):

@@ -8,10 +8,13 @@ import trio
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, running
 from tests.support.raw_client import request
+from topics.actors.link.board import Board
+from topics.actors.link.ledger import LimitsLedger, assign_key_slots
+from topics.actors.link.process_id import front_id
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled
-from topics.front.limits import Cap, Slots
+from topics.front.limits import Cap, Slots, make_slots
 
 ONE, TWO = Principal(b"one"), Principal(b"two")
 
@@ -68,6 +71,32 @@ def test_without_caps_there_is_always_a_slot() -> None:
     for _ in range(100):
         held.release(ONE)
     assert (held.used, held.used_by(ONE)) == (0, 0)
+
+
+def test_fronts_with_one_ledger_share_the_caps() -> None:
+    settings = Settings(max_sse_connections=3, max_sse_connections_per_key=2, max_watch_sessions=1)
+    board = Board.create(shards=0, fronts=2)
+    assign_key_slots(board, [b"one-and-more", b"two-and-more"])
+    fronts = [make_slots(settings, 9, LimitsLedger(board, front_id(index))) for index in (0, 1)]
+    one, two = Principal(b"one-and-more"), Principal(b"two-and-more")
+    for front in fronts:
+        front.streams.acquire(one)
+        front.connections.acquire()
+    assert [front.streams.used_by(one) for front in fronts] == [2, 2]
+    assert [front.connections.used for front in fronts] == [1, 1], "descriptors are not shared"
+    for front in fronts:
+        with pytest.raises(Throttled) as raised:
+            front.streams.acquire(one)
+        assert raised.value.detail["limit"] == "max_sse_connections_per_key"
+    fronts[0].streams.acquire(two)
+    with pytest.raises(Throttled) as raised:
+        fronts[1].streams.check(two)
+    assert raised.value.detail["limit"] == "max_sse_connections"
+    fronts[1].watch_sessions.acquire()
+    with pytest.raises(Throttled):
+        fronts[0].watch_sessions.acquire()
+    fronts[1].watch_sessions.release()
+    fronts[0].watch_sessions.acquire()
 
 
 @LANES

@@ -131,7 +131,8 @@ def test_a_job_that_fails_does_not_show_a_full_bar() -> None:
 
 
 def test_the_last_line_is_the_servers_refusal_where_there_is_one() -> None:
-    spark_text = 'Job aborted\nTraceback:\ntopics.client.errors.RequestError: topic "t": 422 topic_full: full\n\tat java.Thread'
+    refusal = 'topics.client.errors.RequestError: topic "t": 422 topic_full: full'
+    spark_text = f"Job aborted\nTraceback:\n{refusal}\n\tat java.Thread"
     assert last_line(Exception(spark_text)) == 'topic "t": 422 topic_full: full'
     assert (
         last_line(Exception("[PATH_NOT_FOUND] no such path\nplan"))

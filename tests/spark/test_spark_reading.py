@@ -180,10 +180,17 @@ def test_a_column_is_numbers_only_when_one_type_holds_each_of_them_exactly(
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_values_that_spark_would_repair_or_guess_arrive_as_written(load: Load) -> None:
-    content = b'zip,grade,time,say,price\n007,1d,2024-01-02T03:04:05.123456+02:00,"say ""hi""",1.10\n008,2F,,"c:\\dir\\",3\n'
+    content = (
+        b"zip,grade,time,say,price\n"
+        b'007,1d,2024-01-02T03:04:05.123456+02:00,"say ""hi""",1.10\n'
+        b'008,2F,,"c:\\dir\\",3\n'
+    )
     first, second = load("rows.csv", content, tag_column="say")
-    assert first == {"data": {"zip": "007", "grade": "1d", "time": "2024-01-02T03:04:05.123456+02:00", "say": 'say "hi"', "price": 1.1},
-                     "tag": 'say "hi"'}  # fmt: skip
+    time = "2024-01-02T03:04:05.123456+02:00"
+    assert first == {
+        "data": {"zip": "007", "grade": "1d", "time": time, "say": 'say "hi"', "price": 1.1},
+        "tag": 'say "hi"',
+    }
     assert second == {
         "data": {"zip": "008", "grade": "2F", "time": None, "say": "c:\\dir\\", "price": 3.0},
         "tag": "c:\\dir\\",
@@ -215,7 +222,8 @@ def test_times_of_a_frame_keep_their_microseconds_in_utc(
     spark: SparkSession, stub: StubServer
 ) -> None:
     df = spark.sql(
-        "select timestamp'2024-01-02 03:04:05.123456+02:00' as t, timestamp_ntz'2024-01-02 03:04:05.123456' as n, date'2024-01-02' as d"
+        "select timestamp'2024-01-02 03:04:05.123456+02:00' as t,"
+        " timestamp_ntz'2024-01-02 03:04:05.123456' as n, date'2024-01-02' as d"
     )
     produce(df, "t", target=Target(url=stub.url))
     data = {

@@ -1,7 +1,7 @@
 """``python -m topics.client ready [--url URL] [--wait-s S]``: is a server ready?
 
-Exit 0 as soon as it is, 1 when it is not in time, 2 when nobody can be asked: a wrong argument, or
-urllib3 is missing.
+It exits with DONE as soon as the server is ready, with FAILED when it is not in time, with USAGE
+when it cannot be asked: a wrong argument, or urllib3 is missing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import os
 import sys
 import time
 
+from topics.errors import ExitCode
+
 try:
     from topics.client.http import DEFAULT_URL, Target, TopicsClient, mistake_in
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
-    raise SystemExit(2) from None
+    raise SystemExit(ExitCode.USAGE) from None
 
 POLL_S = 0.1
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> ExitCode:
     """Ask ``/v0/ready`` until it answers 200 or the time is over."""
     parser = argparse.ArgumentParser(prog="python -m topics.client")
     parser.add_argument("command", choices=["ready"])
@@ -37,9 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     with TopicsClient(target) as client:
         while not client.ready():
             if time.monotonic() >= deadline:
-                return 1
+                return ExitCode.FAILED
             time.sleep(POLL_S)
-    return 0
+    return ExitCode.DONE
 
 
 if __name__ == "__main__":

@@ -1,22 +1,31 @@
-"""What a batch writer may meet, as one exception whose text is one line: a job log shows the last
-line first.
-"""
+"""Errors of the batch writer: one exception, whose text is one line that says what to do."""
 
 from __future__ import annotations
 
+_AGAIN = "run the job again, it goes on where it stopped"
 ADVICE = {
     "unauthorized": "set TOPICS_API_KEY to one of the server's keys",
-    "forbidden": "the key needs read and write, admin to create the topic, and a prefix that covers its name",
+    "forbidden": (
+        "the key needs read and write, admin to create the topic, and a prefix that covers its name"
+    ),
     "not_found": "the URL of a server has no path: http://HOST:PORT",
     "topic_not_found": "the topic was deleted while the job ran; run the job again",
-    "topic_full": 'the topic is full and its discard is "reject"; raise its cap or read it empty, then run the job again',
+    "topic_full": (
+        'the topic is full and its discard is "reject"; raise its cap or delete records, then run'
+        " the job again"
+    ),
     "batch_too_large": "lower --batch-records",
     "payload_too_large": "lower --batch-bytes",
-    "record_too_large": "one row is larger than the server's TOPICS_MAX_RECORD_BYTES; leave columns out or raise it",
-    "throttled": "the server was still busy after every retry; run the job again, it goes on where it stopped",
-    "not_ready": "the server was still recovering after every retry; run the job again when /v0/ready answers 200",
+    "record_too_large": (
+        "one row is larger than the server's TOPICS_MAX_RECORD_BYTES; leave columns out or raise it"
+    ),
+    "throttled": f"the server was still busy after every retry; {_AGAIN}",
+    "not_ready": (
+        "the server was still recovering after every retry; run the job again when /v0/ready"
+        " answers 200"
+    ),
     "shutting_down": "the server is stopping; run the job again when it is back",
-    "unreachable": "is the server running at this address? Run the job again, it goes on where it stopped",
+    "unreachable": f"is the server running at this address? Then {_AGAIN}",
     "bad_answer": "is this address a topics server?",
 }
 

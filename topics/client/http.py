@@ -131,7 +131,7 @@ class TopicsClient:
         self._pool.clear()
 
     def state(self, topic: str) -> dict[str, Any] | None:
-        """The topic's state (§1), or None when there is no such topic. Does not make it look read."""
+        """The topic's state (§1), or None when there is no such topic. Does not count as a read."""
         status, body = self._send("GET", topic, "?touch=false")
         if status == 404 and _error_of(body).code == "topic_not_found":
             return None

@@ -7,15 +7,18 @@
     connections   descriptors of this process   -                                   the acceptor
 
 All of them take and release slots through one interface, `Slots`. The numbers are `Count`s.
-`make_slots` chooses where they are stored, so several fronts can share a cap.
+`make_slots` chooses where they are stored: in this process, or in the limits ledger
+(`topics.actors.link.ledger`), through which several fronts share a cap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
+from topics.actors.link.ledger import KeyLimit, Limit, LimitsLedger
 from topics.config import Settings
 from topics.engine.access import ANYONE, Principal
 from topics.errors import Throttled
@@ -80,13 +83,13 @@ class Slots:
         per_key: Cap | None = None,
         retry_after_ms: int | None = RETRY_AFTER_MS,
         count: Count | None = None,
-        count_of_key: Callable[[bytes], Count] = lambda _: OwnCount(),
+        count_of_key: Callable[[bytes], Count] | None = None,
     ) -> None:
         """``message`` says of what there is too much; ``retry_after_ms`` None: not told."""
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
         self._count = OwnCount() if count is None else count
-        self._count_of_key = count_of_key
+        self._count_of_key = count_of_key or _own_count
         self._by_key: dict[bytes, Count] = {}
 
     @property
@@ -161,25 +164,43 @@ class FrontSlots:
     connections: Slots
 
 
-def make_slots(settings: Settings, connections_max: int) -> FrontSlots:
-    """Slots with the caps of the settings, counted by this front alone."""
-    per_key = settings.max_sse_connections_per_key
+def make_slots(
+    settings: Settings, connections_max: int, ledger: LimitsLedger | None = None
+) -> FrontSlots:
+    """Slots with the caps of the settings. Fronts with one ledger share the caps; without a ledger
+    a front counts alone.
+    """
+
+    def in_all(limit: Limit) -> Count:
+        return OwnCount() if ledger is None else ledger.of_server(limit)
+
+    def of_key(limit: KeyLimit) -> Callable[[bytes], Count]:
+        return _own_count if ledger is None else partial(ledger.of_key, limit)
+
     return FrontSlots(
         requests=Slots(
             "this key has too many requests in flight",
             per_key=Cap("max_inflight_per_key", settings.max_inflight_per_key),
+            count_of_key=of_key(KeyLimit.REQUESTS_IN_FLIGHT),
             retry_after_ms=None,
         ),
         streams=Slots(
             "there are too many streams and sockets",
             in_all=Cap("max_sse_connections", settings.max_sse_connections),
-            per_key=Cap("max_sse_connections_per_key", per_key),
+            count=in_all(Limit.SSE_CONNECTIONS),
+            per_key=Cap("max_sse_connections_per_key", settings.max_sse_connections_per_key),
+            count_of_key=of_key(KeyLimit.SSE_CONNECTIONS),
         ),
         watch_sessions=Slots(
             "there are too many watch sessions",
             in_all=Cap("max_watch_sessions", settings.max_watch_sessions),
+            count=in_all(Limit.WATCH_SESSIONS),
         ),
         connections=Slots(
             "there are too many connections", in_all=Cap("max_connections", connections_max)
         ),
     )
+
+
+def _own_count(_digest: bytes) -> Count:
+    return OwnCount()

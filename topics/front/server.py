@@ -18,6 +18,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 
+from topics.actors.link.ledger import LimitsLedger
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.formats.api.response_heads import ResponseHeads
@@ -56,11 +57,12 @@ class Server:
         probe_auth: bool = False,
         use_fast_lane: bool = True,
         timings: Timings | None = None,
+        ledger: LimitsLedger | None = None,
     ) -> None:
         self._drain_s = DRAIN_SHARE * settings.drain_ms / 1000
         self._poll_grace_s = min(POLL_GRACE_S, self._drain_s / 2)
         self._responses = ResponseHeads()
-        self.slots = make_slots(settings, connections_max())
+        self.slots = make_slots(settings, connections_max(), ledger)
         self.connections = Connections(
             timings or Timings(), trio.current_time(), settings.arena_bytes
         )
@@ -179,10 +181,13 @@ async def serve(
     *,
     stop: trio.Event,
     probe_auth: bool = False,
+    ledger: LimitsLedger | None = None,
 ) -> None:
     """Serve HTTP on a listening socket until ``stop`` is set and the drain is over; closes
     ``listener``.
 
-    ``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too.
+    ``probe_auth``: TOPICS_PROBE_AUTH, health and readiness need a key too. ``ledger``: shares the
+    caps of limits with other fronts.
     """
-    await Server(settings, access, backend, probe_auth=probe_auth).run(listener, stop)
+    server = Server(settings, access, backend, probe_auth=probe_auth, ledger=ledger)
+    await server.run(listener, stop)

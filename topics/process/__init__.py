@@ -1,9 +1,18 @@
-"""The processes of a server, each in a module of its own.
+"""The processes of a server. In the order of a start:
 
-    supervisor.py     the parent: makes what they share, forks them, restarts what dies, stops them in order
-    children.py       making a child by fork, so that it never outlives its parent
-    front.py          speaks HTTP
-    shard_writer.py   owns the topics of one shard
+    boot.py           reads settings and keys
+    serve.py          checks, listens, makes what the processes share
+    supervisor.py     the parent's loop: forks, restarts, stops
+      family.py       all children: births, signals, ends
+      child.py        one child: signs of life, back-off
+      health.py       the watchdog of the children; what systemd hears
+      drain.py        the phases of a stop
+    topology.py       which processes are linked
+    children.py       a fork that never outlives its parent
+    front.py          the process that speaks HTTP
+    shard_writer.py   the process that owns the topics of one shard
+    measure.py        what both store about themselves for the metrics
+    logs.py, log_sink.py, listeners.py, notify.py
 
 The parent imports a child's module in the child alone, so it never loads a server.
 """

@@ -1,5 +1,5 @@
-"""What a server reads from outside before it does anything: settings and keys, all mistakes in one
-``ConfigError``.
+"""Boot: a server's settings and keys, read once before anything else; all mistakes are reported in
+one ``ConfigError``.
 
 Keys come from ``TOPICS_API_KEYS``, from the file that ``TOPICS_API_KEYS_FILE`` names and from
 systemd's credential ``topics.api-keys``; a key file may have line ends instead of commas, and lines
@@ -27,8 +27,8 @@ _NO_KEY = re.compile(rb"^[ \t]*#.*$|[\r\n]+", re.MULTILINE)  # in a key file: co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What was read. ``unknown`` are variables that look like ours and are not, each with the
-    nearest name that is.
+    """What was read. ``unknown`` has each variable that starts with TOPICS_ and is no setting, with
+    the nearest name of a setting.
     """
 
     settings: Settings
@@ -37,7 +37,7 @@ class Boot:
 
 
 def read(environ: MutableMapping[str, str]) -> Boot:
-    """Read and check everything; ``environ`` loses its secret, and no part of this process keeps a
+    """Read and check everything. The secret is removed from ``environ``, and this process keeps no
     copy of it.
     """
     problems: list[Problem] = []
@@ -66,7 +66,10 @@ def read(environ: MutableMapping[str, str]) -> Boot:
 def _refuse_open_server(settings: Settings, problems: list[Problem]) -> None:
     """§0.2: an event store without keys is never reachable from outside by accident."""
     if not settings.loopback and not settings.allow_insecure_no_auth:
-        rule = f"is not loopback and no keys are configured; set {API_KEYS}, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve anyone"
+        rule = (
+            f"is not loopback and no keys are configured; set {API_KEYS}, or"
+            " TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve anyone"
+        )
         problems.append(Problem("TOPICS_HOST", settings.host, rule))
 
 
@@ -81,7 +84,7 @@ def _merged(keys: list[Access], problems: list[Problem]) -> Access:
 def _key_sources(
     environ: MutableMapping[str, str], problems: list[Problem]
 ) -> list[tuple[str, bytearray]]:
-    """The name and the text of every place that holds keys; the same file is read once."""
+    """The name and the text of every source of keys; a file is read once."""
     found = []
     if API_KEYS in environ:
         found.append((API_KEYS, _take(environ, API_KEYS)))
@@ -114,14 +117,14 @@ def _read_keys(path: Path) -> bytearray:
     if length > KEY_FILE_MAX_BYTES:
         raise ValueError(f"it is longer than {KEY_FILE_MAX_BYTES} bytes")
     del text[length:]
-    # In place, so that no second copy of a secret comes into being.
+    # In place, so that there is never a second copy of a secret.
     for start, end in [found.span() for found in _NO_KEY.finditer(text)]:
         text[start:end] = b"," * (end - start)
     return text if _ANYTHING.search(text) else bytearray()
 
 
 def _take(environ: MutableMapping[str, str], name: str) -> bytearray:
-    """Remove a secret from the environment and overwrite it, also where /proc/PID/environ shows it."""
+    """Take a secret out of the environment and overwrite it, in /proc/PID/environ, too."""
     if environ is not os.environ:
         return bytearray(environ.pop(name), "utf-8", "surrogateescape")
     value = os.environb[name.encode()]

@@ -1,5 +1,5 @@
-"""Making a child process by fork, so that it never outlives its parent and never unwinds into the
-parent's code.
+"""Forking a child, so that it never outlives its parent and never unwinds into the parent's code;
+and the signals and limits of a process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,12 @@ from typing import NoReturn
 import structlog
 from setproctitle import setproctitle
 
+from topics.errors import ExitCode
 from topics.process import logs
 
-OK, FAILED, USAGE, DAMAGED = (
-    0,
-    1,
-    2,
-    3,
-)  # exit statuses; DAMAGED: data that cannot be trusted, restarting would not help
-
 KEPT_BYTES = 16 << 20
-FILES_MAX = (
-    1 << 20
-)  # a larger limit costs programs that close every possible descriptor, and helps nobody
+# A larger limit costs programs that close every possible descriptor, and helps nobody.
+FILES_MAX = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -41,11 +34,12 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
     """Run ``main`` in a child that is called ``topics: NAME``; its pid. Only for a process without
     threads.
 
-    The child exits with 0 when ``main`` returns, with the status of a ``SystemExit``, and with 1
-    after logging any other exception. ``OSError`` when the system has no room for another process.
+    The child exits with DONE when ``main`` returns, with the code of a ``SystemExit``, and with
+    FAILED after logging any other exception. ``OSError`` when the system has no room for another
+    process.
     """
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):  # or the child would write what is in them once more
+    for stream in (sys.stdout, sys.stderr):  # or the child would write their buffers once more
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     pid = os.fork()
@@ -55,7 +49,7 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
 
 
 def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) -> NoReturn:
-    status = FAILED
+    exit_code: int = ExitCode.FAILED
     try:
         die_with(parent)
         logs.configure(name, log_level)
@@ -64,29 +58,26 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
         keep_memory()
         _reset_signals()
         main()
-        status = OK
+        exit_code = ExitCode.DONE
     except SystemExit as leaving:
-        status = (
-            leaving.code
-            if isinstance(leaving.code, int)
-            else OK
-            if leaving.code is None
-            else FAILED
-        )
-    except BaseException:  # the last frame of this process: what is not logged here is never seen
+        if leaving.code is None:
+            exit_code = ExitCode.DONE
+        elif isinstance(leaving.code, int):
+            exit_code = leaving.code
+    except BaseException:  # nobody is above: what is not logged here is never seen
         structlog.get_logger().exception("process failed")
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(status)
+        os._exit(exit_code)
 
 
 def keep_memory() -> None:
-    """Let malloc keep what is freed for the next request, up to KEPT_BYTES, instead of handing
-    every long body back to the kernel.
+    """Let malloc keep freed memory for the next request, up to KEPT_BYTES, instead of giving the
+    memory of every long body back to the kernel.
 
-    A page that comes anew from the kernel costs more than the copy into it. Nothing happens where
-    malloc is not glibc's.
+    A new page from the kernel costs more than the copy into it. Nothing happens where malloc is not
+    glibc's.
     """
     with contextlib.suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
@@ -94,10 +85,10 @@ def keep_memory() -> None:
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Make the soft limit of open files the hard one, for this process and what it forks; before
-    and after.
+    """Raise the soft limit of open files to the hard one, for this process and its children;
+    returns it before and after.
 
-    Every client takes a descriptor, and the soft limit is often 1,024. A limit that may not be
+    Every client takes a descriptor, and the soft limit is often 1,024. A limit that must not be
     raised (a system call filter) stays as it is: the front counts its clients by it.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -116,13 +107,13 @@ def die_with(parent: int) -> None:
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        os._exit(FAILED)
+        os._exit(ExitCode.FAILED)
 
 
 def _reset_signals() -> None:
     """Defaults for everything, then nothing blocked.
 
-    Ctrl-C and hang-ups come to every process of the terminal; only the parent acts on them.
+    Every process of the terminal receives Ctrl-C and hang-ups; only the parent acts on them.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
@@ -135,8 +126,8 @@ def _reset_signals() -> None:
 def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal.Signals | None:
     """Take one of these signals, which are blocked; None when none comes in time.
 
-    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) that outlasts its time it returns a signal that
-    never came.
+    Not `signal.sigtimedwait`: after a stop (Ctrl-Z) longer than its time it returns a signal that
+    was never sent.
     """
     wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
     _libc.sigemptyset(wanted)
@@ -150,11 +141,11 @@ def wait_for_signal(numbers: Iterable[signal.Signals], seconds: float) -> signal
 
 
 def note_sigterm() -> Callable[[], bool]:
-    """From now on SIGTERM does not end this process; the result says whether one has come.
+    """From now on SIGTERM does not end this process; the result says whether one was received.
 
-    Before, it ends the process at once, so there is no moment at which it is lost. A receiver that
-    is opened later takes over, and when that is closed, further signals do nothing again: another
-    one must not cut the stop short.
+    Before this call it ends the process at once, so there is no moment at which it is lost. A
+    receiver that is opened later takes over. When that is closed, further signals do nothing: they
+    must not cut the stop short.
     """
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))

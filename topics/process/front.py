@@ -1,4 +1,6 @@
-"""The process that speaks HTTP: links to all shards on one side, clients on the other."""
+"""A front: the process that speaks HTTP, with links to all shards on one side and clients on the
+other.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ from collections.abc import AsyncIterator, Sequence
 import trio
 
 from topics.actors.link.board import Board, FrontState
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.counters import CounterWords
+from topics.actors.link.ledger import LimitsLedger
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import front_id
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.engine.access import Access
 from topics.front.server import serve
 from topics.process import logs
 from topics.process.children import note_sigterm
+from topics.process.measure import measure
 
 HEARTBEAT_S = 0.5
 
@@ -30,23 +37,22 @@ def main(
     index: int,
     listener: socket.socket,
 ) -> None:
-    """Run front ``index``; returns after SIGTERM, when the requests that were under way have been
-    answered.
-    """
+    """Run front ``index``; returns after SIGTERM, when the requests in flight are answered."""
     gc.freeze()  # what was imported stays: the collector need not look at it again
-    trio.run(_serve, settings, access, board, links, index, listener)
+    own = [Link(memory, board, front_id(index)) for memory in links]
+    trio.run(_serve, settings, access, listener, board, index, own)
     board.front(index).state = FrontState.DOWN
 
 
 async def _serve(
     settings: Settings,
     access: Access,
-    board: Board,
-    links: Sequence[LinkMemory],
-    index: int,
     listener: socket.socket,
+    board: Board,
+    index: int,
+    links: Sequence[Link],
 ) -> None:
-    shards = Shards([Link(memory, board, Side.FRONT, settings) for memory in links], board)
+    shards = Shards(links, board)
     stop = trio.Event()
     words = board.front(index)
     told_early = note_sigterm()
@@ -57,9 +63,16 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shards.run)
             nursery.start_soon(_beat, board, index)
+            nursery.start_soon(measure, CounterWords(board, front_id(index)), links)
             nursery.start_soon(_stop_on, signals, stop, board, index)
             await serve(
-                settings, access, shards, listener, stop=stop, probe_auth=settings.probe_auth
+                settings,
+                access,
+                shards,
+                listener,
+                stop=stop,
+                probe_auth=settings.probe_auth,
+                ledger=LimitsLedger(board, front_id(index)),
             )
             nursery.cancel_scope.cancel()
 

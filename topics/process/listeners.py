@@ -1,12 +1,14 @@
-"""Listening sockets. They are made before the first fork and outlive every front, so that a restart
-refuses nobody.
+"""Listening sockets. They are made before the first fork and outlive every front: while a front
+restarts, clients wait and nobody is refused.
 """
 
 from __future__ import annotations
 
 import socket
 
-BACKLOG = 65_535  # connections that wait while a front restarts; the kernel's net.core.somaxconn bounds it (4096 by default)
+# Connections that wait while a front restarts. The kernel's net.core.somaxconn (4,096 by default)
+# bounds it.
+BACKLOG = 65_535
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
@@ -16,9 +18,8 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
     Raises ``OSError`` when the address is unknown or taken.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = min(
-        found, key=lambda info: info[0] != socket.AF_INET
-    )  # of a name's addresses, the IPv4 one
+    # Of a name's addresses, the IPv4 one.
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     shared = count > 1
     if shared and port:
         # SO_REUSEPORT would let a second server of the same user take half of the connections

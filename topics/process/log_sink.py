@@ -1,15 +1,15 @@
-"""The end of the log: whole lines to stderr, without waiting for its reader or failing with it.
+"""Log sink: whole lines to stderr, without waiting for its reader or failing with it.
 
-stderr may be shared with other programs, so its own description is never switched to non-blocking:
+Other programs may share stderr, so its own file description is never set to non-blocking:
 
     pipe, terminal      opened once more through /proc, non-blocking
-    pipe of another     user, which cannot be opened: a look at the room before each write
+    another user's pipe cannot be opened: the room is checked before each write
     socket (journal)    sent with MSG_DONTWAIT
-    anything else       written: a file waits for no reader (another user's terminal does, at Ctrl-S)
+    anything else       written: a file waits for no reader (another user's terminal does at Ctrl-S)
     closed              /dev/null from now on, so that no data file ever gets the number 2
 
 A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted; nothing is kept
-for later. A line that is cut short counts too, and the next one begins on a line of its own.
+for later. A line that is cut short counts, too, and the next one begins on a line of its own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ _NON_BLOCKING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Sink(Protocol):
     """Where lines go."""
 
-    dropped: int  # lines since somebody last said so
+    dropped: int  # lines since the last report
 
     def write(self, line: str) -> bool:
         """Write a line, without its end. False when it was dropped. Never waits, never raises."""
 
-    def isatty(self) -> bool: ...
+    def isatty(self) -> bool:
+        """A person reads along."""
 
 
 class StreamSink:
@@ -53,6 +54,7 @@ class StreamSink:
         self._stream = stream
 
     def write(self, line: str) -> bool:
+        """As `Sink.write`."""
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
@@ -62,6 +64,7 @@ class StreamSink:
         return True
 
     def isatty(self) -> bool:
+        """As `Sink.isatty`."""
         return self._stream.isatty()
 
 
@@ -74,6 +77,7 @@ class DescriptorSink:
         self._is_torn = False
 
     def write(self, line: str) -> bool:
+        """As `Sink.write`."""
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         if self._is_torn:
             data = b"\n" + data
@@ -88,6 +92,7 @@ class DescriptorSink:
         return sent == len(data)
 
     def isatty(self) -> bool:
+        """As `Sink.isatty`."""
         return os.isatty(self.fd)
 
     def close(self) -> None:
@@ -96,7 +101,7 @@ class DescriptorSink:
 
 
 class LineStream(io.TextIOBase):
-    """What stands in for ``sys.stderr``: whoever prints there waits no more than the log does."""
+    """A stand-in for ``sys.stderr``: a print waits no more than the log does."""
 
     encoding = "utf-8"
 
@@ -105,25 +110,30 @@ class LineStream(io.TextIOBase):
         self._begun = ""
 
     def write(self, text: str) -> int:
+        """Write the lines that ``text`` completes; keep the rest."""
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
             self._sink.write(line)
-        if len(self._begun) > PIPE_BUF:  # whoever prints without end must not fill the memory
+        if len(self._begun) > PIPE_BUF:  # a line without end must not fill the memory
             self.flush()
         return len(text)
 
     def flush(self) -> None:
+        """Write what is kept as a line."""
         if self._begun:
             self._sink.write(self._begun)
             self._begun = ""
 
     def fileno(self) -> int:
+        """The descriptor behind it."""
         return self._sink.fd
 
     def isatty(self) -> bool:
+        """As `Sink.isatty`."""
         return self._sink.isatty()
 
     def writable(self) -> bool:
+        """Always."""
         return True
 
 

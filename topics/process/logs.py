@@ -1,11 +1,13 @@
 """Logs: one JSON object a line on stderr, or readable lines on a terminal (``NO_COLOR`` is
 honoured).
 
-``configure`` once per process, after the fork. Log with ``structlog.get_logger()``; what libraries
-send to ``logging`` and ``warnings``, and what is printed to ``sys.stderr``, takes the same way out.
-Tokens and query strings never leave here, whoever logged them. Logging neither raises nor waits: a
+Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
+What libraries send to ``logging`` and ``warnings``, and what is printed to ``sys.stderr``, takes
+the same way. An event is a lower-case phrase; details are fields.
+
+A line never holds a token or a query string, whoever logged it. Logging neither raises nor waits: a
 line that cannot be written is dropped, and the number of such lines is logged once there is room
-again (`topics/process/log_sink.py`).
+again (`topics.process.log_sink`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "sec
 
 
 _stderr: DescriptorSink | None = None  # of this process and of those that it forks
-_sink: Sink | None = None  # the one that `configure` was told
+_sink: Sink | None = None  # that of `configure`
 
 
 def configure(process: str, level: str = "info", stream: TextIO | None = None) -> None:
@@ -45,7 +47,7 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
     """
     global _sink
     _sink = sink = _stderr_sink() if stream is None else StreamSink(stream)
-    sink.dropped = 0  # a parent's are the parent's to tell
+    sink.dropped = 0  # the parent reports its own
     prepare: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -59,7 +61,8 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
             logging.getLevelNamesMapping()[level.upper()]
         ),
         logger_factory=lambda *_names: _Lines(sink),
-        cache_logger_on_first_use=False,  # a forked child configures anew; cached loggers would keep the parent's name
+        # A forked child configures anew; cached loggers would keep the parent's name.
+        cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
     root.handlers[:] = [_Forward()]
@@ -71,7 +74,7 @@ def configure(process: str, level: str = "info", stream: TextIO | None = None) -
 
 
 def tell_dropped() -> None:
-    """Log how many lines were dropped, if any were. To be called now and then."""
+    """Log how many lines were dropped, if any. Called with every beat."""
     sink = _sink
     if sink is not None and sink.dropped:
         count, sink.dropped = sink.dropped, 0
@@ -160,7 +163,7 @@ def _rendering(sink: Sink) -> list[Processor]:
 
 
 class _Rendering:
-    """From an event to its line. What cannot be shown costs the line its fields, nothing else."""
+    """From an event to its line. A value that cannot be shown costs the line its fields only."""
 
     def __init__(self, processors: list[Processor]) -> None:
         self._processors = processors

@@ -1,4 +1,6 @@
-"""The process that owns the topics of one shard: recover, then serve until told to stop."""
+"""A shard writer: the process that owns the topics of one shard. It recovers, then serves until
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +9,45 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import structlog
 import trio
 
-from topics.actors.link.board import Board, ShardState
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.board import Board, ShardState, ShardWords
+from topics.actors.link.counters import CounterWords
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import shard_id
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
+from topics.errors import ExitCode
 from topics.formats.api.requests import limits_of
 from topics.process import interpreter
-from topics.process.children import DAMAGED, FAILED, note_sigterm
+from topics.process.children import note_sigterm
+from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery import Shard, recover
+from topics.storage.wal.progress import WalCounters
 
 log = structlog.get_logger()
 
 
 def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: int) -> None:
-    """Run shard ``index``; returns after SIGTERM. ``links`` are its links, one to each front."""
+    """Run shard ``index``; returns after SIGTERM. ``links`` are those that end in it."""
     interpreter.favour_log_threads()
     words = board.shard(index)
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
+    shard = _recover(settings, words, index)
+    gc.freeze()  # what recovery built stays: the collector need not look at it again
+    trio.run(_serve, settings, board, links, index, shard)
+    words.state = ShardState.STOPPED
+
+
+def _recover(settings: Settings, words: ShardWords, index: int) -> Shard:
+    """The shard as its files have it. Exits when they cannot be read or trusted."""
 
     def report(share: float) -> None:
         words.progress_ppm = int(share * 1e6)
@@ -39,15 +56,20 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     began = time.monotonic()
     try:
         shard = recover(
-            settings.data_dir, index, settings.shards, clock(),
-            wal_file_bytes=settings.wal_file_bytes, wal_sync_ms=settings.wal_sync_ms, report=report,
-        )  # fmt: skip
+            settings.data_dir,
+            index,
+            settings.shards,
+            clock(),
+            wal_file_bytes=settings.wal_file_bytes,
+            wal_sync_ms=settings.wal_sync_ms,
+            report=report,
+        )
     except Damaged as error:
         log.critical("data damaged", path=str(error.path), offset=error.offset, reason=error.reason)
-        sys.exit(DAMAGED)
+        sys.exit(ExitCode.DAMAGED)
     except OSError as error:  # the supervisor tries again
         log.critical("start failed", path=error.filename, error=str(error))
-        sys.exit(FAILED)
+        sys.exit(ExitCode.FAILED)
     log.info(
         "recovered",
         topics=len(shard.engine.topics),
@@ -58,9 +80,7 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
         log.warning(
             "boot id unreadable: after each kill, unsynced records count as lost", path=str(BOOT_ID)
         )
-    gc.freeze()  # what recovery built stays: the collector need not look at it again
-    trio.run(_serve, settings, board, links, index, shard)
-    words.state = ShardState.STOPPED
+    return shard
 
 
 async def _serve(
@@ -74,9 +94,12 @@ async def _serve(
             stop.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on, signals, stop)
-            await loop.run([Link(memory, board, Side.SHARD, settings) for memory in links], stop)
+            own = [Link(memory, board, shard_id(index)) for memory in links]
+            counters = CounterWords(board, shard_id(index))
+            nursery.start_soon(measure, counters, own, partial(_log_counts, shard.wal.counters))
+            await loop.run(own, stop)
             nursery.cancel_scope.cancel()
-    # Nothing is answered any more: what the checkpoint says is the last word.
+    # Nothing is answered any more: no write comes behind this checkpoint.
     shard.wal.stop()
     if loop.context.room.broken is None:
         try:
@@ -88,3 +111,14 @@ async def _serve(
 async def _stop_on(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for _ in signals:
         stop.set()
+
+
+def _log_counts(counted: WalCounters) -> dict[str, int]:
+    """What the log has counted, by the names of the metrics."""
+    return {
+        "topics_wal_frames_total": counted.frames,
+        "topics_wal_batches_total": counted.batches,
+        "topics_wal_fsyncs_total": counted.fsyncs,
+        "topics_wal_bytes_written_total": counted.bytes_written,
+        "topics_wal_rotations_total": counted.rotations,
+    }

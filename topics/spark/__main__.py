@@ -2,11 +2,13 @@
 
 import sys
 
+from topics.errors import ExitCode
+
 try:
     from topics.spark.main import main
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing.name} is not installed: pip install 'topics[spark]'\n")
-    raise SystemExit(1) from None
+    raise SystemExit(ExitCode.FAILED) from None
 
 __all__ = ["main"]
 

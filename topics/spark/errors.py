@@ -1,4 +1,4 @@
-"""How a job fails: as one line, whatever Spark, its executors or the JVM say."""
+"""Errors of a job: one line, whatever Spark, its executors or the JVM report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OURS = (
-    "RequestError: ",
-    "BrokenLine: ",
-)  # what our own code raises in an executor; Spark wraps it in pages of text
+# What our own code raises in an executor; Spark wraps it in pages of text.
+OURS = ("RequestError: ", "BrokenLine: ")
 _FILE = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _RECORD = re.compile(r"Malformed (?:CSV|JSON) record: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FAILFAST = "MALFORMED_RECORD_IN_PARSING"
@@ -38,7 +36,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """The line that tells most: our refusal in Spark's text, a broken record, else the first line."""
+    """The line that says most: our refusal in Spark's text, a broken record, else the first."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in OURS:

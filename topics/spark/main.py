@@ -12,6 +12,7 @@ from pathlib import Path
 
 from topics.client.errors import RequestError
 from topics.client.http import DEFAULT_URL, Target
+from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
 from topics.spark.errors import JobError, spark_errors
 from topics.spark.preflight import check_server, check_source, check_spark
@@ -19,19 +20,17 @@ from topics.spark.producer import MIB, produce, say, session
 from topics.spark.reading import FORMATS, read
 from topics.spark.summary import Summary
 
-INTERRUPTED = 130  # the exit status that shells give to a Ctrl-C
-
 
 def parser() -> argparse.ArgumentParser:
     """The command line; ``--help`` is its manual."""
     build = argparse.ArgumentParser(
         prog="python -m topics.spark",
-        description="Append the rows of Parquet, CSV or JSON files to a topic. Running the same job "
-        "again appends nothing. JSON lines are sent as they stand; a CSV column is numbers when all "
-        "its values are written as JSON numbers, else text. A broken line refuses the job before "
-        "the first record.",
-        epilog="Environment: TOPICS_URL, TOPICS_API_KEY. Exit: 0 done, 1 failed or the server's count "
-        "does not agree, 2 wrong arguments, 130 interrupted.",
+        description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run "
+        "again appends nothing. JSON lines are sent as they are; a CSV column is numbers when all "
+        "its values are JSON numbers, else text. A broken line refuses the job before the first "
+        "record.",
+        epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.sentence()} A job whose count "
+        "differs from the server's has failed.",
     )
     add = build.add_argument
     add("source", help="file, directory or URI that Spark can read")
@@ -48,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=true; it wins over what the producer would set",
+        help="for Spark's reader, such as sep=; or multiLine=true; overrides the producer's own",
     )
     add(
         "--durability",
@@ -69,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--job-id",
-        help="name of the job for idempotency (default: made of source path, schema and rows, which reads them twice)",
+        help="name of the job for idempotency (default: made of source path, schema and rows, "
+        "which reads them twice)",
     )
     add(
         "--total",
@@ -121,7 +121,7 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError("must be like 4MiB, 512KiB or 65536") from None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run one job from the command line."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     options = parser().parse_args(given)
@@ -131,12 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = run_job(options)
     except (RequestError, JobError) as error:
         say(f"error: {error}")
-        return 1
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         say("interrupted; run the job again, it goes on where it stopped")
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     sys.stdout.write(summary.text() + "\n")
-    return 0 if summary.agrees else 1
+    return ExitCode.DONE if summary.agrees else ExitCode.FAILED
 
 
 def run_job(options: argparse.Namespace) -> Summary:
@@ -173,8 +173,8 @@ def run_job(options: argparse.Namespace) -> Summary:
 
 
 def quiet_pyspark() -> None:
-    """Keep PySpark's own asides off the user's terminal: what matters of them is in our one line."""
-    # pandas may be installed beside us; nothing here uses it.
+    """Keep PySpark's own messages off the user's terminal: our one line has what matters."""
+    # pandas may be installed; nothing here uses it.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     # It prints a plan and a Java stack, in JSON, for a misspelt column.
     from pyspark.logger import PySparkLogger

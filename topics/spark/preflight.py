@@ -62,7 +62,8 @@ def refuse_queue(topic: str, state: dict[str, Any]) -> None:
     """Raises ``JobError`` for a queue: rows that land there are jobs that somebody works off."""
     if state["config"].get("type", "log") != "log":
         raise JobError(
-            f'topic "{topic}" is a {state["config"]["type"]}; rows are loaded into a topic of type log only'
+            f'topic "{topic}" is a {state["config"]["type"]}; rows are loaded into a topic of type'
+            " log only"
         )
 
 
@@ -85,7 +86,8 @@ def check_spark() -> None:
         )
     if version < JAVA_MIN:
         raise JobError(
-            f"Spark needs Java {JAVA_MIN} or newer, and {where} is of version {version}. {INSTALL_JAVA}"
+            f"Spark needs Java {JAVA_MIN} or newer, and {where} is of version {version}."
+            f" {INSTALL_JAVA}"
         )
 
 

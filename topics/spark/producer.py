@@ -144,7 +144,8 @@ def _look_for_tags(df: DataFrame, tag_column: str | None, warn: Callable[[str], 
         return
     if not df.limit(TAG_LINES).where(member(tag_column).isNotNull()).limit(1).collect():
         warn(
-            f'none of the first {TAG_LINES:,} lines has a member "{tag_column}": their records have no tag'
+            f'none of the first {TAG_LINES:,} lines has a member "{tag_column}": their records have'
+            " no tag"
         )
 
 
@@ -156,8 +157,8 @@ def _left_behind(target: Target, topic: str, before: dict[str, Any]) -> str:
     except RequestError:
         return ""
     moved = state["head_seq"] - before["head_seq"]
-    told = f". {moved:,} records were appended before that; the same job run again appends none of them twice"
-    return told if moved else ""
+    told = f". {moved:,} records were appended before that; the same job run again appends none"
+    return f"{told} of them twice" if moved else ""
 
 
 def open_topic(
@@ -181,8 +182,9 @@ def open_topic(
     window_ms = state["config"]["idempotency_window_ms"]
     if window_ms < HOUR_MS:
         warn(
-            f'topic "{topic}" remembers idempotency keys for {window_ms / 1000:g} s only: a task or job that is repeated later '
-            f"appends its records again. Set idempotency_window_ms to an hour or more (PUT /v0/topics/{topic})."
+            f'topic "{topic}" remembers idempotency keys for {window_ms / 1000:g} s only: a task or'
+            " job that is repeated later appends its records again. Set idempotency_window_ms to an"
+            f" hour or more (PUT /v0/topics/{topic})."
         )
     return state
 

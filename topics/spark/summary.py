@@ -41,10 +41,12 @@ class Summary:
         rate = self.records / self.seconds if self.seconds > 0 else 0.0
         span = f"seqs {self.first_seq:,} to {self.last_seq:,}" if self.records else "no seqs"
         return (
-            f'{self.records:,} records to topic "{self.topic}" in {self.seconds:.1f} s, {rate:,.0f} records/s, {span}\n'
-            f"{self.appended:,} appended, {self.deduped:,} already there from an earlier run of job {self.job_id}\n"
-            f"{self.requests:,} requests, {self.retries:,} retries, {self.repeated:,} answered from an earlier answer\n"
-            f"{self._verdict()}"
+            f'{self.records:,} records to topic "{self.topic}" in {self.seconds:.1f} s,'
+            f" {rate:,.0f} records/s, {span}\n"
+            f"{self.appended:,} appended, {self.deduped:,} already there from an earlier run of"
+            f" job {self.job_id}\n"
+            f"{self.requests:,} requests, {self.retries:,} retries, {self.repeated:,} answered from"
+            f" an earlier answer\n{self._verdict()}"
         )
 
     def _verdict(self) -> str:
@@ -53,13 +55,18 @@ class Summary:
         if self.agrees:
             return f"The server agrees: {heads}."
         if not self.same_topic:
-            return f"The server does NOT agree: the topic was deleted and made again while the job ran ({heads})."
+            return (
+                "The server does NOT agree: the topic was deleted and made again while the job ran"
+                f" ({heads})."
+            )
         if moved > self.appended:
             return (
-                f"The server does NOT agree: {heads}, {moved - self.appended:,} more than this job accounts for. Another writer, "
-                "a router, or a task attempt that saw other rows than its retry (a nondeterministic query) wrote them."
+                f"The server does NOT agree: {heads}, {moved - self.appended:,} more than this job"
+                " accounts for. Another writer, a router, or a task attempt that saw other rows"
+                " than its retry (a nondeterministic query) wrote them."
             )
-        return f"The server does NOT agree: {heads}, {self.appended - moved:,} fewer than it acknowledged."
+        missing = self.appended - moved
+        return f"The server does NOT agree: {heads}, {missing:,} fewer than it acknowledged."
 
 
 def summarize(

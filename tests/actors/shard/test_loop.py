@@ -11,7 +11,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.shard import LIMITS, Desk
 from topics.actors.link.board import Board
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc import typed_calls
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
@@ -71,7 +73,10 @@ async def test_messages_above_the_bound_of_a_batch_are_decided_in_later_turns(
     monkeypatch.setattr(inbox, "BATCH_MAX", 3)
     monkeypatch.setattr(inbox, "WAITING_MAX", 6)
     settings = Settings()
-    board, memory = Board.create(shards=1, fronts=1), LinkMemory.create(0, 0, settings)
+    board, memory = (
+        Board.create(shards=1, fronts=1),
+        LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings)),
+    )
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
     turns: list[int] = []
@@ -81,8 +86,8 @@ async def test_messages_above_the_bound_of_a_batch_are_decided_in_later_turns(
         return False
 
     loop._on_turn.append(note_turn)
-    nursery.start_soon(loop.run, [Link(memory, board, Side.SHARD, settings)], stop)
-    router, link = MessageRouter(), Link(memory, board, Side.FRONT, settings)
+    nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
+    router, link = MessageRouter(), Link(memory, board, front_id(0))
     sessions: list[LinkSession] = []
 
     def arrived(frames: Any) -> None:

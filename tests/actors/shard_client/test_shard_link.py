@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +11,9 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 from topics.actors.link.board import Board, ShardState
-from topics.actors.link.link import Link, LinkMemory, Side
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import front_id, shard_id
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.typed_calls import InboundCall, serve
@@ -37,7 +38,7 @@ class Shard:
 
     def __init__(self, board: Board, memory: LinkMemory) -> None:
         self.words, self.memory = board.shard(0), memory
-        self.link = Link(memory, board, Side.SHARD, SETTINGS)
+        self.link = Link(memory, board, shard_id(0))
         self.asked: list[InboundCall[Any, Any]] = []
         self.awake = True
         self.router = MessageRouter()
@@ -79,9 +80,9 @@ class Shard:
 class Desk:
     def __init__(self) -> None:
         self.board = Board.create(1, 1)
-        self.memory = LinkMemory.create(0, 0, SETTINGS)
+        self.memory = LinkMemory(front_id(0), shard_id(0), LinkSizes.of(SETTINGS))
         self.shard = Shard(self.board, self.memory)
-        self.shards = Shards([Link(self.memory, self.board, Side.FRONT, SETTINGS)], self.board)
+        self.shards = Shards([Link(self.memory, self.board, front_id(0))], self.board)
         self.nursery: trio.Nursery
 
     def ask(self, call: Call[Any, Any], body: bytes = b"{}") -> list[Any]:
@@ -111,8 +112,7 @@ async def desk() -> AsyncIterator[Desk]:
         await trio.sleep(1)
         yield desk
         desk.nursery.cancel_scope.cancel()
-    os.close(desk.memory.front_bell)
-    os.close(desk.memory.shard_bell)
+    desk.memory.close()
 
 
 async def test_a_stalled_shard_ends_what_hangs_and_refuses_what_is_new(
@@ -156,7 +156,7 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
     poll = desk.ask(DIFF, POLL)
     await desk.stall()
     desk.shard.words.state = ShardState.DOWN
-    desk.board.bump_session(0, 0)
+    desk.board.bump_session(*desk.memory.ends)
     desk.memory.ring_doorbells()
     await trio.sleep(0.1)
     assert poll == [None]
@@ -181,7 +181,7 @@ async def test_a_hanging_disk_ends_the_writes_that_wait_for_it_and_no_reads(
 async def test_a_damaged_shard_says_so(desk: Desk, autojump_clock: trio.testing.MockClock) -> None:
     desk.shard.words.state = ShardState.DAMAGED
     shards = Shards(
-        [Link(desk.memory, desk.board, Side.FRONT, SETTINGS)], desk.board
+        [Link(desk.memory, desk.board, front_id(0))], desk.board
     )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
         await shards.call(0, APPEND, NOTHING)

@@ -129,7 +129,7 @@ async def after(seconds: float, block: ArenaBlock) -> None:
 
 async def test_a_body_whose_shard_goes_fails_and_frees_its_block(front: Front) -> None:
     await fail_when_the_shard_goes(front, trio.sleep_forever)
-    assert not front.pair.front.link._writer.busy(1)
+    assert not front.pair.front.link._writer.is_used(1)
 
 
 async def test_a_whole_body_that_was_told_to_give_up_is_not_sent(front: Front) -> None:

@@ -1,27 +1,31 @@
-"""What every process may know of the others: one page of words, shared by the supervisor and all
-its children.
+"""The board: one page of words that the supervisor and all its children map, and by which every
+process knows of the others.
 
 Every word is a u64, 8-byte aligned, and has one writer at a time (in brackets), so that a single
-store changes it. Lines of 64 bytes, in this order:
+store changes it. The sections follow one another in this order, each from a line of 64 bytes:
 
-    line                word  meaning
-    global              0     draining: 1 once the server is going down [supervisor]
-                        1     started_ms: wall clock of the start [supervisor]
-    pair (front,shard)  0     session number of the two, from 1; front-major [supervisor]
-    front i             0     state: FrontState [the front; the supervisor once it has reaped it]
-                        1     heartbeat_ms: CLOCK_MONOTONIC [the front]
-                        2     pid [supervisor]
-                        3     spawns: how often it was forked [supervisor]
-    shard i             0     state: ShardState [the shard; the supervisor once it has reaped it]
-    (five lines)        1     heartbeat_ms: CLOCK_MONOTONIC [the shard]
-                        2     pid [supervisor]
-                        3     spawns [supervisor]
-                        4     progress_ppm: of the replay, in parts per million [the shard]
-                        5     topics: how many it holds [the shard]
-                        6     disk_silent_ms: how long writes have waited for the disk [the shard]
-                        8-39  counters for the metrics [the shard]
-    heads of shard i    two words for each slot, see `topics.actors.link.heads` [the shard]
-    (16 lines)
+    section              word  meaning
+    server               0     draining: 1 once the server is going down [supervisor]
+                         1     started_ms: wall clock of the start [supervisor]
+    sessions             n     session number of pair n of processes, from 1 [supervisor]
+    process p            0     state: FrontState or ShardState [p; the supervisor once it has
+    (6 lines each,             reaped p]
+    fronts first)        1     heartbeat_ms: CLOCK_MONOTONIC [p]
+                         2     pid [supervisor]
+                         3     spawns: how often p was forked [supervisor]
+                         4     progress_ppm: of the replay, in parts per million [shard p]
+                         5     topics: how many shard p holds [shard p]
+                         6     disk_silent_ms: how long writes have waited for the disk [shard p]
+                         8-39  counters, see `topics.actors.link.counters` [p]
+                         40-47 counts of limits, see `topics.actors.link.ledger` [p]
+    heads of shard i     two words for each slot, see `topics.actors.link.heads` [shard i]
+    (16 lines each)
+    key table            s     the key of slot s, see `topics.actors.link.ledger` [supervisor]
+    key counts of        two words for each slot of the key table [front i]
+    front i
+
+Pair n is that of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the ranks of fronts
+come before those of shards. Words that nobody uses cost address space, no memory.
 """
 
 from __future__ import annotations
@@ -31,13 +35,18 @@ from enum import IntEnum
 from typing import Final
 
 from topics.actors.link.heads import SLOT_WORDS, SLOTS
+from topics.actors.link.process_id import ProcessId, ProcessKind, front_id, shard_id
 
 LINE_WORDS: Final = 8
-SHARD_WORDS: Final = 5 * LINE_WORDS
-HEADS_WORDS: Final = SLOTS * SLOT_WORDS
+PROCESS_WORDS: Final = 6 * LINE_WORDS
 COUNTERS_AT: Final = LINE_WORDS
 COUNTERS: Final = 32
-assert COUNTERS_AT + COUNTERS == SHARD_WORDS
+LIMITS_AT: Final = COUNTERS_AT + COUNTERS
+LIMITS: Final = 8
+HEADS_WORDS: Final = SLOTS * SLOT_WORDS
+KEY_SLOTS: Final = 64  # where nobody asks for more
+KEY_LIMITS: Final = 2
+assert LIMITS_AT + LIMITS == PROCESS_WORDS
 assert HEADS_WORDS == 16 * LINE_WORDS
 
 
@@ -50,7 +59,7 @@ class ShardState(IntEnum):
     READY = 3
     READ_ONLY = 4
     STOPPED = 5
-    NO_ROOM = 6  # the disk is full: it reads, and does what makes room
+    NO_ROOM = 6  # the disk is full: the shard reads, and does what makes room
     DAMAGED = 7  # down for good: its data cannot be trusted
 
 
@@ -63,106 +72,90 @@ class FrontState(IntEnum):
     DRAINING = 3
 
 
-class ProcessWords:
-    """The words that every child process has. Plain attributes to the caller; each access is one
-    load or one store.
-    """
+class _Word:
+    """A word as an attribute: each access is one load or one store."""
 
-    __slots__ = ("_words",)
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, owner: ProcessWords, _kind: type[ProcessWords]) -> int:
+        return int(owner.words[self._at])
+
+    def __set__(self, owner: ProcessWords, value: int) -> None:
+        owner.words[self._at] = value
+
+
+class ProcessWords:
+    """The words that every child process has."""
+
+    __slots__ = ("words",)
+
+    heartbeat_ms = _Word(1)
+    """CLOCK_MONOTONIC, ms, of the last sign of life; 0 before the first."""
+    pid = _Word(2)
+    """Process id; 0 when none runs."""
+    spawns = _Word(3)
+    """How often this process was forked since the supervisor started."""
 
     def __init__(self, words: memoryview) -> None:
-        self._words = words
+        self.words = words
 
     @property
-    def heartbeat_ms(self) -> int:
-        """CLOCK_MONOTONIC, ms, of the last sign of life; 0 before the first."""
-        return int(self._words[1])
-
-    @heartbeat_ms.setter
-    def heartbeat_ms(self, value: int) -> None:
-        self._words[1] = value
+    def counters(self) -> memoryview:
+        """COUNTERS words for the metrics. Only the process itself stores there."""
+        return self.words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
     @property
-    def pid(self) -> int:
-        """Process id; 0 when none runs."""
-        return int(self._words[2])
+    def limits(self) -> memoryview:
+        """LIMITS words: what the process holds of each limit."""
+        return self.words[LIMITS_AT : LIMITS_AT + LIMITS]
 
-    @pid.setter
-    def pid(self, value: int) -> None:
-        self._words[2] = value
-
-    @property
-    def spawns(self) -> int:
-        """How often this process was forked since the supervisor started."""
-        return int(self._words[3])
-
-    @spawns.setter
-    def spawns(self, value: int) -> None:
-        self._words[3] = value
+    def clear(self) -> None:
+        """Say that no process is there. Only the supervisor, between a death and the next fork."""
+        self.pid = 0
+        self.words[0] = 0  # DOWN, of either kind
 
 
 class FrontWords(ProcessWords):
-    """One front."""
+    """The words of a front."""
 
     __slots__ = ()
 
     @property
     def state(self) -> FrontState:
         """See FrontState."""
-        return FrontState(self._words[0])
+        return FrontState(self.words[0])
 
     @state.setter
     def state(self, value: FrontState) -> None:
-        self._words[0] = value
+        self.words[0] = value
 
 
 class ShardWords(ProcessWords):
-    """One shard."""
+    """The words of a shard."""
 
     __slots__ = ()
+
+    progress_ppm = _Word(4)
+    """How much of the replay is done, in parts per million."""
+    topics = _Word(5)
+    """How many topics the shard holds."""
+    disk_silent_ms = _Word(6)
+    """How long the log, or streamed appends, have waited for the disk without any progress."""
 
     @property
     def state(self) -> ShardState:
         """See ShardState."""
-        return ShardState(self._words[0])
+        return ShardState(self.words[0])
 
     @state.setter
     def state(self, value: ShardState) -> None:
-        self._words[0] = value
+        self.words[0] = value
 
-    @property
-    def progress_ppm(self) -> int:
-        """How much of the replay is done, in parts per million."""
-        return int(self._words[4])
-
-    @progress_ppm.setter
-    def progress_ppm(self, value: int) -> None:
-        self._words[4] = value
-
-    @property
-    def topics(self) -> int:
-        """How many topics the shard holds."""
-        return int(self._words[5])
-
-    @topics.setter
-    def topics(self, value: int) -> None:
-        self._words[5] = value
-
-    @property
-    def disk_silent_ms(self) -> int:
-        """How long the log, or long writes, have waited for the disk without any progress."""
-        return int(self._words[6])
-
-    @disk_silent_ms.setter
-    def disk_silent_ms(self, value: int) -> None:
-        self._words[6] = value
-
-    @property
-    def counters(self) -> memoryview:
-        """COUNTERS words for the metrics; what each counts is the shard's business. Only the shard
-        may store.
-        """
-        return self._words[COUNTERS_AT : COUNTERS_AT + COUNTERS]
+    def clear(self) -> None:
+        """Also: nothing is replayed, and no disk is waited for."""
+        super().clear()
+        self.progress_ppm = self.disk_silent_ms = 0
 
 
 class Board:
@@ -170,61 +163,92 @@ class Board:
     that has it.
     """
 
-    def __init__(self, words: memoryview, shards: int, fronts: int) -> None:
+    def __init__(self, shards: int, fronts: int, key_slots: int) -> None:
+        """A board whose words are all 0."""
         self.shards = shards
         self.fronts = fronts
-        self._words = words
-        self._pairs_at = LINE_WORDS
-        self._fronts_at = self._pairs_at + fronts * shards * LINE_WORDS
-        self._shards_at = self._fronts_at + fronts * LINE_WORDS
-        self._heads_at = self._shards_at + shards * SHARD_WORDS
+        self.key_slots = key_slots
+        processes = fronts + shards
+        self._sessions_at = LINE_WORDS
+        self._pairs = processes * (processes - 1) // 2
+        self._processes_at = self._sessions_at + _whole_lines(self._pairs)
+        self._heads_at = self._processes_at + processes * PROCESS_WORDS
+        self._key_table_at = self._heads_at + shards * HEADS_WORDS
+        self._key_counts_at = self._key_table_at + _whole_lines(key_slots)
+        self._key_count_words = _whole_lines(key_slots * KEY_LIMITS)
+        length = self._key_counts_at + fronts * self._key_count_words
+        self._words = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
 
     @classmethod
-    def create(cls, shards: int, fronts: int) -> Board:
+    def create(cls, shards: int, fronts: int, key_slots: int = KEY_SLOTS) -> Board:
         """A board with every state DOWN and every session number 1."""
-        lines = 1 + fronts * shards + fronts
-        memory = mmap.mmap(-1, 8 * (lines * LINE_WORDS + shards * (SHARD_WORDS + HEADS_WORDS)))
-        board = cls(memoryview(memory).cast("Q"), shards, fronts)
-        for front in range(fronts):
-            for shard in range(shards):
-                # 1, because rings are born with 0: nothing flows before both sides have started.
-                board.session_cell(front, shard)[0] = 1
+        board = cls(shards, fronts, key_slots)
+        for pair in range(board._pairs):
+            # 1, because rings are born with 0: nothing flows before both sides have started.
+            board._words[board._sessions_at + pair] = 1
         return board
 
-    def session(self, front: int, shard: int) -> int:
-        """Which session of the pair is the current one."""
-        return int(self.session_cell(front, shard)[0])
+    def session(self, one: ProcessId, other: ProcessId) -> int:
+        """Which link session of the two processes is the current one."""
+        return int(self.session_cell(one, other)[0])
 
-    def bump_session(self, front: int, shard: int) -> None:
+    def bump_session(self, one: ProcessId, other: ProcessId) -> None:
         """End the current session of the pair: what it has sent is void. Only the supervisor,
         before it forks either side.
         """
-        self.session_cell(front, shard)[0] += 1
+        self.session_cell(one, other)[0] += 1
 
-    def session_cell(self, front: int, shard: int) -> memoryview:
-        """The session number as a view of one word, for those who look at it with every message."""
-        assert 0 <= front < self.fronts, "a front of this board"
-        assert 0 <= shard < self.shards, "a shard of this board"
-        at = self._pairs_at + (front * self.shards + shard) * LINE_WORDS
+    def session_cell(self, one: ProcessId, other: ProcessId) -> memoryview:
+        """The session number as a view of one word, for those who read it with every message."""
+        low, high = sorted((self._rank(one), self._rank(other)))
+        assert low < high, "a pair has two processes"
+        at = self._sessions_at + high * (high - 1) // 2 + low
         return self._words[at : at + 1]
 
     def front(self, index: int) -> FrontWords:
         """The words of front ``index``."""
-        assert 0 <= index < self.fronts, "a front of this board"
-        at = self._fronts_at + index * LINE_WORDS
-        return FrontWords(self._words[at : at + LINE_WORDS])
+        return FrontWords(self._process(front_id(index)))
 
     def shard(self, index: int) -> ShardWords:
         """The words of shard ``index``."""
-        assert 0 <= index < self.shards, "a shard of this board"
-        at = self._shards_at + index * SHARD_WORDS
-        return ShardWords(self._words[at : at + SHARD_WORDS])
+        return ShardWords(self._process(shard_id(index)))
+
+    def process(self, process: ProcessId) -> FrontWords | ShardWords:
+        """The words of a front or a shard."""
+        is_front = process.kind is ProcessKind.FRONT
+        return self.front(process.index) if is_front else self.shard(process.index)
+
+    def processes(self, kind: ProcessKind) -> list[ProcessId]:
+        """The ids of all processes of a kind."""
+        count = self.fronts if kind is ProcessKind.FRONT else self.shards
+        return [ProcessId(kind, index) for index in range(count)]
 
     def heads(self, shard: int) -> memoryview:
         """The words of the slots of ``shard`` (`topics.actors.link.heads`)."""
         assert 0 <= shard < self.shards, "a shard of this board"
         at = self._heads_at + shard * HEADS_WORDS
         return self._words[at : at + HEADS_WORDS]
+
+    @property
+    def key_table(self) -> memoryview:
+        """A word for each slot of the key table (`topics.actors.link.ledger`)."""
+        return self._words[self._key_table_at : self._key_table_at + self.key_slots]
+
+    def key_counts(self, front: int) -> memoryview:
+        """The words in which ``front`` counts for each slot of the key table."""
+        assert 0 <= front < self.fronts, "a front of this board"
+        at = self._key_counts_at + front * self._key_count_words
+        return self._words[at : at + self.key_slots * KEY_LIMITS]
+
+    def _process(self, process: ProcessId) -> memoryview:
+        at = self._processes_at + self._rank(process) * PROCESS_WORDS
+        return self._words[at : at + PROCESS_WORDS]
+
+    def _rank(self, process: ProcessId) -> int:
+        is_front = process.kind is ProcessKind.FRONT
+        count, base = (self.fronts, 0) if is_front else (self.shards, self.fronts)
+        assert 0 <= process.index < count, "a process of this board"
+        return base + process.index
 
     @property
     def draining(self) -> bool:
@@ -243,3 +267,7 @@ class Board:
     @started_ms.setter
     def started_ms(self, value: int) -> None:
         self._words[1] = value
+
+
+def _whole_lines(words: int) -> int:
+    return -(-words // LINE_WORDS) * LINE_WORDS

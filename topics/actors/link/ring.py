@@ -8,9 +8,11 @@ follow at 4096.
     0x080   TAIL              consumer  bytes read since the session began; only grows within it
     0x0C0   PRODUCER_SESSION  producer  the session that its words belong to
     0x100   CONSUMER_SESSION  consumer  the session that its words belong to
-    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data, one more with every change
+    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data; grows by one with
+                                        every change
     0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for room
-    0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream stands at n % size
+    0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream stands
+                                        at n % size
 
 A word is only ever touched as one element of a view cast to "Q": that is one aligned 8-byte load or
 store, whereas ``struct.pack_into`` clears the bytes first and shows the other process a 0 that
@@ -21,8 +23,8 @@ Going to sleep (and its mirror image, the producer that waits for room)
     consumer                          producer
     CONSUMER_SLEEP := odd             data, then HEAD := more
     full fence                        full fence
-    HEAD moved? do not sleep          CONSUMER_SLEEP odd, and this number not rung for yet? ring the bell
-    wait for the bell
+    HEAD moved? do not sleep          CONSUMER_SLEEP odd, and not rung for this number yet?
+    wait for the bell                 ring the bell
 
 Without the fences each side may read before its own store is seen, and both may miss the other:
 also on x86.
@@ -30,15 +32,11 @@ also on x86.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-import platform
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
+from topics.actors.link.fences import Fences
 from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
@@ -87,59 +85,6 @@ def until_end(size: int, position: int) -> int:
     return size - (position & (size - 1))
 
 
-# --- memory ordering ---
-
-
-@dataclass(frozen=True, slots=True)
-class Fences:
-    """``full``: no load or store passes it, in either direction. ``order``: the same, or None where
-    the machine never lets a store pass an earlier store, nor a load or a store an earlier load.
-    """
-
-    full: Callable[[], None]
-    order: Callable[[], None] | None
-
-
-def load_fences(machine: str | None = None) -> Fences:
-    """The fences of this machine. Raises RuntimeError where there are none: rings would lose data
-    there.
-
-    On x86-64 a lock that is taken and given back costs 70 ns, a call through ctypes 270 ns; both
-    are full fences there. Elsewhere a lock is only acquire and release, which is not enough.
-    """
-    if (machine or platform.machine()) in ("x86_64", "AMD64"):
-        return Fences(full=_lock_fence(), order=None)
-    fence = _library_fence("libatomic.so.1")
-    return Fences(full=fence, order=fence)
-
-
-def _lock_fence() -> Callable[[], None]:
-    lock = threading.Lock()
-    acquire, release = lock.acquire, lock.release
-
-    def full_fence() -> None:
-        acquire()
-        release()
-
-    return full_fence
-
-
-def _library_fence(library: str) -> Callable[[], None]:
-    try:
-        call = ctypes.CDLL(library).atomic_thread_fence
-    except (OSError, AttributeError) as error:
-        raise RuntimeError(
-            f"no memory fence on this machine ({platform.machine()}): {library} has no atomic_thread_fence; install libatomic"
-        ) from error
-    call.argtypes, call.restype = [ctypes.c_int], None
-    seq_cst = 5  # memory_order_seq_cst of C11
-
-    def full_fence() -> None:
-        call(seq_cst)
-
-    return full_fence
-
-
 # --- the two ends ---
 
 
@@ -171,13 +116,13 @@ class Sleeper:
         self.number = (words[word] | 1) + 1
         words[word] = self.number
 
-    def lie_down(self) -> None:
+    def fall_asleep(self) -> None:
         """From now on the other side rings. A fence must follow before the last look around."""
         if not self.number & 1:
             self.number += 1
             self._words[self._word] = self.number
 
-    def get_up(self) -> None:
+    def wake_up(self) -> None:
         """The other side need not ring any more."""
         if self.number & 1:
             self.number += 1
@@ -307,7 +252,7 @@ class RingConsumer:
             self._fences.order()
         return session
 
-    def waiting(self) -> bool:
+    def has_data(self) -> bool:
         """There is something to read."""
         return bool(self._words[HEAD] > self._tail)
 

@@ -81,7 +81,7 @@ class ShardLoop:
 
         def opened() -> None:
             nonlocal session
-            session = self.open_session(f"front-{link.pair[0]}", link)
+            session = self.open_session(link.peer.session_name, link)
 
         def arrived(messages: list[MessageFrame]) -> None:
             assert session is not None, "messages come between open and close"

@@ -98,8 +98,8 @@ class ShardLink:
     """One link and the link session that is open on it, if any. `run` carries its messages."""
 
     def __init__(self, link: Link, words: ShardWords, router: MessageRouter) -> None:
-        self.link, self.words, self.number = link, words, link.pair[1]
-        self.peer_id = f"shard-{self.number}"
+        self.link, self.words, self.number = link, words, link.peer.index
+        self.peer_id = link.peer.session_name
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, unless the shard is stalled
         self.listener: Listener = NoListener()

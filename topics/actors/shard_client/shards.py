@@ -34,8 +34,10 @@ class Shards:
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
         self._router = MessageRouter(RouterConfig())
-        self._links = [ShardLink(link, board.shard(link.pair[1]), self._router) for link in links]
-        self._heads = [HeadReader(board.heads(link.pair[1])) for link in links]
+        self._links = [
+            ShardLink(link, board.shard(link.peer.index), self._router) for link in links
+        ]
+        self._heads = [HeadReader(board.heads(link.peer.index)) for link in links]
         self.shards = len(links)
 
     def listen(self, listener: Listener) -> None:

@@ -1,0 +1,116 @@
+"""Both ends of a link in one process, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+import trio.testing
+
+from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import ProcessId, front_id, shard_id
+from topics.formats.wire.message import MessageFrame
+
+SMALL = LinkSizes(ring_bytes=8192, inline_bytes=1000, arena_bytes=16 * PAGE_BYTES)
+
+
+@dataclass
+class End:
+    """A link whose turns the test takes, and what they brought."""
+
+    link: Link
+    got: list[MessageFrame] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def turn(self) -> list[MessageFrame]:
+        before = len(self.got)
+        self.link.turn(
+            lambda: self.log.append("open"), self.got.extend, lambda: self.log.append("close")
+        )
+        return self.got[before:]
+
+
+class Pair:
+    """Both ends on one board. ``restart`` is what the supervisor does when one side has died."""
+
+    def __init__(self, sizes: LinkSizes = SMALL) -> None:
+        self.board = Board.create(shards=1, fronts=1)
+        self.memory = LinkMemory(front_id(0), shard_id(0), sizes)
+        self.front = self.end(front_id(0))
+        self.shard = self.end(shard_id(0))
+
+    def end(self, process: ProcessId) -> End:
+        return End(Link(self.memory, self.board, process))
+
+    def connect(self) -> None:
+        for end in (self.front, self.shard, self.front):
+            end.turn()
+        assert self.front.link.connected
+        assert self.shard.link.connected
+
+    def bump(self) -> None:
+        self.board.bump_session(*self.memory.ends)
+        self.memory.ring_doorbells()
+
+    def restart_shard(self) -> None:
+        self.bump()
+        self.shard = self.end(shard_id(0))
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+def exchange(sender: End, receiver: End) -> list[MessageFrame]:
+    """Turns of both until nothing is left on the way to ``receiver``."""
+    got: list[MessageFrame] = []
+    sender.link.flush()
+    while (frames := receiver.turn()) or sender.link.backlog_bytes:
+        got += frames
+        sender.turn()
+    return got
+
+
+class Running:
+    """A link under trio with an inbox to wait on."""
+
+    def __init__(
+        self, link: Link, answer: Callable[[Link, MessageFrame], None] | None = None
+    ) -> None:
+        self.link = link
+        self.answer = answer
+        self.log: list[str] = []
+        self.opened = trio.Event()
+        self.send, self.inbox = trio.open_memory_channel[MessageFrame](10_000)
+
+    async def run(self) -> None:
+        await self.link.run(self.on_open, self.on_messages, lambda: self.log.append("close"))
+
+    def on_open(self) -> None:
+        self.log.append("open")
+        self.opened.set()
+
+    def on_messages(self, frames: list[MessageFrame]) -> None:
+        for frame in frames:
+            if self.answer:
+                self.answer(self.link, frame)
+            else:
+                self.send.send_nowait(frame)
+
+
+def echo(link: Link, frame: MessageFrame) -> None:
+    link.send(frame.subject, bytes(frame.payload), frame.attachment)
+    link.release(frame)
+
+
+async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
+    """The shard's end of a connected pair, running and asleep."""
+    pair.connect()
+    shard = Running(pair.shard.link)
+    nursery.start_soon(shard.run)
+    while not pair.shard.link._asleep:
+        await trio.testing.wait_all_tasks_blocked()
+    return shard

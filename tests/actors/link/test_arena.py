@@ -1,0 +1,314 @@
+"""Arena blocks from reserve to release, and when memory goes back to the system."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from topics.actors.link import arena
+from topics.actors.link.arena import LARGE_PAGES, ArenaBlock, ArenaWriter
+from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
+from topics.actors.link.arena_reader import ArenaReader
+
+
+def pair(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
+    memory = ArenaMemory(pages * PAGE_BYTES)
+    writer, reader = ArenaWriter(memory), ArenaReader(memory)
+    writer.begin(1)
+    reader.begin(1)
+    return memory, writer, reader
+
+
+def resident_kib(memory: ArenaMemory) -> int:
+    """What of the mapping is in memory, by its address in the kernel's own list."""
+    import ctypes
+    from pathlib import Path
+
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory.view))
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        start, dash, end = line.split(" ")[0].partition("-")
+        if dash and int(start, 16) <= address < int(end, 16):
+            return next(int(field.split()[1]) for field in lines if field.startswith("Rss:"))
+    raise AssertionError("the mapping is in the list")
+
+
+def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
+    _, writer, reader = pair()
+    block = writer.reserve(5)
+    assert block is not None
+    block.view[:] = b"hello"
+    writer.take_over(block)
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    assert bytes(view) == b"hello"
+    assert view.readonly
+    block.view[:1] = b"j"
+    assert bytes(view) == b"jello", "the same memory"
+
+
+def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
+    _, writer, reader = pair(pages=4)
+    block = writer.reserve(4 * PAGE_BYTES)
+    assert block is not None
+    writer.take_over(block)
+    block.free()  # the holder has nothing left to free
+    assert writer.reserve(1) is None
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    assert reader.release(view) == (block.offset, block.length)
+    assert reader.release(view) is None, "only the first time counts"
+    assert writer.release(block.offset)
+    assert not writer.release(block.offset)
+    assert writer.used_bytes == 0
+    assert writer.reserve(4 * PAGE_BYTES) is not None
+
+
+def test_a_shrunk_block_gives_its_last_pages_back() -> None:
+    _, writer, _ = pair(pages=4)
+    block = writer.reserve(4 * PAGE_BYTES)
+    assert block is not None
+    block.shrink(PAGE_BYTES + 1)
+    assert (block.length, len(block.view), writer.used_bytes) == (
+        PAGE_BYTES + 1,
+        PAGE_BYTES + 1,
+        2 * PAGE_BYTES,
+    )
+    block.shrink(0)
+    assert (len(block.view), writer.used_bytes) == (0, PAGE_BYTES)
+    block.free()
+    block.free()
+    assert writer.used_bytes == 0
+
+
+def filled(writer: ArenaWriter, pages: int, mark: bytes) -> ArenaBlock:
+    block = writer.reserve(pages * PAGE_BYTES)
+    assert block is not None
+    block.view[:] = mark * block.length
+    return block
+
+
+def grown(block: ArenaBlock, pages: int, keep: int) -> int:
+    """Let it grow; how many slices were copied."""
+    steps = block.grow(pages * PAGE_BYTES, keep)
+    assert steps is not None
+    return sum(1 for _ in steps)
+
+
+def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
+    _, writer, _ = pair(pages=4)
+    block = filled(writer, 1, b"a")
+    offset = block.offset
+    assert grown(block, 4, PAGE_BYTES) == 0
+    assert block.offset == offset
+    assert block.length == writer.used_bytes == 4 * PAGE_BYTES
+    assert bytes(block.view[:PAGE_BYTES]) == b"a" * PAGE_BYTES
+    block.free()
+    assert writer.used_bytes == 0
+
+
+@pytest.mark.parametrize("neighbour_goes", [False, True], ids=["elsewhere", "onto its old place"])
+def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+    neighbour_goes: bool,
+) -> None:
+    monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
+    _, writer, _ = pair(pages=12)
+    before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
+    behind = filled(writer, 1, b"y")
+    block.view[:] = body = random.Random(1).randbytes(block.length)
+    if neighbour_goes:
+        before.free()
+    assert grown(block, 5, len(body) - 7) > 3
+    assert bytes(block.view[: len(body) - 7]) == body[:-7]
+    assert bytes(behind.view) == b"y" * PAGE_BYTES
+    assert writer.used_bytes == (5 + 1 + (0 if neighbour_goes else 2)) * PAGE_BYTES
+    for one in (before, block, behind):
+        one.free()
+    assert writer.used_bytes == 0
+    assert writer.reserve(12 * PAGE_BYTES) is not None, "no page is lost"
+
+
+@pytest.mark.parametrize("first_goes", [False, True])
+def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
+    monkeypatch: pytest.MonkeyPatch,
+    first_goes: bool,
+) -> None:
+    monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
+    _, writer, _ = pair(pages=12)
+    first, block, last = filled(writer, 2, b"a"), filled(writer, 3, b"b"), filled(writer, 1, b"c")
+    if first_goes:
+        first.free()
+    steps = block.grow(5 * PAGE_BYTES, block.length)
+    assert steps is not None
+    next(iter(steps))
+    block.free()
+    first.free()
+    last.free()
+    assert writer.used_bytes == 0
+    assert writer.reserve(12 * PAGE_BYTES) is not None
+
+
+def test_a_lone_block_grows_to_the_whole_arena_wherever_it_began() -> None:
+    _, writer, _ = pair(pages=12)
+    first, block = filled(writer, 2, b"a"), filled(writer, 3, b"b")
+    first.free()
+    grown(block, 12, block.length)
+    assert bytes(block.view[: 3 * PAGE_BYTES]) == b"b" * 3 * PAGE_BYTES
+    assert writer.reserve(1) is None
+
+
+def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
+    _, writer, _ = pair(pages=8)
+    first, block, last = filled(writer, 3, b"a"), filled(writer, 2, b"b"), filled(writer, 3, b"c")
+    assert block.grow(3 * PAGE_BYTES, block.length) is None
+    assert bytes(block.view) == b"b" * block.length
+    assert {bytes(first.view[:1]), bytes(last.view[:1])} == {b"a", b"c"}
+    assert writer.used_bytes == 8 * PAGE_BYTES
+
+
+def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
+    _, writer, _ = pair(pages=8)
+    block = filled(writer, 1, b"a")
+    assert writer.filling == [block]
+    writer.begin(2)
+    assert block.grow(2 * PAGE_BYTES, 1) is None
+    assert writer.filling == []
+    assert writer.is_used(3)
+    block.free()
+    assert not writer.is_used(3)
+
+
+def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
+    _, writer, reader = pair(pages=4)
+    told: list[str] = []
+    views = []
+    for name in ("slow", "done", "next session"):
+        if name == "next session":
+            writer.begin(2)
+            reader.begin(2)
+        block = writer.reserve(1)
+        assert block is not None
+        writer.take_over(block)
+        view = reader.open(block.offset, block.length)
+        assert view is not None
+        reader.on_lost(view, partial(told.append, name))
+        views.append(view)
+    reader.release(views[1])
+    reader.reclaim(3)
+    reader.reclaim(3)
+    assert told == ["slow"]
+    assert reader.is_used(3), "until it has released the block"
+    reader.release(views[0])
+    assert not reader.is_used(3)
+
+
+def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
+    (_, writer, _), (_, other, _) = pair(), pair()
+    block = writer.reserve(1)
+    assert block is not None
+    with pytest.raises(ValueError, match="another link's"):
+        other.take_over(block)
+    writer.take_over(block)
+    with pytest.raises(ValueError, match="sent or freed before"):
+        writer.take_over(block)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)]
+)
+def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, length: int) -> None:
+    memory, _, reader = pair(pages=16)
+    assert reader.session == 1
+    assert reader.open(offset, length) is None
+    assert reader.open(memory.half_bytes, 1) is not None
+
+
+def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
+    _, writer, reader = pair(pages=2)
+    block = writer.reserve(2 * PAGE_BYTES)
+    assert block is not None
+    block.view[:4] = b"slow"
+    writer.take_over(block)
+    view = reader.open(block.offset, block.length)
+    assert view is not None
+    writer.begin(2)
+    reader.begin(2)
+    fresh = writer.reserve(2 * PAGE_BYTES)
+    assert fresh is not None
+    fresh.view[:] = b"x" * len(fresh.view)
+    assert bytes(view[:4]) == b"slow"
+    assert reader.is_used(3)
+    assert reader.release(view) is None, (
+        "the session of that block is over: nobody waits for a RELEASE"
+    )
+    assert not reader.is_used(3)
+    assert bytes(view[:4]) == bytes(4), "its pages went back"
+
+
+def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled() -> None:
+    _, writer, _ = pair(pages=2)
+    block = writer.reserve(PAGE_BYTES)
+    assert block is not None
+    writer.begin(2)
+    assert writer.is_used(3)
+    block.shrink(1)
+    block.free()
+    assert not writer.is_used(3)
+    assert writer.used_bytes == 0
+
+
+def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
+    memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
+    assert large is not None
+    small = [writer.reserve(LARGE_PAGES * PAGE_BYTES // 2) for _ in range(3)]
+    for block in (large, *small):
+        assert block is not None
+        block.view[:] = b"x" * block.length
+    before = resident_kib(memory)
+    assert before >= 10 * 1024
+    large.free()
+    assert resident_kib(memory) == before
+    assert writer.used_bytes == 3 * LARGE_PAGES * PAGE_BYTES // 2
+    assert writer.trim()
+    assert resident_kib(memory) == before - 2 * 1024
+    assert not writer.trim()
+    assert resident_kib(memory) == before - 4 * 1024
+    for block in small:
+        assert block is not None
+        block.free()
+    assert resident_kib(memory) > 4 * 1024
+    while writer.trim():
+        pass
+    assert resident_kib(memory) <= 4 * 1024
+
+
+def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> None:
+    _, writer, _ = pair(pages=2 * LARGE_PAGES)
+    large = writer.reserve(2 * LARGE_PAGES * PAGE_BYTES)
+    assert large is not None
+    large.view[:] = b"x" * large.length
+    large.free()
+    again = writer.reserve((LARGE_PAGES + 1) * PAGE_BYTES)
+    assert again is not None
+    again.view[:] = b"y" * again.length
+    while writer.trim():
+        pass
+    assert bytes(again.view) == b"y" * again.length
+
+
+def test_an_arena_in_use_is_not_trimmed() -> None:
+    _, writer, _ = pair(pages=4 * LARGE_PAGES)
+    blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
+    for block in blocks:
+        assert block is not None
+        block.view[:] = b"x" * block.length
+    assert blocks[0] is not None
+    blocks[0].free()
+    while writer.trim():
+        pass
+    assert blocks[1] is not None
+    assert bytes(blocks[1].view[-2:]) == b"xx"

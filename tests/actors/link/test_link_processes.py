@@ -1,0 +1,180 @@
+"""A link between two processes, and one of them killed in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import trio
+
+from tests.actors.link.link_support import SMALL, Pair, Running, echo
+from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.link import Link
+from topics.actors.link.process_id import front_id, shard_id
+from topics.formats.wire.message import MessageFrame, PeerGone
+
+BIG = replace(SMALL, ring_bytes=64 * 1024, inline_bytes=20_000, arena_bytes=64 * PAGE_BYTES)
+
+
+def sealed(rng: random.Random, length: int, mark: bytes) -> bytes:
+    body = rng.randbytes(length)
+    return mark + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def check(attachment: bytes | memoryview, mark: bytes) -> None:
+    body = bytes(attachment)
+    assert body[:1] == mark
+    assert zlib.crc32(body[5:]) == int.from_bytes(body[1:5], "little")
+
+
+def fork(body: Callable[[], None]) -> int:
+    """A plain child that leaves with status 0 when ``body`` returns, with 1 when it raises."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return pid
+
+
+def serve(pair: Pair, answer: Callable[[Link, MessageFrame], None]) -> None:
+    trio.run(Running(Link(pair.memory, pair.board, shard_id(0)), answer).run)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
+        "it was alive until we killed it"
+    )
+
+
+@pytest.mark.slow
+def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> None:
+    pair = Pair(BIG)
+
+    def checked_echo(link: Link, frame: MessageFrame) -> None:
+        check(frame.attachment, b"q")
+        echo(link, frame)
+
+    async def drive(total: int = 20_000, window: int = 50) -> None:
+        rng = random.Random(5)
+        front = Running(pair.front.link)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(front.run)
+            await front.opened.wait()
+            sent = answered = 0
+            while answered < total:
+                while sent < total and sent - answered < window:
+                    size = (
+                        rng.choice([0, 19_995, 19_996, 100_000])
+                        if sent % 50 == 0
+                        else rng.randrange(400)
+                    )
+                    front.link.send("n", b"%d" % sent, sealed(rng, size, b"q"))
+                    sent += 1
+                front.link.flush()
+                frame = await front.inbox.receive()
+                assert frame.payload == b"%d" % answered
+                check(frame.attachment, b"q")
+                front.link.release(frame)
+                answered += 1
+            nursery.cancel_scope.cancel()
+
+    pid = fork(lambda: serve(pair, checked_echo))
+    try:
+        trio.run(drive)
+    finally:
+        kill(pid)
+        pair.close()
+    assert (
+        pair.front.link.statistics().late_bells <= 3
+    )  # the guard may look between a store and its bell
+
+
+class MarkedFront:
+    """A front that always has requests under way; each carries the number of the session that it
+    was sent in.
+    """
+
+    def __init__(self, pair: Pair, seed: int, last_session: int) -> None:
+        self.link = Link(pair.memory, pair.board, front_id(0))
+        self.rng = random.Random(seed)
+        self.last_session = last_session
+        self.answered = 0
+        self.finished = trio.Event()
+
+    def ask(self) -> None:
+        size = self.rng.choice([10, 500, 500, 15_000, 60_000])
+        with contextlib.suppress(PeerGone):  # the bump may come before the link has noticed
+            self.link.send("n", b"", sealed(self.rng, size, bytes([self.link._session])))
+
+    def on_open(self) -> None:
+        self.answered = 0
+        for _ in range(20):
+            self.ask()
+
+    def on_messages(self, frames: list[MessageFrame]) -> None:
+        for frame in frames:
+            check(frame.attachment, bytes([self.link._session]))
+            self.link.release(frame)
+            self.ask()
+        self.answered += len(frames)
+        if self.link._session == self.last_session and self.answered > 200:
+            self.finished.set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.link.run, self.on_open, self.on_messages, lambda: None)
+            await self.finished.wait()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session_is_seen(
+    seed: int,
+) -> None:
+    pair, rng, deaths = Pair(BIG), random.Random(seed), 5
+    busy = os.eventfd(0)
+
+    def shard() -> None:
+        countdown = rng.randrange(1, 200)
+
+        def answer(link: Link, frame: MessageFrame) -> None:
+            nonlocal countdown
+            check(frame.attachment, bytes([link._session]))
+            echo(link, frame)
+            countdown -= 1
+            if not countdown:
+                os.eventfd_write(busy, 1)
+
+        serve(pair, answer)
+
+    front = fork(lambda: trio.run(MarkedFront(pair, seed, last_session=1 + deaths).run))
+    child = fork(shard)
+    for _ in range(deaths):
+        assert select.select([busy], [], [], 30)[0], "the shard of this session answers"
+        os.eventfd_read(busy)
+        kill(child)
+        rng.random()  # the next shard lives another time
+        pair.bump()
+        child = fork(shard)
+    assert os.waitstatus_to_exitcode(os.waitpid(front, 0)[1]) == 0, (
+        "the front saw only answers of its own session, unhurt"
+    )
+    kill(child)
+    os.close(busy)
+    pair.close()

@@ -1,0 +1,161 @@
+"""Link sessions: deaths and restarts in any order, and who holds up the next session."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.actors.link.link_support import End, Pair, exchange
+from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.process_id import front_id, shard_id
+from topics.formats.wire.message import MessageFrame, PeerGone
+
+ENDS = {"front": front_id(0), "shard": shard_id(0)}
+
+
+class LinksInAnyOrder(RuleBasedStateMachine):
+    """Two ends, bumps and deaths at any moment: each session's messages arrive as a prefix of what
+    it sent, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+        self.sent: dict[tuple[str, int], list[bytes]] = {}
+        self.got: dict[tuple[str, int], list[bytes]] = {}
+        self.held: dict[str, list[tuple[MessageFrame, bytes]]] = {"front": [], "shard": []}
+        self.number = 0
+
+    def end(self, name: str) -> End:
+        return self.pair.front if name == "front" else self.pair.shard
+
+    @rule(name=st.sampled_from(["front", "shard"]))
+    def turn(self, name: str) -> None:
+        end, other = self.end(name), "shard" if name == "front" else "front"
+        for frame in end.turn():
+            got = self.got.setdefault((other, end.link._session), [])
+            got.append(bytes(frame.attachment))
+            assert self.sent[other, end.link._session][: len(got)] == got
+            if isinstance(frame.attachment, memoryview):
+                self.held[name].append((frame, bytes(frame.attachment)))
+
+    @rule(
+        name=st.sampled_from(["front", "shard"]),
+        length=st.sampled_from([0, 1, 900, 3000, 9000, 40_000]),
+        flush=st.booleans(),
+    )
+    def send(self, name: str, length: int, flush: bool) -> None:
+        link = self.end(name).link
+        self.number += 1
+        body = (b"%d," % self.number) * (length // 4 + 1)
+        if link.connected:
+            link.send("s", b"", body)
+            self.sent.setdefault((name, link._session), []).append(body)
+        else:
+            with pytest.raises(PeerGone):
+                link.send("s", b"", body)
+        if flush:
+            link.flush()
+
+    @rule(name=st.sampled_from(["front", "shard"]))
+    def release_one(self, name: str) -> None:
+        if self.held[name]:
+            self.end(name).link.release(self.held[name].pop(0)[0])
+
+    @rule()
+    def what_is_held_does_not_change(self) -> None:
+        assert all(
+            bytes(frame.attachment) == body for held in self.held.values() for frame, body in held
+        )
+
+    @rule()
+    def bump(self) -> None:
+        self.pair.bump()
+
+    @rule(name=st.sampled_from(["front", "shard"]))
+    def die(self, name: str) -> None:
+        self.held[name].clear()
+        self.pair.bump()
+        setattr(self.pair, name, self.pair.end(ENDS[name]))
+
+    @precondition(lambda self: not self.held["front"] and not self.held["shard"])
+    @rule()
+    def settle(self) -> None:
+        """Left alone, the two sides always get together, and everything arrives."""
+        for _ in range(3):
+            self.turn("front")
+            self.turn("shard")
+        assert self.pair.front.link.connected
+        assert self.pair.shard.link.connected
+        while (
+            self.pair.front.link.backlog_bytes
+            or self.pair.shard.link.backlog_bytes
+            or self.held["front"]
+            or self.held["shard"]
+        ):
+            for name in ("front", "shard"):
+                self.turn(name)
+                self.release_one(name)
+        self.turn("front")
+        self.turn("shard")
+        session = self.pair.board.session(*self.pair.memory.ends)
+        for name in ("front", "shard"):
+            assert self.got.get((name, session), []) == self.sent.get((name, session), [])
+
+    def teardown(self) -> None:
+        self.pair.close()
+
+
+@pytest.mark.slow
+class TestLinks(LinksInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
+    settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
+
+
+def test_blocks_that_a_dead_peer_held_are_free_in_the_next_session(pair: Pair) -> None:
+    pair.front.link.send("a", b"", bytes(16 * PAGE_BYTES))
+    exchange(pair.front, pair.shard)
+    assert pair.front.link.reserve(1) is None
+    pair.restart_shard()
+    pair.connect()
+    assert pair.front.link.reserve(16 * PAGE_BYTES) is not None
+
+
+def test_a_block_of_a_session_that_is_over_cannot_be_sent_but_is_given_back(pair: Pair) -> None:
+    block = pair.front.link.reserve(PAGE_BYTES)
+    assert block is not None
+    pair.restart_shard()
+    pair.connect()
+    with pytest.raises(PeerGone):
+        pair.front.link.send("a", b"", block)
+    pair.bump()
+    pair.shard.turn()
+    pair.connect()
+
+
+def test_a_session_waits_until_nobody_reads_where_it_will_write(pair: Pair) -> None:
+    pair.shard.link.send("r", b"", b"s" * 2000)
+    [frame] = exchange(pair.shard, pair.front)
+    pair.restart_shard()
+    pair.connect()
+    assert bytes(frame.attachment) == b"s" * 2000, "the next session goes on beside the slow reader"
+    pair.restart_shard()
+    for end in (pair.shard, pair.front, pair.shard, pair.front):
+        end.turn()
+    assert not pair.front.link.connected
+    pair.front.link.release(frame)
+    pair.connect()
+
+
+def test_a_session_that_waits_for_a_slow_reader_tells_it_to_let_go(pair: Pair) -> None:
+    pair.shard.link.send("r", b"", b"s" * 2000)
+    [frame] = exchange(pair.shard, pair.front)
+    assert isinstance(frame.attachment, memoryview)
+    pair.front.link.on_lost(frame.attachment, lambda: pair.front.link.release(frame))
+    pair.restart_shard()
+    pair.connect()
+    assert pair.front.link.statistics().arena_held == 1, "the first death costs it nothing"
+    pair.restart_shard()
+    pair.connect()
+    assert pair.front.link.statistics().arena_held == 0

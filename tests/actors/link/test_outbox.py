@@ -1,0 +1,77 @@
+"""What an end puts into a ring that is full, or too small."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from tests.actors.link.link_support import SMALL, Pair, Running, exchange
+from topics.actors.link import outbox
+
+
+def test_a_producer_faster_than_its_consumer_keeps_the_order(pair: Pair) -> None:
+    for n in range(3000):
+        pair.front.link.send("n", b"%d" % n, b"x" * (n % 40))
+        if n % 7 == 0:
+            pair.front.link.flush()
+    assert pair.front.link.backlog_bytes > SMALL.ring_bytes
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(3000)
+    )
+
+
+def test_a_message_that_fills_the_ring_exactly_goes_in_one_piece(pair: Pair) -> None:
+    pair.front.link.send("", b"p" * (SMALL.ring_bytes - 24))
+    pair.front.link.flush()
+    assert pair.front.link.backlog_bytes == 0
+    assert [len(frame.payload) for frame in pair.shard.turn()] == [SMALL.ring_bytes - 24]
+
+
+def test_a_message_larger_than_the_ring_arrives_whole(pair: Pair) -> None:
+    payload = random.Random(2).randbytes(10 * SMALL.ring_bytes + 1)
+    pair.front.link.send("big", payload)
+    pair.front.link.send("after", b"")
+    assert [(frame.subject, frame.payload) for frame in exchange(pair.front, pair.shard)] == [
+        ("big", payload),
+        ("after", b""),
+    ]
+
+
+def test_more_than_is_joined_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "JOIN_BYTES", 2000)
+    for n in range(40):
+        pair.front.link.send("n", b"%d" % n, bytes(900))
+    assert [int(bytes(frame.payload)) for frame in exchange(pair.front, pair.shard)] == list(
+        range(40)
+    )
+
+
+def test_a_shard_that_cannot_answer_reads_no_more_but_a_front_goes_on_reading(pair: Pair) -> None:
+    for end, other, reads_on in ((pair.shard, pair.front, False), (pair.front, pair.shard, True)):
+        end.link.send("s", b"p" * 3 * SMALL.ring_bytes)
+        end.link.flush()
+        other.link.send("ask", b"")
+        other.link.flush()
+        assert [frame.subject for frame in end.turn()] == (["ask"] if reads_on else [])
+        exchange(end, other)
+        assert end.turn() == [] or not reads_on
+        assert end.got[-1].subject == "ask"
+
+
+async def test_a_backlog_goes_out_when_the_other_side_has_read(nursery: trio.Nursery) -> None:
+    pair = Pair()
+    pair.connect()
+    front = Running(pair.front.link)
+    nursery.start_soon(front.run)
+    await trio.testing.wait_all_tasks_blocked()
+    payload = random.Random(4).randbytes(5 * SMALL.ring_bytes)
+    front.link.send("big", payload)
+    front.link.flush()
+    assert front.link.backlog_bytes > 0
+    while not pair.shard.got:
+        await trio.testing.wait_all_tasks_blocked()
+        pair.shard.turn()
+    assert pair.shard.got[0].payload == payload

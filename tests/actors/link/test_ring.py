@@ -1,0 +1,371 @@
+"""The ring: its arithmetic, its two ends in one process, its sessions in any order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from topics.actors.link import ring
+from topics.actors.link.fences import Fences, load_fences
+from topics.actors.link.ring import (
+    CONSUMER_SLEEP,
+    HEAD,
+    PAGE_BYTES,
+    PRODUCER_SLEEP,
+    TAIL,
+    RingConsumer,
+    RingDamaged,
+    RingMemory,
+    RingProducer,
+    Sleeper,
+    available,
+    room,
+    until_end,
+)
+
+SIZE = PAGE_BYTES
+SIZES = st.sampled_from([2**n for n in range(1, 25)])
+
+
+def bell() -> int:
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+def rings_of(fd: int) -> int:
+    try:
+        return os.eventfd_read(fd)
+    except BlockingIOError:
+        return 0
+
+
+class Ends:
+    """Both ends of one ring, in one process and one session."""
+
+    def __init__(self, size: int = SIZE, fences: Fences | None = None) -> None:
+        self.memory = RingMemory(size)
+        self.data_bell, self.room_bell = bell(), bell()
+        fences = fences or load_fences()
+        self.producer = RingProducer(self.memory, self.data_bell, fences)
+        self.consumer = RingConsumer(self.memory, self.room_bell, fences)
+
+    def close(self) -> None:
+        os.close(self.data_bell)
+        os.close(self.room_bell)
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+# --- arithmetic ---
+
+
+@given(SIZES, st.integers(0, 2**60), st.data())
+def test_room_and_what_waits_always_add_up_to_the_ring(
+    size: int, tail: int, data: st.DataObject
+) -> None:
+    head = tail + data.draw(st.integers(0, size))
+    assert room(size, head, tail) + available(size, head, tail) == size
+
+
+@given(SIZES, st.integers(0, 2**60), st.data())
+def test_a_tail_that_was_reset_never_promises_room_that_is_not_there(
+    size: int, tail: int, data: st.DataObject
+) -> None:
+    head = tail + data.draw(st.integers(0, size))
+    assert 0 <= room(size, head, 0) <= room(size, head, tail)
+
+
+@given(SIZES, st.integers(0, 2**60))
+def test_a_head_that_was_reset_shows_nothing_to_read(size: int, tail: int) -> None:
+    assert available(size, 0, tail) == 0
+
+
+def test_more_bytes_than_the_ring_holds_are_damage() -> None:
+    with pytest.raises(RingDamaged, match="17 bytes wait in a ring of 16"):
+        available(16, 17, 0)
+
+
+@given(SIZES, st.integers(0, 2**60), st.data())
+def test_a_span_is_cut_exactly_where_the_data_end(
+    size: int, position: int, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(1, size))
+    first = min(length, until_end(size, position))
+    offsets = [position % size, (position + first - 1) % size]
+    assert offsets[1] - offsets[0] == first - 1, "the first piece is in one row"
+    assert first == length or (position + first) % size == 0, (
+        "and the second begins at the beginning"
+    )
+
+
+# --- the two ends ---
+
+
+def test_a_ring_of_another_size_is_refused() -> None:
+    for size in (0, 1024, PAGE_BYTES + 1, 3 * PAGE_BYTES):
+        with pytest.raises(ValueError, match="power of two"):
+            RingMemory(size)
+
+
+def test_nothing_is_nothing(ends: Ends) -> None:
+    assert ends.producer.write(b"") == 0
+    assert ends.consumer.read() == b""
+    assert not ends.consumer.has_data()
+
+
+def test_a_ring_can_be_filled_to_the_last_byte_and_drained(ends: Ends) -> None:
+    everything = bytes(range(256)) * (SIZE // 256)
+    assert ends.producer.write(everything) == SIZE
+    assert ends.producer.room() == 0
+    assert ends.producer.write(b"x") == 0
+    assert ends.consumer.read() == everything
+    assert ends.producer.room() == SIZE
+
+
+def test_what_does_not_fit_is_left_to_the_caller(ends: Ends) -> None:
+    ends.producer.write(bytes(SIZE - 3))
+    assert ends.producer.write(b"abcdef") == 3
+    assert ends.consumer.read() == bytes(SIZE - 3) + b"abc"
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["x86", "weakly ordered machine"])
+@given(st.lists(st.tuples(st.integers(0, SIZE + 5), st.booleans()), max_size=60))
+def test_bytes_come_out_as_they_went_in_across_the_end_of_the_data(
+    ordered: bool, steps: list[tuple[int, bool]]
+) -> None:
+    fences = Fences(full=load_fences().full, order=load_fences().full) if ordered else None
+    ends = Ends(fences=fences)
+    written = read = b""
+    for length, then_read in steps:
+        piece = bytes((len(written) + n) % 251 for n in range(length))
+        written += piece[: ends.producer.write(piece)]
+        if then_read:
+            read += ends.consumer.read()
+            assert read == written
+    assert read + ends.consumer.read() == written
+    assert not ends.consumer.has_data()
+    ends.close()
+
+
+def test_a_store_is_one_word_in_its_own_line() -> None:
+    words = [
+        HEAD,
+        TAIL,
+        ring.PRODUCER_SESSION,
+        ring.CONSUMER_SESSION,
+        CONSUMER_SLEEP,
+        PRODUCER_SLEEP,
+    ]
+    assert [word * 8 for word in words] == [0x40, 0x80, 0xC0, 0x100, 0x140, 0x180]
+
+
+# --- bells ---
+
+
+def test_a_consumer_that_is_awake_is_not_rung_for(ends: Ends) -> None:
+    ends.producer.write(b"a")
+    assert rings_of(ends.data_bell) == 0
+
+
+def test_a_sleeping_consumer_is_rung_for_once_a_sleep(ends: Ends) -> None:
+    for _ in range(2):
+        ends.consumer.sleeper.fall_asleep()
+        ends.producer.write(b"a")
+        ends.producer.write(b"b")
+        assert rings_of(ends.data_bell) == 1
+        ends.consumer.sleeper.wake_up()
+        ends.producer.write(b"c")
+        assert rings_of(ends.data_bell) == 0
+    assert ends.producer.bells == 2
+
+
+def test_a_producer_that_waits_for_room_is_rung_for_once(ends: Ends) -> None:
+    ends.producer.write(bytes(SIZE))
+    ends.producer.sleeper.fall_asleep()
+    ends.producer.sleeper.fall_asleep()
+    ends.consumer.read()
+    ends.producer.write(b"x")
+    ends.consumer.read()
+    assert rings_of(ends.room_bell) == 1
+    assert ends.consumer.bells == 1
+
+
+@pytest.mark.parametrize("died_asleep", [False, True])
+def test_a_successor_of_a_consumer_is_rung_for_too(ends: Ends, died_asleep: bool) -> None:
+    ends.consumer.sleeper.fall_asleep()
+    if died_asleep:
+        ends.producer.write(b"a")
+    else:
+        ends.consumer.sleeper.wake_up()
+    rings_of(ends.data_bell)
+    successor = RingConsumer(ends.memory, ends.room_bell, load_fences())
+    ends.producer.write(b"b")
+    assert rings_of(ends.data_bell) == 0
+    successor.sleeper.fall_asleep()
+    ends.producer.write(b"c")
+    assert rings_of(ends.data_bell) == 1
+
+
+class Machine:
+    """A machine that carries out the other side's falling asleep at the fence, as a real one may.
+
+    A fence that stands anywhere but between the store and the look at the sleeper loses the bell.
+    """
+
+    def __init__(self) -> None:
+        self.ends = Ends()
+        self.stored: list[tuple[int, int]] = []
+
+    def fences(self, sleeper: Sleeper) -> Fences:
+        words = self.ends.memory.words
+
+        def full() -> None:
+            self.stored.append((words[HEAD], words[TAIL]))
+            sleeper.fall_asleep()
+
+        return Fences(full=full, order=None)
+
+
+def write_and_fence_late(producer: RingProducer, data: bytes) -> None:
+    fences, producer._fences = producer._fences, Fences(full=lambda: None, order=None)
+    producer.write(data)
+    fences.full()
+
+
+def write_and_fence_early(producer: RingProducer, data: bytes) -> None:
+    producer._fences.full()
+    write_and_fence_late(producer, data)
+
+
+def test_a_producer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+    machine = Machine()
+    ends = machine.ends
+    fences = machine.fences(ends.consumer.sleeper)
+    RingProducer(ends.memory, ends.data_bell, fences).write(b"abc")
+    assert machine.stored == [(3, 0)], "the store comes first"
+    assert rings_of(ends.data_bell) == 1, "the look comes last"
+
+
+def test_a_consumer_stores_then_fences_then_looks_at_the_sleeper() -> None:
+    machine = Machine()
+    ends = machine.ends
+    ends.producer.write(b"abc")
+    fences = machine.fences(ends.producer.sleeper)
+    RingConsumer(ends.memory, ends.room_bell, fences).read()
+    assert machine.stored == [(3, 3)], "the store comes first"
+    assert rings_of(ends.room_bell) == 1, "the look comes last"
+
+
+@pytest.mark.parametrize(
+    ("write", "first_stored", "bells"),
+    [(write_and_fence_late, (3, 0), 0), (write_and_fence_early, (0, 0), 1)],
+    ids=["after the look", "before the store"],
+)
+def test_a_fence_in_the_wrong_place_would_be_noticed(
+    write: Callable[[RingProducer, bytes], None], first_stored: tuple[int, int], bells: int
+) -> None:
+    machine = Machine()
+    ends = machine.ends
+    producer = RingProducer(ends.memory, ends.data_bell, machine.fences(ends.consumer.sleeper))
+    write(producer, b"abc")
+    assert (machine.stored[0], rings_of(ends.data_bell)) == (first_stored, bells)
+
+
+# --- sessions ---
+
+
+class SessionsInAnyOrder(RuleBasedStateMachine):
+    """Both sides notice a new number when they like, in two steps, and may be restarted between any
+    two.
+
+    Bytes carry the number of the session that they were written in; a consumer must read only its
+    own session's bytes, all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = Ends()
+        self.board = 1
+        self.producer_in = self.consumer_in = 0  # announced
+        self.producer_cleared = self.consumer_cleared = 0
+        self.written: dict[int, bytes] = {}
+        self.read: dict[int, bytes] = {}
+
+    @rule()
+    def bump(self) -> None:
+        self.board += 1
+
+    @rule()
+    def restart_producer(self) -> None:
+        self.board += 1
+        self.ends.producer = RingProducer(self.ends.memory, self.ends.data_bell, load_fences())
+        self.producer_in = self.producer_cleared = 0
+
+    @rule()
+    def restart_consumer(self) -> None:
+        self.board += 1
+        self.ends.consumer = RingConsumer(self.ends.memory, self.ends.room_bell, load_fences())
+        self.consumer_in = self.consumer_cleared = 0
+
+    @precondition(lambda self: self.producer_in != self.board)
+    @rule()
+    def producer_clears(self) -> None:
+        self.ends.producer.clear()
+        self.producer_cleared = self.board
+
+    @precondition(lambda self: self.producer_cleared > self.producer_in)
+    @rule()
+    def producer_announces(self) -> None:
+        self.ends.producer.announce(self.producer_cleared)
+        self.producer_in = self.producer_cleared
+
+    @precondition(lambda self: self.consumer_in != self.board)
+    @rule()
+    def consumer_clears(self) -> None:
+        self.ends.consumer.clear()
+        self.consumer_cleared = self.board
+
+    @precondition(lambda self: self.consumer_cleared > self.consumer_in)
+    @rule()
+    def consumer_announces(self) -> None:
+        self.ends.consumer.announce(self.consumer_cleared)
+        self.consumer_in = self.consumer_cleared
+
+    @rule(length=st.integers(1, SIZE))
+    def write_without_looking_at_the_board(self, length: int) -> None:
+        """A stale producer: it was open once and has not noticed the bump."""
+        session = self.producer_in
+        open_now = self.producer_cleared == session and self.ends.producer.peer_session() == session
+        if session and (open_now or session in self.written) and self.producer_cleared == session:
+            piece = bytes([session % 256]) * length
+            self.written[session] = (
+                self.written.get(session, b"") + piece[: self.ends.producer.write(piece)]
+            )
+
+    @rule()
+    def read_without_looking_at_the_board(self) -> None:
+        session = self.consumer_in
+        open_now = self.consumer_cleared == session and self.ends.consumer.peer_session() == session
+        if session and (open_now or session in self.read) and self.consumer_cleared == session:
+            got = self.ends.consumer.read()
+            self.read[session] = self.read.get(session, b"") + got
+            assert self.written.get(session, b"").startswith(self.read[session])
+            if (
+                open_now and self.producer_cleared == session
+            ):  # else its last bytes are gone with its session
+                assert self.read[session] == self.written.get(session, b"")
+
+    def teardown(self) -> None:
+        self.ends.close()
+
+
+@pytest.mark.slow
+class TestSessions(SessionsInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=80, stateful_step_count=40)

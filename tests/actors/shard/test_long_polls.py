@@ -1,0 +1,202 @@
+"""Long polls: who is woken by what, and what ends a wait."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.shard import Desk
+from topics.engine import reading
+from topics.storage.disk import Damaged
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
+    return Desk(tmp_path, nursery)
+
+
+# Readers
+
+
+@pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
+async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
+    desk: Desk, durability: str, commit: str
+) -> None:
+    desk.make("a", durability=durability)
+    desk.make("b", durability="ephemeral")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    append = desk.append("a", "x")
+    desk.append("b", "another topic's")
+    desk.flush()
+    await wait_all_tasks_blocked()
+    assert poll not in dict(desk.answers())
+    getattr(desk, commit)()
+    await wait_all_tasks_blocked()
+    answers = dict(desk.bodies())
+    assert [record["data"] for record in answers[poll]["records"]] == ["x"]
+    assert append in answers
+
+
+async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) -> None:
+    """Both are done in one turn of the loop, before the task that waits has begun."""
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    append = desk.append("a", "x")
+    desk.written()
+    await wait_all_tasks_blocked()
+    assert sorted(desk.answers()) == [(poll, 200), (append, 200)]
+
+
+async def test_a_long_poll_that_comes_upon_damage_is_told_and_the_shard_goes_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+
+    def damaged(*_: object) -> NoReturn:
+        raise Damaged(Path("1.seg"), 4096, "records are damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("topics.actors.shard.long_polls.read", damaged)
+        append = desk.append("a", 1)
+        desk.synced()
+        await wait_all_tasks_blocked()
+    assert desk.answers() == [(append, 200), (poll, "internal")]
+    again = desk.diff("a")
+    assert desk.answers() == [(again, 200)]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1])
+async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_waits(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    wait_ms: int,
+) -> None:
+    monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
+    desk.make("a")
+    for _ in range(20):
+        desk.append("a", 0, node="me")
+    desk.written()
+    desk.answers()
+    diff = desk.diff("a", node="me", wait_ms=wait_ms)
+    for _ in range(3):
+        assert desk.answers() == [], "it gives way to others"
+        await trio.lowlevel.checkpoint()
+    await trio.sleep(0.01)
+    ((number, page),) = desk.bodies()
+    assert (number, page["next_from_seq"], page["caught_up"]) == (diff, 20, True)
+
+
+async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
+    desk.make("a")
+    for _ in range(8):
+        desk.append("a", 0, node="me")
+    desk.written()
+    desk.diff("a", node="me", wait_ms=0)
+    for _ in range(10):
+        for _ in range(4):
+            desk.append("a", 0, node="me")
+        desk.written()
+        await trio.lowlevel.checkpoint()
+    (page,) = [page for _, page in desk.bodies() if "next_from_seq" in page]
+    assert 8 <= page["next_from_seq"] < 16
+
+
+async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:
+    desk.make("a", durability="ephemeral")
+    polls = [desk.diff("a", wait_ms=30_000) for _ in range(3)]
+    await wait_all_tasks_blocked()
+    append = desk.append("a", "x")
+    await wait_all_tasks_blocked()
+    assert sorted(desk.answers()) == sorted([(append, 200), *((poll, 200) for poll in polls)])
+
+
+async def test_a_write_that_failed_wakes_nobody(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=5_000)
+    await wait_all_tasks_blocked()
+    desk.append("a", "lost")
+    desk.failed(FULL)
+    desk.answers()
+    await trio.sleep(4.9)
+    assert desk.answers() == []
+    await trio.sleep(0.2)
+    assert [(number, body["records"], body["head_seq"]) for number, body in desk.bodies()] == [
+        (poll, [], 0)
+    ]
+
+
+async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(desk: Desk) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    gone = desk.delete("a")
+    desk.written()
+    await wait_all_tasks_blocked()
+    assert desk.answers() == []
+    desk.synced()
+    await wait_all_tasks_blocked()
+    assert sorted(number for number, _ in desk.answers()) == [poll, gone]
+
+
+async def test_a_reader_that_has_gone_waits_no_more(desk: Desk) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    desk.cancel(poll)
+    await wait_all_tasks_blocked()
+    assert [number for number, _ in desk.answers()] == [poll]
+    assert desk.loop.services.long_polls._polls == {}
+
+
+async def test_a_cancel_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    poll = desk.diff("a", wait_ms=30_000)
+    desk.cancel(poll)
+    await wait_all_tasks_blocked()
+    assert [number for number, _ in desk.answers()] == [poll]
+    assert desk.loop.services.long_polls._polls == {}
+
+
+async def test_what_cannot_be_read_when_a_long_poll_wakes_costs_it_its_answer_and_nobody_else(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    desk.make("a", ttl_ms=1000)
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    number = desk.append("a", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.engine, "expire", fail)
+        desk.synced()
+        await wait_all_tasks_blocked()
+    assert [answered for answered, _ in desk.answers()] == [number, poll]
+    assert desk.seqs("a") == [1]
+
+
+async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
+    desk.make("a")
+    desk.diff("a", wait_ms=30_000)
+    desk.session.close()
+    await wait_all_tasks_blocked()
+    assert desk.loop.services.long_polls._polls == {}

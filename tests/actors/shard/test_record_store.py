@@ -1,0 +1,55 @@
+"""Record store: what is kept in memory and in files of its own, and for how long."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.shard import Desk
+from topics.engine.topic import RESERVE_MIN
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
+    return Desk(tmp_path, nursery)
+
+
+# What is held, and for how long
+
+
+async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(
+    desk: Desk,
+) -> None:
+    desk.make("a", durability="ephemeral")
+    desk.append("a", 1)
+    desk.append("a", 2)
+    assert len(desk.commits.store._in_memory) == 2
+    desk.append("a", *range(RESERVE_MIN))  # waits for a reservation
+    assert len(desk.commits.store._in_memory) == 3
+    desk.failed(FULL)
+    assert len(desk.commits.store._in_memory) == 2
+    desk.delete("a")
+    assert len(desk.commits.store._in_memory) == 2, "the deletion may fail yet"
+    desk.synced()
+    assert desk.commits.store._in_memory == {}
+
+
+async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(desk: Desk) -> None:
+    desk.make("a")
+    topic = desk.engine.topics["a"]
+    desk.log.blobs.add(topic.id, 1, 0)
+    path = desk.log.blobs.path(topic.id, 1)
+    path.touch()
+    desk.delete("a")
+    desk.written()
+    assert path.exists()
+    desk.synced()
+    assert not path.exists()

@@ -1,0 +1,142 @@
+"""A server under test whose workers are stand-ins, and what systemd hears of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+STAND_INS = Path(__file__).with_name("stand_ins.py")
+WITHIN_S = 30.0  # how long any one event may take on a busy machine
+
+
+class Family:
+    """One server under test; its log lines are what the tests wait for."""
+
+    def __init__(self, home: Path, *, through: Sequence[str] = (), **environ: str) -> None:
+        """``through`` is a command that starts it."""
+        self.home = home
+        self.command = [*through, sys.executable, str(STAND_INS)]
+        (home / "orders").mkdir(exist_ok=True)
+        self.environ = {
+            "PYTHONPATH": str(ROOT),
+            "PATH": os.environ["PATH"],
+            "ORDERS": str(home / "orders"),
+            "TOPICS_DATA_DIR": str(home / "data"),
+            "TOPICS_PORT": "0",
+            "TOPICS_SHARDS": "2",
+            "TOPICS_MAX_BODY_BYTES": "1048576",
+        } | environ
+        self.seen: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            self.command, env=self.environ, stderr=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stderr
+        self.process.stderr.close()
+
+    def order(self, name: str, text: str) -> None:
+        """Tell a worker what to do when it starts next; no text takes the order back."""
+        path = self.home / "orders" / f"{name}.do"
+        if text:
+            path.with_suffix(".new").write_text(text)
+            path.with_suffix(".new").replace(path)
+        else:
+            path.unlink()
+
+    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The next log line of that name with those fields."""
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.seen.append(json.loads(line))
+            if self.seen[-1]["event"] == event and fields.items() <= self.seen[-1].items():
+                return self.seen[-1]
+        raise AssertionError(f"no {event} {fields} before the end; there was {self.seen}")
+
+    def started(self) -> Self:
+        """Wait until it serves."""
+        self.url = self.wait_for("listening")["url"]
+        self.wait_for("ready")
+        return self
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Read what is left of the log; the exit status."""
+        assert self.process.stderr
+        self.seen += [json.loads(line) for line in self.process.stderr]
+        return self.process.wait(WITHIN_S)
+
+    def pids(self) -> dict[str, int]:
+        """The latest pid of every child."""
+        return {
+            line["child"]: line["child_pid"]
+            for line in self.seen
+            if line["event"] == "process started"
+        }
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.seen if line["event"] == event]
+
+    def connect(self) -> socket.socket:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return socket.create_connection((host, int(port)), WITHIN_S)
+
+    def ask(self) -> dict[str, Any]:
+        """What a front sees."""
+        with self.connect() as connection, connection.makefile() as answer:
+            return dict(json.loads(answer.readline()))
+
+    def ask_until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Ask again and again; each answer takes the front one beat."""
+        deadline = time.monotonic() + WITHIN_S
+        while not holds(answer := self.ask()):
+            assert time.monotonic() < deadline, answer
+        return answer
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait for the end of a process that need not be ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], WITHIN_S)[0], f"process {pid} lives on"
+    finally:
+        os.close(descriptor)
+
+
+class Systemd:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.name = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.settimeout(WITHIN_S)
+
+    def next(self) -> str:
+        return self.socket.recv(4096).decode()
+
+    def until(self, line: str) -> list[str]:
+        """Everything up to the next such line."""
+        seen: list[str] = []
+        while not seen or seen[-1] != line:
+            seen.append(self.next())
+        return seen

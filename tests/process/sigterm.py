@@ -1,0 +1,108 @@
+"""One child of the supervisor that gets a SIGTERM in a certain gap of its life.
+
+``python -m tests.process.sigterm KIND GAP DATA_DIR`` prints how the child ended: its exit code, or
+the negative number of a signal. Run by tests/process/test_sigterm.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from topics.actors.link.board import Board
+from topics.actors.link.link_memory import LinkMemory, LinkSizes
+from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.sealing.sealing import Sealing
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.process import children as process
+from topics.process import front, logs, shard_writer
+
+WITHIN_S = 20.0
+
+# Where the signal comes: in front of this function or behind it.
+BEFORE: dict[str, tuple[Any, str]] = {
+    "fork": (process, "die_with"),
+    "reset of signals": (process, "_reset_signals"),
+    "recovery": (shard_writer, "recover"),
+    "receiver": (trio, "open_signal_receiver"),
+    "shard serves": (ShardLoop, "run"),
+    "front serves": (front, "serve"),
+    "last checkpoint": (Sealing, "write_last"),
+}
+BEHIND: dict[str, tuple[Any, str]] = {
+    "reset of signals": (process, "_reset_signals"),
+    "recovery": (shard_writer, "recover"),
+    "start of the loop": (gc, "freeze"),
+}
+
+
+def interrupt(gap: str) -> None:
+    """Have the process that comes by send itself the signal."""
+    side, _, name = gap.partition(" ")
+    owner, attribute = {"before": BEFORE, "behind": BEHIND}[side][name]
+    function = getattr(owner, attribute)
+
+    def called(*args: Any, **named: Any) -> Any:
+        if side == "before":
+            os.kill(os.getpid(), signal.SIGTERM)
+        result = function(*args, **named)
+        if side == "behind":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    setattr(owner, attribute, called)
+
+
+def end_of(pid: int, state: Callable[[], str], *, interrupted: bool) -> int:
+    """Wait for the child's end; one that is not interrupted by itself gets the signal when it
+    serves.
+    """
+    deadline = time.monotonic() + WITHIN_S
+    while not interrupted and state() not in ("READY", "SERVING"):
+        assert time.monotonic() < deadline, "it never serves"
+        time.sleep(0.01)
+    if not interrupted:
+        os.kill(pid, signal.SIGTERM)
+    handle = os.pidfd_open(pid)
+    if not select.select([handle], [], [], WITHIN_S)[0]:
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main(kind: str, gap: str, data_dir: Path) -> None:
+    """One child, one signal, one end."""
+    logs.configure("supervisor")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    settings = Settings(shards=1, data_dir=data_dir, arena_bytes=1 << 20, max_body_bytes=1 << 18)
+    board = Board.create(1, 1)
+    links = [LinkMemory(front_id(0), shard_id(0), LinkSizes.of(settings))]
+    listener = socket.create_server(("127.0.0.1", 0))
+    if gap != "at work":
+        interrupt(gap)
+
+    def run() -> None:
+        if kind == "shard":
+            shard_writer.main(settings, board, links, 0)
+        else:
+            front.main(settings, Access.parse(""), board, links, 0, listener)
+
+    words = board.shard(0) if kind == "shard" else board.front(0)
+    pid = process.fork(f"{kind} 0", run)
+    waits = gap in ("at work", "before last checkpoint")
+    sys.stdout.write(f"{end_of(pid, lambda: words.state.name, interrupted=not waits)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

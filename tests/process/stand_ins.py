@@ -1,0 +1,161 @@
+"""A server whose workers are stand-ins that do as they are told; run as a program by
+`tests.process.family_support`.
+
+A file ``NAME.do`` (``front-0.do``, ``shard-1.do``) in $ORDERS tells a worker what to do when it
+starts:
+
+    exit N      exit with code N                  raise    fail with an exception
+    stubborn    ignore SIGTERM                    stuck    be ready, then show no sign of life
+    replay      (shard) recover until the         wait     (front) serve only when the file
+                file is removed                            is removed
+
+A front answers every connection with one line of JSON about what it sees, and closes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from topics.actors.link.board import FrontState, ShardState
+from topics.actors.link.process_id import front_id, shard_id
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.process import boot, health, logs
+from topics.process.children import wait_for_signal
+from topics.process.family import Shared, Workers
+from topics.process.notify import Notifier
+from topics.process.serve import serve
+
+ORDERS = Path(os.environ["ORDERS"])
+BEAT_S = 0.02
+log = structlog.get_logger()
+
+
+def order(name: str) -> str:
+    """What the test wants of this worker now."""
+    path = ORDERS / f"{name}.do"
+    return path.read_text() if path.exists() else ""
+
+
+def obey(name: str) -> str:
+    """Carry out the order that there is no way back from."""
+    todo = order(name)
+    if todo == "raise":
+        raise RuntimeError("told to fail, with a Bearer s3cret")
+    if todo.startswith("exit"):
+        raise SystemExit(int(todo.split()[1]))
+    signals = dict(
+        line.split(":\t")
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("Sig")
+    )
+    log.info(
+        "at work",
+        blocked=int(signals["SigBlk"], 16),
+        ignored=int(signals["SigIgn"], 16),
+        caught=int(signals["SigCgt"], 16),
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from here on it is waited for
+    return todo
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def told_to_stop(name: str) -> bool:
+    """Wait one beat; has SIGTERM come, and is it obeyed?"""
+    return wait_for_signal({signal.SIGTERM}, BEAT_S) is not None and order(name) != "stubborn"
+
+
+def make_workers(
+    _settings: Settings,
+    access: Access,
+    shared: Shared,
+) -> Workers:
+    """The stand-ins."""
+    board, listeners = shared.board, shared.listeners
+
+    def shard(index: int) -> None:
+        name, words = f"shard-{index}", board.shard(index)
+        words.state = ShardState.STARTING
+        todo = obey(name)
+        words.state = ShardState.RECOVERING
+        while order(name) == "replay":
+            words.progress_ppm = 250_000
+            words.heartbeat_ms = now_ms()
+            time.sleep(BEAT_S)
+        words.state = ShardState.READY
+        while not told_to_stop(name):
+            if todo != "stuck":
+                words.heartbeat_ms = now_ms()
+
+    def front(index: int) -> None:
+        name, words = f"front-{index}", board.front(index)
+        obey(name)
+        while order(name) == "wait":
+            time.sleep(BEAT_S)
+        words.state = FrontState.SERVING
+        listeners[index].setblocking(False)
+        while not told_to_stop(name):
+            words.heartbeat_ms = now_ms()
+            answer_all(index)
+        log.info(
+            "front stops",
+            draining=board.draining,
+            shards_alive=[bool(board.shard(i).pid) for i in range(board.shards)],
+        )
+
+    def answer_all(index: int) -> None:
+        while True:
+            try:
+                connection, _ = listeners[index].accept()
+            except BlockingIOError:
+                return
+            with connection:
+                connection.sendall(json.dumps(seen(index)).encode() + b"\n")
+
+    def seen(index: int) -> dict[str, object]:
+        return {
+            "front": index,
+            "pid": os.getpid(),
+            "shards": [
+                [board.shard(i).state.name, board.shard(i).pid, board.shard(i).spawns]
+                for i in range(board.shards)
+            ],
+            "sessions": [
+                [board.session(front_id(f), shard_id(s)) for s in range(board.shards)]
+                for f in range(board.fronts)
+            ],
+            "keys": len(access.principals),
+            "fds": [
+                str(entry.readlink())
+                for entry in Path("/proc/self/fd").iterdir()
+                if entry.is_symlink()
+            ],
+        }
+
+    return Workers(front, shard)
+
+
+if __name__ == "__main__":
+    health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
+    health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
+    start = boot.read(os.environ)
+    settings = replace(
+        start.settings, fronts=int(os.environ.get("FRONTS", "1"))
+    )  # the supervisor could do with more than one
+    logs.configure("supervisor", settings.log_level)
+    sys.exit(
+        serve(
+            settings, start.access, Notifier.from_environment(os.environ, os.getpid()), make_workers
+        )
+    )

@@ -1,0 +1,70 @@
+"""How a server stops."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.family_support import Family, wait_until_gone
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_drains_the_fronts_first_and_the_shards_after_them(home: Path, number: int) -> None:
+    with Family(home, FRONTS="2") as family:
+        family.started().signal(number)
+        assert family.end() == 0
+        order = [line["child"] for line in family.events("process ended")]
+        assert {*order[:2]} == {"front 0", "front 1"}
+        assert {*order[2:]} == {"shard 0", "shard 1"}
+        for line in family.events("front stops"):
+            assert line["draining"] is True
+            assert line["shards_alive"] == [True, True]
+        with pytest.raises(ConnectionRefusedError):
+            family.connect()
+
+
+def test_a_hang_up_means_nothing_to_a_server_that_was_started_with_nohup(home: Path) -> None:
+    with Family(home, through=["nohup"]) as family:
+        family.started().signal(signal.SIGHUP)
+        assert family.ask()["shards"]
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert [line["signal"] for line in family.events("signal received")] == ["SIGTERM"]
+
+
+def test_what_does_not_stop_is_killed_when_the_drain_is_over(home: Path) -> None:
+    with Family(home, TOPICS_DRAIN_MS="500") as family:
+        family.order("front-0", "stubborn")
+        family.started()
+        began = time.monotonic()
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert 0.5 <= time.monotonic() - began < 5
+        ends = {line["child"]: line.get("signal", "") for line in family.events("process ended")}
+        assert ends == {"front 0": "SIGKILL", "shard 0": "", "shard 1": ""}
+        assert family.events("drain time over, killing")[0]["children"] == ["front 0"]
+
+
+def test_a_second_interrupt_kills_at_once(home: Path) -> None:
+    with Family(home) as family:
+        family.order("front-0", "stubborn")
+        family.started().signal(signal.SIGINT)
+        family.wait_for("signal received", signal="SIGINT")
+        family.signal(signal.SIGINT)
+        assert family.end() == 130
+        for pid in family.pids().values():
+            wait_until_gone(pid)
+
+
+def test_a_stop_while_a_shard_waits_for_its_restart_does_not_wait_for_it(home: Path) -> None:
+    with Family(home) as family:
+        family.order("shard-0", "exit 1")
+        while family.wait_for("process died", child="shard 0")["again_in_s"] < 0.4:
+            pass
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0

@@ -1,0 +1,107 @@
+"""Signs of life, and what systemd hears."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.family_support import Family, Systemd
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
+    listener = Systemd(
+        str(tmp_path / "notify") if request.param == "path" else f"@topics-test-{os.getpid()}"
+    )
+    yield listener
+    listener.socket.close()
+
+
+def test_systemd_hears_replay_ready_watchdog_and_stopping(home: Path, systemd: Systemd) -> None:
+    with Family(home, NOTIFY_SOCKET=systemd.name, WATCHDOG_USEC="300000") as family:
+        family.order("shard-0", "replay")
+        seen = systemd.until("STATUS=replaying, 62 %, 1 of 2 shards ready")
+        assert "EXTEND_TIMEOUT_USEC=30000000" in [
+            *seen,
+            *systemd.until("EXTEND_TIMEOUT_USEC=30000000"),
+        ]
+        assert "READY=1" not in seen
+        family.order("shard-0", "")
+        assert "WATCHDOG=1" not in systemd.until("READY=1")
+        systemd.until("WATCHDOG=1")
+        systemd.until("WATCHDOG=1")
+        family.signal(signal.SIGTERM)
+        systemd.until("STOPPING=1")
+        assert family.end() == 0
+
+
+def test_a_child_without_a_sign_of_life_is_told_of_killed_and_replaced_and_systemd_hears_on(
+    home: Path, tmp_path: Path
+) -> None:
+    systemd = Systemd(str(tmp_path / "notify"))
+    with (
+        Family(
+            home,
+            NOTIFY_SOCKET=systemd.name,
+            WATCHDOG_USEC="300000",
+            STALLED_S="0.5",
+            KILL_AFTER_S="1.0",
+        ) as family,
+        systemd.socket,
+    ):
+        family.started()
+        for kind in ("shard", "front"):
+            stopped = family.pids()[f"{kind} 0"]
+            os.kill(stopped, signal.SIGSTOP)
+            systemd.until(f"STATUS=serving, 2 shards; {kind} 0 is stalled")
+            assert family.wait_for("process stalled")["child_pid"] == stopped
+            family.wait_for("stalled process killed")
+            assert family.wait_for("process died")["child_pid"] == stopped
+            assert family.wait_for("process started")["child"] == f"{kind} 0"
+        systemd.until("WATCHDOG=1")
+        family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
+
+
+def test_a_child_that_is_stopped_for_a_while_goes_on(home: Path) -> None:
+    with Family(home, STALLED_S="0.5") as family:
+        family.started()
+        stopped = family.pids()["shard 1"]
+        os.kill(stopped, signal.SIGSTOP)
+        family.wait_for("process stalled")
+        os.kill(stopped, signal.SIGCONT)
+        family.wait_for("process answers again")
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert not family.events("process died")
+
+
+def test_a_machine_that_was_suspended_kills_nobody(home: Path) -> None:
+    with Family(home, STALLED_S="3", KILL_AFTER_S="3") as family:
+        family.started()
+        everyone = [family.process.pid, *family.pids().values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)  # longer than any of them may be silent
+        for pid in everyone:  # the supervisor first, when all heartbeats are old
+            os.kill(pid, signal.SIGCONT)
+        family.ask()
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert not family.events("process stalled")
+        assert not family.events("process died")
+
+
+def test_a_lost_systemd_is_told_once_and_serving_goes_on(home: Path) -> None:
+    with Family(home, NOTIFY_SOCKET=str(home / "nobody")) as family:
+        family.started()
+        family.ask()
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert len(family.events("systemd cannot be notified")) == 1

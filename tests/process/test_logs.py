@@ -1,0 +1,224 @@
+"""Logs: one JSON object a line, nothing that opens a door."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from topics.process import logs
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure("front 0", "info", stream)
+    return stream
+
+
+def lines(out: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_time_level_and_process(out: io.StringIO) -> None:
+    structlog.get_logger().info("two\nlines", count=3)
+    (line,) = lines(out)
+    assert str(line.pop("time")).endswith("Z")
+    assert line == {
+        "process": "front 0",
+        "pid": os.getpid(),
+        "level": "info",
+        "event": "two\nlines",
+        "count": 3,
+    }
+
+
+def test_what_is_below_the_level_is_dropped(out: io.StringIO) -> None:
+    structlog.get_logger().debug("quiet")
+    logging.getLogger("hypercorn").debug("quiet")
+    assert lines(out) == []
+
+
+def test_libraries_and_warnings_take_the_same_way(out: io.StringIO) -> None:
+    logging.getLogger("hypercorn.error").warning("slow %s", "client")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("old", stacklevel=1)
+    assert [(line["logger"], line["level"]) for line in lines(out)] == [
+        ("hypercorn.error", "warning"),
+        ("py.warnings", "warning"),
+    ]
+    assert lines(out)[0]["event"] == "slow client"
+
+
+def test_an_exception_brings_its_traceback(out: io.StringIO) -> None:
+    try:
+        {"here": 1}["gone"]
+    except KeyError:
+        structlog.get_logger().exception("failed")
+        logging.getLogger("library").exception("failed")
+    assert all("KeyError: 'gone'" in str(line["exception"]) for line in lines(out))
+    assert len(lines(out)) == 2
+
+
+def test_an_uncaught_exception_is_a_line_like_any_other(out: io.StringIO) -> None:
+    error = RuntimeError("no way on")
+    sys.excepthook(RuntimeError, error, error.__traceback__)
+    (line,) = lines(out)
+    assert (line["level"], line["event"]) == ("critical", "process failed")
+    assert "no way on" in str(line["exception"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"header": "Authorization: Bearer s3cret"},
+        {"authorization": "s3cret"},
+        {"token": b"s3cret"},
+        {"headers": {"Authorization": "bearer s3cret", "x": 1}},
+        {"headers": [(b"authorization", b"Bearer s3cret")]},
+        {"path": "/v0/watch/w1?token=s3cret"},
+        {"request": "GET /v0/watch/w1?token=s3cret HTTP/1.1"},
+        {"url": "http://127.0.0.1:4000/?s3cret"},
+        {"error": ValueError("bad Bearer s3cret")},
+    ],
+)
+def test_tokens_and_query_strings_never_leave(out: io.StringIO, told: dict[str, object]) -> None:
+    structlog.get_logger().info("event", **told)
+    assert "s3cret" not in out.getvalue()
+    assert next(iter(told)) in lines(out)[0]
+
+
+def test_tokens_are_taken_out_of_messages_and_tracebacks_too(out: io.StringIO) -> None:
+    logging.getLogger("hypercorn.access").info("GET /v0/work?token=s3cret 200")
+    try:
+        {"here": 1}["/v0/watch/w1?token=s3cret"]
+    except KeyError:
+        structlog.get_logger().exception("Bearer s3cret")
+    assert "s3cret" not in out.getvalue()
+    assert "GET /v0/work 200" in out.getvalue()
+
+
+def test_plain_text_is_left_alone(out: io.StringIO) -> None:
+    structlog.get_logger().info("did you mean TOPICS_PORT?", url="http://127.0.0.1:4000")
+    assert lines(out)[0]["event"] == "did you mean TOPICS_PORT?"
+    assert lines(out)[0]["url"] == "http://127.0.0.1:4000"
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_gets_readable_lines_in_colour_unless_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    logs.configure("supervisor", "info", terminal)
+    structlog.get_logger().info("listening", url="http://127.0.0.1:4000", token="s3cret")
+    assert "listening" in terminal.getvalue()
+    assert "s3cret" not in terminal.getvalue()
+    assert ("\x1b[" in terminal.getvalue()) == (not no_color)
+
+
+class Unshowable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_what_cannot_be_shown_costs_the_line_its_fields_and_nobody_an_exception(
+    out: io.StringIO,
+) -> None:
+    structlog.get_logger().info("odd", value=Unshowable())
+    logs._Forward().emit(logging.LogRecord("library", logging.INFO, "", 1, "%d of %d", (1,), None))
+    assert [line["event"] for line in lines(out)] == ["odd", "%d of %d"]
+
+
+def test_an_exception_that_nobody_can_catch_is_a_line_like_any_other(out: io.StringIO) -> None:
+    class Leaving:
+        def __del__(self) -> None:
+            raise RuntimeError("on the way out")
+
+    Leaving()
+    thread = threading.Thread(target=lambda: int("gone"), name="helper")
+    thread.start()
+    thread.join()
+    assert [line["level"] for line in lines(out)] == ["error", "critical"]
+    assert "on the way out" in str(lines(out)[0]["exception"])
+    assert (lines(out)[1]["thread"], "ValueError" in str(lines(out)[1]["exception"])) == (
+        "helper",
+        True,
+    )
+
+
+class FullDisk(io.StringIO):
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_lines_that_cannot_be_written_are_dropped_and_their_number_is_told_later() -> None:
+    disk = FullDisk()
+    logs.configure("supervisor", "error", disk)
+    for _ in range(3):
+        structlog.get_logger().error("lost")
+    logs.tell_dropped()
+    disk.full = False
+    structlog.get_logger().error("back")
+    structlog.get_logger().error("going on")
+    assert [(line["event"], line.get("count")) for line in lines(disk)] == [
+        ("back", None),
+        ("log lines dropped", 3),
+        ("going on", None),
+    ]
+
+
+def test_the_number_of_dropped_lines_is_told_without_another_line() -> None:
+    disk = FullDisk()
+    logs.configure("supervisor", "info", disk)
+    structlog.get_logger().info("lost")
+    disk.full = False
+    logs.tell_dropped()
+    logs.tell_dropped()
+    assert [(line["event"], line["count"]) for line in lines(disk)] == [("log lines dropped", 1)]
+
+
+def test_a_reader_that_is_gone_does_not_stop_the_process() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    broken = os.fdopen(writing, "w")
+    logs.configure("supervisor", "info", broken)
+    structlog.get_logger().info("nobody hears this")
+    with pytest.raises(BrokenPipeError):
+        broken.close()

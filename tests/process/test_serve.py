@@ -1,0 +1,125 @@
+"""What a server checks, says and hands to its children when it starts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.family_support import Family
+from topics.storage.data_dir import encode_meta
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_says_where_it_listens_and_serves_when_every_shard_is_ready(home: Path) -> None:
+    with Family(home) as family:
+        listening = family.wait_for("listening")
+        assert listening["url"].startswith("http://127.0.0.1:")
+        assert (listening["shards"], listening["auth"], listening["data_dir"]) == (
+            2,
+            "none",
+            str(home / "data"),
+        )
+        assert any("NO API KEYS" in line["event"] for line in family.seen)
+        family.url = listening["url"]
+        family.wait_for("ready")
+        assert [shard[0] for shard in family.ask()["shards"]] == ["READY", "READY"]
+
+
+def test_every_process_may_open_as_many_files_as_the_hard_limit_says(home: Path) -> None:
+    with Family(home, through=["prlimit", "--nofile=256:4000"]) as family:
+        family.started()
+        assert (
+            family.events("file limit set")[0] | {"was": 256, "soft_limit": 4000}
+            == family.events("file limit set")[0]
+        )
+        for pid in family.pids().values():
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4000, 4000)
+
+
+def test_every_process_has_its_name_its_signals_and_only_its_own_sockets(home: Path) -> None:
+    with Family(home, FRONTS="2", TOPICS_API_KEYS="hunter2:r,other") as family:
+        family.started()
+        pids = family.pids() | {"supervisor": family.process.pid}
+        for name, pid in pids.items():
+            deadline = time.monotonic() + 10  # a child has its name a moment after it has begun
+            while (
+                Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+                != f"topics: {name}".encode()
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert sorted(pids) == ["front 0", "front 1", "shard 0", "shard 1", "supervisor"]
+        for line in family.events("at work"):
+            ignored, handled = line["ignored"], line["ignored"] | line["caught"]
+            assert line["blocked"] == 0
+            assert ignored & 1 << signal.SIGINT - 1
+            assert ignored & 1 << signal.SIGHUP - 1
+            assert not handled & 1 << signal.SIGTERM - 1
+            assert not handled & 1 << signal.SIGCHLD - 1
+        answer = family.ask()
+        assert answer["keys"] == 2
+        listening = [
+            line.split()
+            for line in Path("/proc/net/tcp").read_text().splitlines()
+            if " 0A " in line
+        ]
+        inodes = {
+            f"socket:[{line[9]}]"
+            for line in listening
+            if line[1].endswith(f":{int(family.url.rsplit(':')[-1]):04X}")
+        }
+        assert len(inodes) == 2, "one listening socket for each front"
+        assert len(inodes & set(answer["fds"])) == 1
+        shard_fds = {
+            str(entry.readlink()) for entry in Path(f"/proc/{pids['shard 0']}/fd").iterdir()
+        }
+        assert not inodes & shard_fds
+        family.signal(signal.SIGTERM)
+        assert family.end() == 0
+        assert "hunter2" not in json.dumps(family.seen)
+
+
+def test_a_second_server_on_the_data_directory_is_refused_and_names_the_first(home: Path) -> None:
+    with Family(home) as first:
+        first.started()
+        with Family(home) as second:
+            assert second.end() == 1
+            assert second.events("start failed")[0]["reason"].endswith(
+                f"is in use by process {first.process.pid}"
+            )
+        assert first.ask()["shards"]
+
+
+@pytest.mark.parametrize("fronts", ["1", "2"])
+def test_a_taken_port_is_refused_also_when_ports_could_be_shared(home: Path, fronts: str) -> None:
+    with Family(home, FRONTS=fronts) as first:
+        first.started()
+        (home / "b").mkdir()
+        with Family(home / "b", FRONTS=fronts, TOPICS_PORT=first.url.rsplit(":")[-1]) as second:
+            assert second.end() == 1
+            assert "Address already in use" in second.events("start failed")[0]["reason"]
+
+
+def test_the_stored_shard_count_stays_and_it_says_so(home: Path) -> None:
+    with Family(home) as family:
+        family.started().signal(signal.SIGTERM)
+        assert family.end() == 0
+    with Family(home, TOPICS_SHARDS="5") as family:
+        kept = family.wait_for("stored shard count kept")
+        assert (kept["shards"], kept["asked_for"]) == (2, 5)
+        assert len(family.started().ask()["shards"]) == 2
+
+
+def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
+    (home / "data").mkdir()
+    (home / "data" / "meta").write_bytes(encode_meta(2, version=7))
+    with Family(home) as family:
+        assert family.end() == 3
+        assert "format version is 7" in family.events("data directory damaged")[0]["reason"]

@@ -1,0 +1,75 @@
+"""The systemd unit fits the server: what it hides, how long it waits, after which ends it starts
+the server again.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from topics.config import Settings
+from topics.errors import ExitCode
+from topics.process import children, drain
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_BOOT_ID = """
+from pathlib import Path
+from topics.storage import disk
+disk.BOOT_ID = Path("/proc/not-there")
+from topics.cli import main
+raise SystemExit(main(["serve", "--port", "0"]))
+"""
+
+
+def unit() -> dict[str, str]:
+    """Its settings; of those that stand there twice, the last."""
+    lines = (ROOT / "deploy" / "topics.service").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_the_unit_shows_the_boot_id_so_that_a_kill_is_told_from_a_power_loss() -> None:
+    assert unit().get("ProcSubset", "all") == "all"
+
+
+@pytest.mark.slow
+def test_a_server_that_sees_no_boot_id_says_what_that_costs(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_BOOT_ID]
+    environ = {"TOPICS_DATA_DIR": str(tmp_path / "data"), "TOPICS_SHARDS": "1", "PATH": ""}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        seen: dict[str, dict[str, object]] = {}
+        for line in server.stderr:
+            seen |= {json.loads(line)["event"]: json.loads(line)}
+            if "ready" in seen:
+                break
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=20)
+    told = seen["boot id unreadable: after each kill, unsynced records count as lost"]
+    assert (told["level"], told["path"]) == ("warning", "/proc/not-there")
+
+
+def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
+    useless = (ExitCode.USAGE, ExitCode.DAMAGED)
+    assert unit()["RestartPreventExitStatus"].split() == [str(int(code)) for code in useless]
+
+
+def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
+    needed_ms = Settings().drain_ms + drain.STOP_EXTENSION_MS
+    assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms
+
+
+def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_kind: int, _limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4000))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert children.raise_file_limit() == (256, 256)

@@ -1,0 +1,157 @@
+"""The whole family: a shard that stands still, damaged data, clients who come during the drain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Answer, Api, Wire, ok, request
+from tests.server import STOP_S, Server
+from tests.support.sse import Stream, session
+from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.formats.names import shard_of
+
+pytestmark = pytest.mark.slow
+
+TOPICS = {shard_of(name, 2): name for name in ("a", "b", "c", "d", "e")}  # one of each shard
+AT_ONCE_S = 0.2
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data", shards=2) as server:
+        yield server
+
+
+def unready(answer: Answer, reason: str) -> dict[str, Any]:
+    """Details of a 503 `not_ready` with this reason."""
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["detail"]["reason"]) == (
+        503,
+        "not_ready",
+        reason,
+    ), answer
+    assert int(answer.headers["retry-after"]) >= 1
+    return dict(error["detail"])
+
+
+def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    return thread, found
+
+
+def test_calls_of_a_stopped_shard_end_soon_and_it_goes_on_when_it_is_continued(
+    server: Server,
+) -> None:
+    with (
+        Api(server.address) as api,
+        Api(server.address) as other,
+        contextlib.ExitStack() as streams,
+    ):
+        waiting = streams.enter_context(Api(server.address, timeout_s=40))
+        for topic in TOPICS.values():
+            ok(api.append(topic, 1), 201)
+        thread, poll = in_background(lambda: waiting.diff(TOPICS[0], from_seq=1, wait_ms=25_000))
+        stream = streams.enter_context(
+            Stream(server.address, session(api, TOPICS.values())["stream_url"])
+        )
+        assert sorted(stream.told(TOPICS.values()).data()) == [1, 1]
+        stopped = server.roles()["shard 0"]
+        os.kill(stopped, signal.SIGSTOP)
+        began = time.monotonic()
+        unready(api.append(TOPICS[0], 2), "stalled")
+        assert time.monotonic() - began < 6
+        began = time.monotonic()
+        unready(api.append(TOPICS[0], 3), "stalled")
+        ok(api.append(TOPICS[1], 4))
+        assert [record["data"] for record in stream.records(1)] == [4]
+        detail = unready(other.call("GET", "/v0/ready"), "stalled")
+        assert detail["shards"] == [{"shard": 0, "state": "stalled"}]
+        assert time.monotonic() - began < 1
+        os.kill(stopped, signal.SIGCONT)
+        server.wait_ready()
+        ok(api.append(TOPICS[0], 5))
+        thread.join()
+        assert [record["data"] for record in stream.records(2)] == [2, 5], (
+            "the stream has not ended"
+        )
+        assert server.roles()["shard 0"] == stopped
+        records = [record["data"] for record in api.read(TOPICS[0])]
+        assert records == [1, 2, 5], (
+            "what ended was decided when the shard went on; what was refused was not"
+        )
+        assert ok(poll[0])["records"][0]["data"] == 2
+    server.stop()
+
+
+def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Server) -> None:
+    with Api(server.address) as api:
+        for topic in TOPICS.values():
+            ok(api.append(topic, 1), 201)
+    server.stop()
+    (log,) = (server.data_dir / "wal" / "01").glob("*.wal")
+    with log.open("r+b") as file:
+        file.seek(FILE_HEADER_BYTES)  # the first frame, which the checkpoint says is synced
+        file.write(b"\xff" * 8)
+    started = server.spawn()
+    url = started.event("listening", 20)["url"]
+    server.host, server.port = "127.0.0.1", int(url.rpartition(":")[2])
+    damage = started.event("data damaged", 20)
+    assert damage["path"] == str(log)
+    assert isinstance(damage["offset"], int)
+    assert started.event("ready", 20)["damaged"] == [1]
+    with Api(server.address) as api:
+        unready(api.append(TOPICS[1], 2), "damaged")
+        unready(api.diff(TOPICS[1]), "damaged")
+        ok(api.append(TOPICS[0], 2))
+        detail = unready(api.call("GET", "/v0/ready"), "damaged")
+        assert detail["shards"] == [{"shard": 1, "state": "damaged"}]
+        assert api.call("GET", "/v0/health").status == 200
+    server.terminate()
+    assert server.wait_exit(STOP_S) == 3
+
+
+def test_who_connects_during_the_drain_is_told_so_and_afterwards_refused(server: Server) -> None:
+    with Wire(server.address) as slow:
+        whole = request("POST", f"/v0/topics/{TOPICS[0]}", b'{"records":[{"data":1}]}')
+        slow.send(whole[:-2])
+        with Api(server.address) as api:
+            ok(api.call("GET", "/v0/health"))
+        server.terminate()
+        while True:
+            began = time.monotonic()
+            with Api(server.address) as api:
+                answer = api.append(TOPICS[1], 1)
+            assert time.monotonic() - began < AT_ONCE_S
+            if answer.status == 503:
+                break
+        assert answer.json()["error"]["code"] == "shutting_down"
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        with Api(server.address) as api:
+            assert api.put(TOPICS[1], {}).json()["error"]["code"] == "shutting_down"
+        slow.send(whole[-2:])
+        ok(slow.answer("POST"), 201)
+        front = server.roles().get("front 0")
+    if front is not None:
+        wait_until_gone(front)
+    began = time.monotonic()
+    with pytest.raises(ConnectionRefusedError), Api(server.address) as api:
+        api.call("GET", "/v0/health")
+    assert time.monotonic() - began < AT_ONCE_S
+    server.wait_stopped()
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + STOP_S
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""A whole server whose stderr takes nothing: it serves, restarts what dies and stops in order."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server import ROOT, Log, Server, kill_one
+
+pytestmark = pytest.mark.slow
+
+
+class Mute(Server):
+    """A server with a stderr of the test's, so that nothing can be learned from its log."""
+
+    def launch(self, stderr: int | None) -> None:
+        """None: closed."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.host, self.port = taken.getsockname()
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")
+        } | self.env
+        environ |= {"TOPICS_PORT": str(self.port), "TOPICS_DATA_DIR": str(self.data_dir)}
+        closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr is None else []
+        self.process = subprocess.Popen(
+            [*closing, sys.executable, "-m", "topics", "serve"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        nothing, end = os.pipe()
+        os.close(end)
+        self.log = Log(os.fdopen(nothing, "rb"))
+        self.wait_ready()
+
+    def ask(self, method: str, path: str, body: object = None) -> int:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request(
+                method,
+                path,
+                json.dumps(body) if body else None,
+                {"Content-Type": "application/json"},
+            )
+            return connection.getresponse().status
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Nobody reads it, and there is no room left."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"\n")
+    os.set_blocking(writer, True)
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def go_through_a_life(server: Mute) -> None:
+    """Serve, lose each process, serve again, stop."""
+    before = server.wait_roles(2)
+    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
+    for role, pid in before.items():
+        kill_one(pid)
+        while server.roles().get(role, pid) == pid:
+            assert server.running
+        server.wait_ready()
+    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 2}]}) == 200
+
+
+@pytest.mark.parametrize("stderr", ["full disk", "closed"])
+def test_a_server_whose_log_cannot_be_written_serves_restarts_and_stops(
+    stderr: str, tmp_path: Path
+) -> None:
+    server = Mute(tmp_path / "data", shards=1, log_level="debug")
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        server.launch(full if stderr == "full disk" else None)
+        go_through_a_life(server)
+        server.stop()
+    finally:
+        os.close(full)
+        server.kill()
+
+
+def test_a_server_whose_log_nobody_reads_serves_and_tells_of_the_lost_lines_later(
+    tmp_path: Path, full_pipe: tuple[int, int]
+) -> None:
+    reader, writer = full_pipe
+    server = Mute(tmp_path / "data", shards=1, log_level="debug")
+    try:
+        server.launch(writer)
+        go_through_a_life(server)
+        log = Log(os.fdopen(os.dup(reader), "rb"))
+        assert log.event("log lines dropped", 10)["count"] >= 1
+        server.stop()
+    finally:
+        server.kill()

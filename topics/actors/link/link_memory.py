@@ -1,0 +1,63 @@
+"""Link memory: what the two ends of a link share, made by the supervisor before any fork.
+
+A link joins two processes, named by their ids; the lower id is the first end (fronts come before
+shards). Each end writes one ring and one arena and waits for one doorbell (eventfd):
+
+    what          of the first end       of the second end
+    rings[n]      first writes           second writes
+    arenas[n]     first writes           second writes
+    bells[n]      wakes the first        wakes the second
+
+All of it is address space until a page is touched, so a link that nobody uses costs two
+descriptors. A process closes the doorbells of links that do not end in it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from topics.actors.link.arena_memory import ArenaMemory
+from topics.actors.link.fences import load_fences
+from topics.actors.link.process_id import ProcessId
+from topics.actors.link.ring import RingMemory
+from topics.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSizes:
+    """The bounds of one link, for each direction."""
+
+    ring_bytes: int  # a power of two
+    inline_bytes: int  # a longer attachment goes through the arena; at most a quarter of the ring
+    arena_bytes: int  # 0: no arena, long attachments go through the ring piece by piece
+
+    @classmethod
+    def of(cls, settings: Settings) -> LinkSizes:
+        """The sizes of a link between a front and a shard."""
+        return cls(settings.ring_bytes, settings.inline_bytes, settings.arena_bytes)
+
+
+class LinkMemory:
+    """The shared memory of one link."""
+
+    def __init__(self, one: ProcessId, other: ProcessId, sizes: LinkSizes) -> None:
+        """Raises ValueError for a wrong ring_bytes, RuntimeError on a machine without fences."""
+        load_fences()  # here, so that a server that could not run does not start
+        assert one != other, "a link has two ends"
+        self.ends = (min(one, other), max(one, other))
+        self.sizes = sizes
+        self.rings = (RingMemory(sizes.ring_bytes), RingMemory(sizes.ring_bytes))
+        self.arenas = (ArenaMemory(sizes.arena_bytes), ArenaMemory(sizes.arena_bytes))
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        self.bells = (os.eventfd(0, flags), os.eventfd(0, flags))
+
+    def ring_doorbells(self) -> None:
+        """Wake both ends, so that a sleeping one reads the board: after ``Board.bump_session``."""
+        for bell in self.bells:
+            os.eventfd_write(bell, 1)
+
+    def close(self) -> None:
+        """Close the doorbells, in a process in which the link does not end."""
+        for bell in self.bells:
+            os.close(bell)

@@ -1,0 +1,102 @@
+"""Outbox: the messages of one end of a link on their way into the ring.
+
+    put ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
+                      └────▶ unsent ──pump──▶ ring      what found no room, as room appears
+
+The order of messages is the order of ``put``. The outbox never waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from topics.actors.link.ring import RingProducer
+
+JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
+
+
+class Outbox:
+    """The queue in front of a ring's producer."""
+
+    __slots__ = (
+        "_fence",
+        "_half_ring",
+        "_producer",
+        "_queue",
+        "_queued",
+        "_unsent",
+        "unsent_bytes",
+    )
+
+    def __init__(self, producer: RingProducer, ring_bytes: int, fence: Callable[[], None]) -> None:
+        self._producer = producer
+        self._half_ring = ring_bytes // 2
+        self._fence = fence
+        self._queue: list[bytes] = []  # since the last flush
+        self._queued = 0  # bytes in _queue
+        self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
+        self.unsent_bytes = 0
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that were put and are not in the ring yet."""
+        return self._queued + self.unsent_bytes
+
+    def put(self, head: bytes, attachment: bytes) -> None:
+        """Queue a message; ``flush`` publishes it."""
+        self._queue.append(head)
+        if attachment:
+            self._queue.append(attachment)
+        self._queued += len(head) + len(attachment)
+
+    def flush(self) -> None:
+        """Publish what was put. What finds no room is published by ``pump`` as room appears."""
+        queue, length = self._queue, self._queued
+        if not queue:
+            return
+        self._queue, self._queued = [], 0
+        if length <= JOIN_BYTES:
+            joined = b"".join(queue)
+            written = 0 if self._unsent else self._producer.write(joined)
+            if written == length:
+                return
+            self._unsent.append(memoryview(joined)[written:])
+            self.unsent_bytes += length - written
+        else:
+            self._unsent.extend(map(memoryview, queue))
+            self.unsent_bytes += length
+        self.pump()
+
+    def pump(self) -> None:
+        """Write what is unsent, half a ring at a time: the consumer copies one half while the
+        other is filled.
+        """
+        unsent, write = self._unsent, self._producer.write
+        while unsent:
+            piece = unsent[0]
+            written = write(piece[: self._half_ring])
+            self.unsent_bytes -= written
+            if written == len(piece):
+                unsent.popleft()
+            elif written:
+                unsent[0] = piece[written:]
+            elif self._is_full():
+                return
+
+    def can_pump(self) -> bool:
+        """Something is unsent and the ring has room."""
+        return bool(self._unsent) and self._producer.room() > 0
+
+    def clear(self) -> None:
+        """Forget everything: the session is over."""
+        self._queue.clear()
+        self._unsent.clear()
+        self._queued = self.unsent_bytes = 0
+
+    def _is_full(self) -> bool:
+        """Ask the consumer to ring when it has read; False when it has just read."""
+        self._producer.sleeper.fall_asleep()
+        self._fence()
+        return self._producer.room() == 0

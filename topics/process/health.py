@@ -1,0 +1,122 @@
+"""Health: the supervisor as the watchdog of its children, and what systemd and the log hear.
+
+Once a tick it looks at every child's signs of life on the board (`decisions/0017`):
+
+    no sign of life for    what happens
+    STALLED_S              logged, and shown in the status of the service
+    KILL_AFTER_S           SIGKILL; the child starts again as after any death
+
+systemd gets READY=1 once, when every shard is up or damaged and a front serves, and from then on
+the watchdog's datagrams: it watches the supervisor alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from topics.actors.link import pulse
+from topics.process import logs
+from topics.process.child import Child
+from topics.process.family import Family, Shared
+
+STALLED_S = pulse.STALLED_S
+KILL_AFTER_S = 30.0  # also while it recovers, where every step gives a sign of life
+TICK_S = 1.0
+STARTING_TICK_S = 0.05
+REPLAY_EXTENSION_MS = 30_000
+
+log = structlog.get_logger()
+
+
+class Health:
+    """What the supervisor looks at while the server runs."""
+
+    def __init__(self, family: Family, shared: Shared) -> None:
+        self._family = family
+        self._board = shared.board
+        self._notifier = shared.notifier
+        self._is_announced = False
+        self._extend_at = 0.0
+        self.next_at = 0.0  # of the next tick
+
+    def tick(self) -> None:
+        """Look around, if it is time: never twice within one tick, however many signals come."""
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        logs.tell_dropped()
+        for child in self._family.alive():
+            self._check(child, child.watch(now))
+        waiting = [child for child in self._family.shards if not (child.is_up or child.is_damaged)]
+        if not self._is_announced:
+            self._announce_when_ready(waiting)
+        if self._is_announced and self._notifier.watchdog_ms:
+            self._notifier.watchdog()
+        if waiting and not self._is_announced:
+            self._extend_start(now)
+        self._notifier.status(self._status_line(waiting))
+        self.next_at = now + self._tick_s()
+
+    def _check(self, child: Child, silent_s: float) -> None:
+        """Log that a child shows no sign of life, and kill it in the end.
+
+        A child that waits in the kernel cannot be killed; that is logged once.
+        """
+        if silent_s >= KILL_AFTER_S and not child.is_condemned:
+            child.is_condemned = True
+            log.error(
+                "stalled process killed",
+                child=child.name,
+                child_pid=child.pid,
+                silent_s=round(silent_s, 1),
+            )
+            self._family.send(signal.SIGKILL, [child])
+        elif child.is_stalled != (silent_s >= STALLED_S):
+            child.is_stalled = not child.is_stalled
+            fields = {"child": child.name, "child_pid": child.pid}
+            if child.is_stalled:
+                log.error("process stalled", **fields, killed_after_s=KILL_AFTER_S)
+            else:
+                log.info("process answers again", **fields)
+
+    def _announce_when_ready(self, waiting: Sequence[Child]) -> None:
+        if waiting or not any(front.is_up for front in self._family.fronts):
+            return
+        self._is_announced = True
+        self._notifier.ready()
+        shards = [shard.id.index for shard in self._family.shards]
+        damaged = [shard.id.index for shard in self._family.shards if shard.is_damaged]
+        topics = sum(self._board.shard(index).topics for index in shards)
+        log.info("ready", topics=topics, damaged=damaged)
+
+    def _extend_start(self, now: float) -> None:
+        """Ask systemd for more time while a replay makes progress."""
+        if now >= self._extend_at and not any(child.is_stalled for child in self._family):
+            self._notifier.extend_timeout(REPLAY_EXTENSION_MS)
+            self._extend_at = now + TICK_S
+
+    def _status_line(self, waiting: Sequence[Child]) -> str:
+        shards = self._family.shards
+        total, damaged = len(shards), [shard for shard in shards if shard.is_damaged]
+        stalled = [child for child in self._family if child.is_stalled]
+        troubles = "".join(f"; {shard.name} is damaged, see the log" for shard in damaged)
+        troubles += "".join(f"; {child.name} is stalled" for child in stalled)
+        if not waiting:
+            serving = f"{total - len(damaged)} of {total} shards" if damaged else f"{total} shards"
+            return (f"serving, {serving}" if self._is_announced else "starting") + troubles
+        done_ppm = sum(
+            self._board.shard(shard.id.index).progress_ppm if shard in waiting else 1_000_000
+            for shard in shards
+        )
+        percent, ready = done_ppm // (10_000 * total), total - len(waiting) - len(damaged)
+        return f"replaying, {percent} %, {ready} of {total} shards ready{troubles}"
+
+    def _tick_s(self) -> float:
+        if not self._is_announced:
+            return STARTING_TICK_S
+        watchdog_ms = self._notifier.watchdog_ms
+        return min(TICK_S, watchdog_ms / 3000) if watchdog_ms else TICK_S

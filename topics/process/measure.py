@@ -1,0 +1,35 @@
+"""Measurements of a process's own loop and links, stored in its words on the board with each beat.
+
+Twice a second, so nothing is counted for each request or record (`topics.actors.link.counters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import trio
+
+from topics.actors.link.counters import CounterWords
+from topics.actors.link.link import Link
+
+BEAT_S: Final = 0.5
+
+
+async def measure(
+    counters: CounterWords,
+    links: Sequence[Link],
+    counts: Callable[[], Mapping[str, int]] = dict,
+) -> None:
+    """Store how late the loop is, what the links tell, and the process's own ``counts``. Until
+    cancelled.
+    """
+    while True:
+        due = trio.current_time() + BEAT_S
+        await trio.sleep_until(due)
+        counters.observe("topics_loop_lag_us", int((trio.current_time() - due) * 1e6))
+        told = [link.statistics() for link in links]
+        counters.set("topics_link_late_bells_total", sum(one.late_bells for one in told))
+        counters.set("topics_link_backlog_bytes", sum(one.backlog_bytes for one in told))
+        for name, value in counts().items():
+            counters.set(name, value)

@@ -1,0 +1,122 @@
+"""The command ``serve``: check the data directory, listen, make what the processes share, and be
+their parent.
+
+Everything that can be refused is refused before the first fork, with one log line and an exit code
+(`topics.errors.ExitCode`).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+from setproctitle import setproctitle
+
+from topics.actors.link.board import KEY_SLOTS, Board
+from topics.actors.link.ledger import assign_key_slots
+from topics.actors.link.process_id import front_id, shard_id
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.errors import ExitCode
+from topics.process.children import raise_file_limit
+from topics.process.family import Shared, Workers
+from topics.process.listeners import listen, url_of
+from topics.process.notify import Notifier
+from topics.process.supervisor import Supervisor
+from topics.process.topology import Links, fronts_with_shards
+from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
+
+MakeWorkers = Callable[[Settings, Access, Shared], Workers]
+
+log = structlog.get_logger()
+
+
+def real_workers(settings: Settings, access: Access, shared: Shared) -> Workers:
+    """Each imports its program in the child, so that the parent never loads a server."""
+    board, links, listeners = shared.board, shared.links, shared.listeners
+
+    def front(index: int) -> None:
+        from topics.process import front
+
+        own = links.of(front_id(index))
+        front.main(settings, access, board, own, index, listeners[index])
+
+    def shard(index: int) -> None:
+        from topics.process import shard_writer
+
+        shard_writer.main(settings, board, links.of(shard_id(index)), index)
+
+    return Workers(front, shard)
+
+
+def serve(
+    settings: Settings,
+    access: Access,
+    notifier: Notifier,
+    make_workers: MakeWorkers = real_workers,
+) -> ExitCode:
+    """Run a whole server."""
+    setproctitle("topics: supervisor")
+    try:
+        directory = DataDirectory(settings.data_dir, shards=settings.shards)
+        listeners = listen(settings.host, settings.port, settings.fronts)
+    except DataDirectoryDamaged as error:
+        log.critical("data directory damaged", reason=str(error))
+        return ExitCode.DAMAGED
+    except DataDirectoryInUse as error:
+        log.critical("start failed", reason=str(error))
+        return ExitCode.FAILED
+    except OSError as error:
+        where = f"host {settings.host}, port {settings.port}, data {settings.data_dir}"
+        log.critical("start failed", reason=f"{error} ({where})")
+        return ExitCode.FAILED
+    settings = _with_stored_shards(settings, directory.shards)
+    soft_limit, file_limit = raise_file_limit()
+    log.info("file limit set", soft_limit=file_limit, was=soft_limit)
+    _announce(settings, access, listeners)
+    shared = _make_shared(settings, access, listeners, notifier)
+    return Supervisor(settings, shared, make_workers(settings, access, shared)).run()
+
+
+def _with_stored_shards(settings: Settings, stored: int) -> Settings:
+    if stored == settings.shards:
+        return settings
+    log.warning("stored shard count kept", shards=stored, asked_for=settings.shards)
+    return replace(settings, shards=stored)
+
+
+def _announce(settings: Settings, access: Access, listeners: Sequence[socket.socket]) -> None:
+    """The first lines of the log; programs read ``url`` from the event ``listening``."""
+    if not access.enabled:
+        log.warning(
+            "NO API KEYS ARE CONFIGURED: everyone who reaches this port may read, write and"
+            " delete everything"
+        )
+        if not settings.loopback:
+            log.warning(
+                "THE PORT IS OPEN TO THE NETWORK WITHOUT KEYS, because"
+                " TOPICS_ALLOW_INSECURE_NO_AUTH is set"
+            )
+    log.info(
+        "listening",
+        url=url_of(listeners[0]),
+        data_dir=str(settings.data_dir.absolute()),
+        auth="keys" if access.enabled else "none",
+        keys=len(access.principals),
+        shards=settings.shards,
+        fronts=settings.fronts,
+    )
+
+
+def _make_shared(
+    settings: Settings, access: Access, listeners: Sequence[socket.socket], notifier: Notifier
+) -> Shared:
+    digests = [principal.digest for principal in access.principals]
+    board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, len(digests)))
+    board.started_ms = time.time_ns() // 1_000_000
+    assign_key_slots(board, digests)
+    links = Links(board, [fronts_with_shards(settings)])
+    return Shared(board, links, listeners, notifier)
