@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topics.formats.wire.envelope import (
     CID_MAX,
+    Encoded,
     Envelope,
     ErrorCode,
     ErrorFrame,
@@ -44,6 +45,10 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def test_a_result_that_is_encoded_already_travels_as_it_is() -> None:
+    assert encode_success(7, Encoded.of(["a", 1])) == encode_success(7, ["a", 1])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ order of the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from topics.actors.rpc.replies import map_error, total_ms
@@ -19,40 +20,43 @@ from topics.errors import Internal
 from topics.formats.api import answers
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
+from topics.formats.wire.envelope import Encoded
 from topics.storage.wal.writer import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 
 APPENDED, CREATED, FAILED = map(int, AppendOutcome)
-APPENDED_ALONE = AppendResult(bytes((APPENDED,)))
-CREATED_ALONE = AppendResult(bytes((CREATED,)))
+APPENDED_ALONE = Encoded.of(AppendResult(bytes((APPENDED,))))
+CREATED_ALONE = Encoded.of(AppendResult(bytes((CREATED,))))
+FAILED_ALONE = bytes((FAILED,))
 UNANSWERED = 255
 
 
 class AppendBatch:
-    """Collects the outcome of each request, by its index in the message."""
+    """Collects the outcome of each request, by its index in the message.
+
+    A single request needs no lists: it is answered as soon as its outcome is known.
+    """
 
     __slots__ = ("_answers", "_failures", "_outcomes", "_request", "_unanswered", "params")
 
     def __init__(self, request: AppendCall) -> None:
-        self._request, self.params = request, request.params
-        lengths = request.params.lengths
-        count = self._unanswered = 1 if lengths is None else len(lengths)
-        assert count, "an append message holds at least one request"
-        self._outcomes = bytearray((UNANSWERED,)) * count
-        self._answers = [b""] * count
-        self._failures: dict[int, Failure] = {}
+        self._request = request
+        self.params = params = request.params
+        if params.lengths is not None:
+            count = self._unanswered = len(params.lengths)
+            assert count, "an append message holds at least one request"
+            self._outcomes = bytearray((UNANSWERED,)) * count
+            self._answers = [b""] * count
+            self._failures: dict[int, Failure] = {}
 
-    def bodies(self) -> Iterator[Buffer]:
+    def bodies(self) -> Sequence[Buffer]:
         """The body of each request."""
         content, lengths = self._request.attachment, self.params.lengths
         if lengths is None:
-            yield content
-            return
-        end = 0
-        for length in lengths:
-            start, end = end, end + length
-            yield content[start:end]
+            return (content,)
+        ends = list(accumulate(lengths, initial=0))
+        return [content[start:end] for start, end in pairwise(ends)]
 
     # Outcomes
 
@@ -88,10 +92,13 @@ class AppendBatch:
     def fail(self, index: int, error: Exception) -> None:
         """The request fails. The log has what is unexpected; the caller is told no more of it."""
         _, message, data = map_error(error, self._request)
-        if data is None or data["code"] == Internal.code:
-            self._failures[index] = Internal.code, "internal error", {}
-        else:
-            self._failures[index] = data["code"], message, data["detail"]
+        failure: Failure = Internal.code, "internal error", {}
+        if data is not None and data["code"] != Internal.code:
+            failure = data["code"], message, data["detail"]
+        if self.params.lengths is None:
+            self._request.reply(AppendResult(FAILED_ALONE, None, (failure,)))
+            return
+        self._failures[index] = failure
         self._note(index, FAILED)
 
     def _succeed(
