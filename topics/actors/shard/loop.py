@@ -126,9 +126,11 @@ class ShardLoop:
     def turn(self) -> None:
         """Handle the next batch of messages."""
         self.context.begin_turn()
-        for session, message in self.inbox.take():
-            unfinished = self.router.dispatch(session, message)
-            assert unfinished is None, "handlers of a shard are plain functions"
+        dispatch = self.router.dispatch
+        for session, messages in self.inbox.take():
+            for message in messages:
+                unfinished = dispatch(session, message)
+                assert unfinished is None, "handlers of a shard are plain functions"
         self.end_turn()
 
     def end_turn(self) -> None:
