@@ -94,8 +94,10 @@ class Checkpointing:
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
     async def _sync_log(self, losses: int) -> int:
-        """The log's end, once the log is synced up to there. Raises OSError when changes were undone
-        meanwhile: the items may hold topics that were never made, or lack one.
+        """The log's end, once the log is synced up to there.
+
+        Raises OSError when changes were undone meanwhile: the items may hold topics that were never
+        made, or lack one.
         """
         wal, commits = self._wal, self._commits
         lsn = wal.next_lsn
