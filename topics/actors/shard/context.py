@@ -88,7 +88,7 @@ class ShardContext:
         try:
             change = self.engine.expire(topic, self.now)
         except Damaged as damage:
-            # What is damaged does not keep the rest of the topic from its users.
+            # Damaged records do not keep the rest of the topic from its users.
             self.store.report(damage)
             return
         if change is None:
@@ -96,4 +96,4 @@ class ShardContext:
         if self.room.refusal(grows=False) is None:
             self.commits.submit(change, None)
         else:
-            self.engine.undo(change)  # the log is told when it can be
+            self.engine.undo(change)  # the log gets the floor when it can be written
