@@ -61,7 +61,7 @@ class ShardContext:
         self.nursery.start_soon(task, *args)
 
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
-        """Free a held topic: handle ``first`` and then what was deferred, in a turn of their own."""
+        """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
         self.begin_turn()
         for handler, request in (*first, *self.held.give_back(topic)):
             handle_late(handler, request)
