@@ -29,7 +29,7 @@ from topics.formats.wire.calls import (
     FeedView,
 )
 from topics.formats.wire.envelope import Notification, Success, decode
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 from topics.storage.recovery import recover
 from topics.storage.wal.file import NoRoom
 
@@ -110,7 +110,7 @@ class Front(Desk):
         return found
 
 
-def _told(frame: MessageFrame) -> dict[str, Any]:
+def _told(frame: Message) -> dict[str, Any]:
     envelope = decode(frame.payload)
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):

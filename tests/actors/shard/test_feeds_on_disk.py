@@ -34,7 +34,7 @@ from topics.formats.wire.calls import (
     FeedPageParams,
     FeedTakenParams,
 )
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 from topics.storage.recovery import recover
 
 
@@ -154,7 +154,7 @@ async def test_pages_go_over_a_real_link_short_or_long(
     def page(message: InboundMessage, params: FeedPageParams) -> None:
         got.send_nowait((params, bytes(message.attachment)))
 
-    def arrived(frames: list[MessageFrame]) -> None:
+    def arrived(frames: list[Message]) -> None:
         for frame in frames:
             assert router.dispatch(sessions[0], frame) is None
 

@@ -8,19 +8,19 @@ import pytest
 
 from topics.actors.shard import inbox
 from topics.actors.shard.inbox import Inbox
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 
 class Session:
     """Stands for a link session: an inbox only carries it."""
 
 
-def messages(*numbers: int) -> list[MessageFrame]:
-    return [MessageFrame(number, 0, "rpc/append", b"", b"") for number in numbers]
+def messages(*numbers: int) -> list[Message]:
+    return [Message(number, 0, "rpc/append", b"", b"") for number in numbers]
 
 
 def numbers(batch: Any) -> list[int]:
-    return [message.frame_id for _, messages in batch for message in messages]
+    return [message.message_id for _, messages in batch for message in messages]
 
 
 @pytest.fixture

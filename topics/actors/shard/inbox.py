@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from topics.actors.rpc.session import LinkSession
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 BATCH_MAX = 1024  # messages of a turn
 WAITING_MAX = 8 * BATCH_MAX  # messages; the loop takes turns at once while more wait
 
-Arrival: TypeAlias = tuple[LinkSession, list[MessageFrame]]
+Arrival: TypeAlias = tuple[LinkSession, list[Message]]
 
 
 class Inbox:
@@ -40,7 +40,7 @@ class Inbox:
         """A turn is due before more messages are taken from the links."""
         return self._count > WAITING_MAX
 
-    def put(self, session: LinkSession, messages: list[MessageFrame]) -> None:
+    def put(self, session: LinkSession, messages: list[Message]) -> None:
         """Add what a link has brought."""
         self._waiting.append((session, messages))
         self._count += len(messages)
