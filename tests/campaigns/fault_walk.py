@@ -240,7 +240,7 @@ class Walker:
         room = self.desk.loop.context.room
         room.show()
         if self.desk.words.state == ShardState.NO_ROOM:
-            assert await room._find(), "there is room"
+            assert await room.find_room(), "there is room"
             if "f" in self.journal.records:
                 await self._append("f", 1, 100)
                 refused = str(self._number) in self.journal.refused

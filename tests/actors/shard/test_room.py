@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.log import START, failing
+from tests.storage.log_support import START
+from tests.support.log import failing
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
@@ -73,11 +74,11 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     desk.append("a", 1)
     desk.synced()
     desk.answers()
-    desk.loop.context.room._unsaid = [object()]  # type: ignore[list-item]
+    desk.loop.context.room._owed = [object()]  # type: ignore[list-item]
     now = desk.loop.context.now
     desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
-    desk.loop.context.room._unsaid = []
+    desk.loop.context.room._owed = []
     before = desk.log.next_lsn
     assert desk.seqs("a") == []
     assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
@@ -97,7 +98,7 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
         patch.setattr("topics.storage.wal.spares.SpareFiles.take_reserve", lambda _: None)
         patch.setattr("topics.storage.wal.file.WalFile.holds", lambda *_: False)
         shard = start()
-    monkeypatch.setattr(room, "AGAIN_FIRST_S", 0.001)
+    monkeypatch.setattr(room, "RETRY_MIN_S", 0.001)
     found = trio.Event()
     real = Wal.find_room
 

@@ -61,7 +61,7 @@ class ShardContext:
         self.nursery.start_soon(task, *args)
 
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
-        """Free a held topic: handle ``first`` and then what was deferred, in a turn of their own."""
+        """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
         self.begin_turn()
         for handler, request in (*first, *self.held.give_back(topic)):
             handle_late(handler, request)
@@ -88,7 +88,7 @@ class ShardContext:
         try:
             change = self.engine.expire(topic, self.now)
         except Damaged as damage:
-            # What is damaged does not keep the rest of the topic from its users.
+            # Damaged records do not keep the rest of the topic from its users.
             self.store.report(damage)
             return
         if change is None:
@@ -96,4 +96,4 @@ class ShardContext:
         if self.room.refusal(grows=False) is None:
             self.commits.submit(change, None)
         else:
-            self.engine.undo(change)  # the log is told when it can be
+            self.engine.undo(change)  # the log gets the floor when it can be written

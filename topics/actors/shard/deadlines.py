@@ -78,7 +78,7 @@ class Deadlines:
             self._cancelled = 0
 
     def run_due(self, now: float) -> None:
-        """Make the calls whose time has come. Those that they queue for now wait for the next run."""
+        """Make the calls whose time has come. What they queue for now waits for the next run."""
         newest = self._serial
         while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= newest:
             deadline = heapq.heappop(self._heap)[2]

@@ -1,7 +1,8 @@
-"""Deletes, of topics and of records: what makes room on a full disk (§1, §4; decision 0015).
+"""Deletes, of topics and of records: the changes that make room on a full disk (§1, §4; decision
+0015).
 
-A delete may have the log's reserve when all frames of its group make room. One that shared its group
-with an append has no right to it and is refused with the append: then it is handled once more, alone.
+A delete may use the log's reserve when all frames of its group make room. A delete that shares its
+group with an append may not, and the log refuses both; the delete is then handled once more, alone.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ class Deletes(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        # Deletes that had no room among others.
-        self._repeated: list[tuple[Handler, Request]] = []
+        self._repeated: list[tuple[Handler, Request]] = []  # had no room beside others
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""

@@ -1,7 +1,8 @@
-"""Disk watch: how long the log's threads, or those of streamed appends, have hung in the kernel.
+"""Disk watch: how long the disk has not answered while the loop lives.
 
-The loop lives meanwhile and says so (`Heartbeat`); a disk that does not answer for
-`DISK_STALLED_S` makes the shard refuse writes until it answers again.
+The log's threads, and those of streamed appends, may hang in the kernel. The heartbeat calls `look`
+twice a second; after `DISK_STALLED_S` without progress the shard refuses writes until the disk
+answers again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class DiskWatch:
     def __init__(self, commits: GroupCommit, room: Room, words: ShardWords) -> None:
         self._commits, self._room, self._words = commits, room, words
         self._log, self._blobs = Pulse(), Pulse()
-        self.is_stalled = False
         self._streaming = self._steps = 0  # streamed appends under way, and steps of all of them
+        self.is_stalled = False
 
     @contextlib.contextmanager
     def streaming(self) -> Iterator[Callable[[], None]]:
@@ -41,15 +42,8 @@ class DiskWatch:
         self._steps += 1
 
     def look(self, now: float) -> None:
-        """Tell the board and the log how long the disk has been silent."""
-        waits = (
-            len(self._commits) > 0 or self._commits.wal.is_syncing
-        ) and self._room.broken is None
-        progress = (self._commits.oldest, self._commits.wal.synced_lsn)
-        silent_s = max(
-            self._log.look(progress if waits else now, now),
-            self._blobs.look((self._streaming, self._steps) if self._streaming else now, now),
-        )
+        """Put on the board how long the disk has been silent, and log when it stalls or answers."""
+        silent_s = max(self._log_silent_s(now), self._blobs_silent_s(now))
         self._words.disk_silent_ms = int(silent_s * 1000)
         if self.is_stalled != (silent_s >= DISK_STALLED_S):
             self.is_stalled = not self.is_stalled
@@ -57,3 +51,13 @@ class DiskWatch:
                 log.error("disk stalled", silent_s=round(silent_s, 1))
             else:
                 log.info("disk answers again")
+
+    def _log_silent_s(self, now: float) -> float:
+        commits = self._commits
+        is_waited_for = len(commits) > 0 or commits.wal.is_syncing
+        if not is_waited_for or self._room.broken is not None:
+            return self._log.look(now, now)
+        return self._log.look((commits.oldest, commits.wal.synced_lsn), now)
+
+    def _blobs_silent_s(self, now: float) -> float:
+        return self._blobs.look((self._streaming, self._steps) if self._streaming else now, now)

@@ -2,11 +2,11 @@
 
     submit   frames into the group under way
     flush    the group to the log's writer: once a turn, so that changes share a write and a sync
-    advance  what the log has reached is committed and answered, in the order of the decisions;
-             when the log has failed, all that waits is undone, newest first, and refused
+    advance  commit and answer what the log has reached, in the order of the decisions; when the
+             log has failed, undo all that waits, newest first, and refuse it
 
-    UNTIL_WRITTEN  a change that needs no sync, or that only waits for others of its topic
-    UNTIL_SYNCED   a change with ``sync``
+A change with ``sync`` waits until its frames are synced; every other change until its frames are
+written, or until the changes of its topic before it are committed.
 
 A change without frames on an idle topic is committed at once. Nothing here waits or raises for an
 error of the log: it reaches the ``settle`` of each change that it lost.
@@ -87,7 +87,9 @@ class GroupCommit:
 
     @property
     def oldest(self) -> tuple[int, ...]:
-        """What waits longest for its write and its sync: while it is the same, the log stands."""
+        """Serials of what waits longest for its write and its sync. While they are the same, the
+        log makes no progress.
+        """
         return tuple(
             queue[0].serial for queue in (self._until_written, self._until_synced) if queue
         )
@@ -224,8 +226,8 @@ class GroupCommit:
                     self.submit(floor, None)
                     self._has_floors = True
         except Damaged as damage:
-            # The change itself is done; what it should have taken away cannot be read, and goes
-            # when all around it has gone.
+            # The change itself is done. The records that it should have removed cannot be read;
+            # they go when all around them have gone.
             self.store.report(damage)
         if pending.settle is not None:
             pending.settle(progress)

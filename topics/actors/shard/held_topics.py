@@ -1,6 +1,6 @@
-"""Held topics: topics that one long operation has for itself, and the messages that wait for them.
+"""Held topics: topics that one long operation has for itself, and the requests that wait for them.
 
-    free --take--> held: messages are deferred --give_back--> free: deferred messages are handled
+    free --take--> held: requests are deferred --give_back--> free: deferred requests are handled
 
 A streamed append holds its topic, and so does a delete by match until its topic has no change under
 way. Reads of a held topic go on.
@@ -25,7 +25,7 @@ class HeldTopics:
         self._waiting: dict[str, list[tuple[Handler, Request]]] = {}
 
     def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
-        """Whether ``topic`` is held; the request then waits and is handled later."""
+        """Defer the request if ``topic`` is held; whether it was deferred."""
         waiting = self._waiting.get(topic)
         if waiting is None:
             return False
@@ -38,15 +38,15 @@ class HeldTopics:
         self._waiting[topic] = []
 
     def give_back(self, topic: str) -> list[tuple[Handler, Request]]:
-        """Free ``topic``; the deferred messages, to be handled now."""
+        """Free ``topic``; the deferred requests, to be handled now."""
         return self._waiting.pop(topic)
 
 
 def handle_late(handler: Handler, request: Request) -> None:
-    """Handle a message that had to wait, as the router would have.
+    """Handle a request that was deferred, as the router would have.
 
-    Not one whose caller was told of a time-out, nor one whose front has gone: that front's
-    successor waits for its memory.
+    A request whose caller was told of a time-out is dropped. So is one whose front has gone: that
+    front's successor waits for its memory.
     """
     if not request.is_open or request.session.closed:
         request.release()

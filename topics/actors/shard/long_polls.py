@@ -45,7 +45,7 @@ POLLS_PER_TURN = 64
 
 
 class LongPoll:
-    """One diff that waits. ``page`` is what was read last, ``scanned`` counts the records of all."""
+    """One diff that waits. ``page`` was read last, ``scanned`` counts the records of all pages."""
 
     __slots__ = ("asked", "began", "deadline", "head_seq", "page", "request", "scanned", "topic")
 

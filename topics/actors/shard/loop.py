@@ -3,7 +3,7 @@
     links --messages--> inbox --batch--> router --> services decide: frames, answers to come
     log --progress--> group commit --> services: on_commit, answers
     deadline queue --time--> calls
-                                         each ends the turn: frames to the log, messages to the links
+                                       each ends a turn: frames to the log, messages to the links
 
 All of it runs in one thread, a turn at a time. A turn begins in the task that has something to do,
 so no message waits for another task. No `await` stands between a decision and its frames: the log

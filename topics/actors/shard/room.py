@@ -1,11 +1,12 @@
-"""Whether a shard may write: room on its disk, and the files that it writes to (decision 0015).
+"""Room: whether a shard may write (decision 0015).
 
     READY      --no room was met, or the reserve is used up--> NO_ROOM
     NO_ROOM    --a file for what comes next, and the reserve, were found--> READY
-    both       --the log is broken, or its files are gone--> READ_ONLY, until the process starts
+    both       --the log has failed, or its files are gone--> READ_ONLY, until the process starts
                anew
 
-In NO_ROOM what makes room is still done; what grows is refused.
+In NO_ROOM changes that make room are still done; changes that grow the log are refused. A start
+that the log has no room to note is NO_ROOM, too, and refuses both.
 """
 
 from __future__ import annotations
@@ -23,28 +24,34 @@ from topics.storage import disk
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
-LOOK_S = 0.5  # between two looks at the files
-AGAIN_FIRST_S, AGAIN_MAX_S = 0.25, 5.0  # between two attempts to find room
+FILES_CHECK_S = 0.5  # between two checks that the log's files are there
+RETRY_MIN_S, RETRY_MAX_S = 0.25, 5.0  # between two attempts to find room
 FULL = NoRoom(errno.ENOSPC, "no room on the disk")
 log = structlog.get_logger()
 
 
 class Room(Service):
-    """The tasks that look after it, and what a request is refused with."""
+    """The state of one shard's disk. ``broken``: the error that ended all writing.
+
+    Its two tasks sleep by themselves: their checks wait for the disk, in threads, and the next
+    pause begins when a check has ended.
+    """
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        self._unsaid = list(shard.unwritten_frames)
-        self.broken: OSError | None = None  # what ended all writing
+        self._owed = list(
+            shard.unwritten_frames
+        )  # frames of this start that the log had no room for
+        self.broken: OSError | None = None
 
     def refusal(self, *, grows: bool) -> OSError | None:
-        """Why a request may not be done. ``grows``: it makes no room."""
+        """Why a change may not be done; None when it may. ``grows``: it makes no room."""
         if self.broken is not None:
             return self.broken
-        return FULL if self._unsaid or (grows and self.wal.short_of_room) else None
+        return FULL if self._owed or (grows and self.wal.short_of_room) else None
 
     def show(self, error: OSError | None = None) -> None:
-        """Tell the board. ``error``: the log is broken by it."""
+        """Put the state on the board. ``error``: the log has failed with it."""
         self.broken = self.broken or error
         if self.broken is not None:
             self._show(ShardState.READ_ONLY)
@@ -54,21 +61,17 @@ class Room(Service):
     def _show(self, state: ShardState) -> None:
         if self._words.state == state:
             return
+        folder = str(self.wal.folder)
         if state is ShardState.NO_ROOM:
-            log.error("disk full", folder=str(self.wal.folder), refused="appends and new topics")
+            log.error("disk full", folder=folder, refused="appends and new topics")
         elif state is ShardState.READ_ONLY:
-            log.error(
-                "log broken",
-                folder=str(self.wal.folder),
-                refused="all writes",
-                error=str(self.broken),
-            )
+            log.error("log broken", folder=folder, refused="all writes", error=str(self.broken))
         elif self._words.state == ShardState.NO_ROOM:
-            log.info("disk has room again", folder=str(self.wal.folder))
+            log.info("disk has room again", folder=folder)
         self._words.state = state
 
     async def run(self) -> None:
-        """Look after both, until cancelled."""
+        """Watch the log's files and its room, until cancelled or broken."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_files)
             nursery.start_soon(self._watch_room)
@@ -78,29 +81,29 @@ class Room(Service):
             if await trio.to_thread.run_sync(self.wal.is_gone):
                 gone = OSError(errno.ENOENT, "the files of the log are gone or replaced")
                 await trio.to_thread.run_sync(self.wal.give_up, gone)
-            await trio.sleep(LOOK_S)
+            await trio.sleep(FILES_CHECK_S)
 
     async def _watch_room(self) -> None:
-        pause = AGAIN_FIRST_S
+        pause_s = RETRY_MIN_S
         while self.broken is None:
-            await trio.sleep(pause)
+            await trio.sleep(pause_s)
             self.show()
-            short = self._words.state == ShardState.NO_ROOM
-            in_vain = short and not await self._find()
-            pause = min(2 * pause, AGAIN_MAX_S) if in_vain else AGAIN_FIRST_S
+            is_short = self._words.state == ShardState.NO_ROOM
+            failed = is_short and not await self.find_room()
+            pause_s = min(2 * pause_s, RETRY_MAX_S) if failed else RETRY_MIN_S
 
-    async def _find(self) -> bool:
-        """Whether the shard may grow again."""
+    async def find_room(self) -> bool:
+        """Look for room; whether the shard may grow again."""
         if not await trio.to_thread.run_sync(self.wal.find_room):
             return False
-        if self._unsaid and await self._say():
-            self._unsaid = []
+        if self._owed and await self._note_start():
+            self._owed = []
         self.show()
-        return not self._unsaid
+        return not self._owed
 
-    async def _say(self) -> bool:
-        """Whether the log now knows of this start."""
-        self.wal.begin(self._unsaid)
+    async def _note_start(self) -> bool:
+        """Write the frames of this start; whether the log has them now."""
+        self.wal.begin(self._owed)
         return await self.commits.wait_synced(self.wal.next_lsn)
 
 

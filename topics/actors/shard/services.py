@@ -37,7 +37,7 @@ class ShardServices(NamedTuple):
 
 
 def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
-    """All services of one shard. ``heads``: its words on the board for pages that are read ahead."""
+    """All services of one shard. ``heads``: its words for pages that are read ahead."""
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
     return ShardServices(
         Appends(context, streamed_appends),
