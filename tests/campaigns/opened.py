@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.storage.log_support import Client
+from tests.support.log import Client
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.errors import TopicNotFound

@@ -26,7 +26,7 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api.limits import Limits
 from topics.storage.disk import Damaged
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 Args = TypeVarTuple("Args")
 

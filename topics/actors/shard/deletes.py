@@ -28,7 +28,7 @@ from topics.formats.wire.calls import (
     TopicDeleteParams,
 )
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 
 class Deletes(Service):

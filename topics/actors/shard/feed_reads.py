@@ -48,7 +48,7 @@ class FeedReads(Service):
         topic = topic_to_read(context, params.topic)
         cursor = {"from_seq": params.from_seq, "until_seq": params.until_seq}
         view, strong = diff_of(params.view, context.limits, **cursor, epoch=params.epoch)
-        head_seq = visible_head(topic, context.wal.synced, strong=strong)
+        head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
         context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on

@@ -31,7 +31,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import Rendering
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body takes a few milliseconds
 RUN_BYTES = 512 << 10  # of a body, between two chances for others

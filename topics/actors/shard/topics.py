@@ -27,7 +27,7 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 
 class TopicCalls(Service):

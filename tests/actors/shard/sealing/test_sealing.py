@@ -53,7 +53,7 @@ def test_ten_thousand_topics(tmp_path: Path) -> None:
             client.wait()
     client.wait()
     fill(client, "last", rounds=2000, size=300)
-    assert client.wal.whole_files()
+    assert client.wal.full_files()
     client.seal()
     client.kill()
     again = client.again()
