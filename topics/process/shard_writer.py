@@ -99,7 +99,7 @@ async def _serve(
             nursery.start_soon(measure, counters, own, partial(_log_counts, shard.wal.counters))
             await loop.run(own, stop)
             nursery.cancel_scope.cancel()
-    # Nothing is answered any more: no write comes behind this checkpoint.
+    # Nothing is answered any more: this checkpoint is the last write.
     shard.wal.stop()
     if loop.context.room.broken is None:
         try:
