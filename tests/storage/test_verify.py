@@ -120,8 +120,8 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"offset": 8192}, "does not stand where the one before it ends"),
-        ({"flags_at": 1}, "does not stand where"),
+        ({"offset": 8192}, "does not begin where the one before it ends"),
+        ({"flags_at": 1}, "does not begin where"),
         ({"record_count": 0}, "another length than its parts"),
         ({"first_seq": 6}, "seq 6 is not that of the tables"),
         ({"first_ts": 1}, "other times"),

@@ -29,7 +29,7 @@ from topics.formats.wire.envelope import (
     encode_notification,
     encode_request,
 )
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
@@ -206,7 +206,7 @@ class Desk:
         self._cid += 1
         self._asked[self._cid] = call
         payload = encode_request(self._cid, call.method, params)
-        frame = MessageFrame(self._cid, 0, call.subject, payload, body)
+        frame = Message(self._cid, 0, call.subject, payload, body)
         assert self.loop.router.dispatch(self.session, frame) is None
         self.loop.deadlines.wake()
         return self._cid
@@ -214,7 +214,7 @@ class Desk:
     def tell(self, event: Event[P], params: P) -> None:
         """An event of the front."""
         payload = encode_notification(event.method, params)
-        frame = MessageFrame(9999, 0, event.subject, payload, b"")
+        frame = Message(9999, 0, event.subject, payload, b"")
         assert self.loop.router.dispatch(self.session, frame) is None
 
     # The log
@@ -273,7 +273,7 @@ class Desk:
         """
         return [_read_batch(frame) for frame in self.wire.take()]
 
-    def _read(self, frame: MessageFrame) -> tuple[int, dict[str, Any]]:
+    def _read(self, frame: Message) -> tuple[int, dict[str, Any]]:
         answer = decode(frame.payload)
         if isinstance(answer, Failure):
             return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
@@ -292,7 +292,7 @@ class Desk:
         return [record["$seq"] for record in page["records"]]
 
 
-def _read_batch(frame: MessageFrame) -> tuple[int, list[dict[str, Any]]]:
+def _read_batch(frame: Message) -> tuple[int, list[dict[str, Any]]]:
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
     outcomes, lengths, failures = calls.APPEND.result_of(answer.result)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +21,6 @@ from topics.storage.wal.file import NoRoom
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 def body(*datas: Any, **fields: Any) -> dict[str, Any]:

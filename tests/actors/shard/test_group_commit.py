@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
@@ -15,11 +13,6 @@ from topics.formats.api.requests import decode_config, json_bytes
 from topics.formats.disk.frames import FrameKind
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 def kinds(desk: Desk) -> list[FrameKind]:
@@ -88,11 +81,12 @@ async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(
 
 
 async def test_making_configuring_and_deleting_are_synced(desk: Desk) -> None:
-    for ask, status in (
+    requests: list[tuple[Callable[[], int], int]] = [
         (lambda: desk.put("a"), 201),
         (lambda: desk.put("a", priority=3), 200),
         (lambda: desk.delete("a"), 200),
-    ):
+    ]
+    for ask, status in requests:
         number = ask()
         desk.written()
         assert desk.answers() == []

@@ -26,11 +26,6 @@ from topics.formats.wire.calls import APPEND, AppendParams
 from topics.storage.recovery.steps import recover
 
 
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
-    return Desk(tmp_path, nursery)
-
-
 async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) -> None:
     loop = desk.loop
     hooks: list[tuple[list[Any], str]] = [

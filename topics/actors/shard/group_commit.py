@@ -172,7 +172,8 @@ class GroupCommit:
         """Send the group off. What the log writes at once is committed and answered at once."""
         while (progress := self._send_group()) is not None:
             self._settle_up_to(self._until_written, progress.written, progress)
-            self._tell_progress()
+            if self._progress is not None:
+                self._tell_progress()
             if not self._has_floors:
                 return
             self._has_floors = False

@@ -84,7 +84,7 @@ class LongPolls(Service):
 
     def on_commit(self, change: Change) -> None:
         """The polls of a topic with new records, and of one that is gone, are due."""
-        if isinstance(change, Append | DeleteTopic):
+        if self._waiting and isinstance(change, Append | DeleteTopic):
             polls = self._waiting.pop(change.topic.id, None)
             if polls is not None:
                 self._next.update(polls)
