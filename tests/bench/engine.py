@@ -24,7 +24,9 @@ from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
-from topics.formats.api.requests import Diff, Limits, decode_append
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
 from topics.formats.disk.frames import FrameKind, encode_frame
 from topics.formats.disk.records import RecordsView
 

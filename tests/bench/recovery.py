@@ -33,7 +33,7 @@ from msgspec import Raw
 from topics.config import MIB, Settings
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.storage.recovery.steps import recover
 
 DATA = Raw(b'{"pad":"' + b"x" * 190 + b'"}')

@@ -20,15 +20,13 @@ from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import (
-    Diff,
-    Limits,
-    decode_append,
-    decode_config,
-    decode_delete,
-    json_bytes,
-)
-from topics.formats.disk.records import Rendering
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
+from topics.formats.disk.rendering import Rendering
+from topics.formats.json_text import json_bytes
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import Progress
 

@@ -16,9 +16,10 @@ from tests.actors.wire import Wire
 from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
-from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.api.limits import Limits
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome
 from topics.formats.wire.contract import Call, Event, P, R

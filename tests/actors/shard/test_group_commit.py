@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
-from topics.formats.api.requests import decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 

@@ -15,8 +15,10 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import RESERVE_MIN
-from topics.formats.api.requests import decode_append, decode_config, json_bytes
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 

@@ -21,7 +21,7 @@ from topics.actors.shard import inbox
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
-from topics.formats.api.requests import json_bytes
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, AppendParams
 from topics.storage.recovery.steps import recover
 

@@ -2,7 +2,7 @@
 
 A message whose attachment is an arena reference gets the memory that the reference names; a
 RELEASE, by which the peer gives a block back, is carried out here and not handed on. Bytes that no
-process of ours writes raise RingDamaged: nothing in the ring can be trusted then.
+correct process writes raise RingDamaged: nothing in the ring can be trusted then.
 """
 
 from __future__ import annotations

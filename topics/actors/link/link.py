@@ -45,7 +45,6 @@ from topics.formats.wire.message import (
     RELEASE,
     Message,
     PeerGone,
-    encode_head,
 )
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
@@ -126,7 +125,10 @@ class Link:
         if message_id is None:
             self._message_id = message_id = self._message_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            self._put(message_id, subject, payload, attachment)
+            # As `_put` does, without a call more for each message.
+            if not self._open or self._cell[0] != self._session:
+                raise self._peer_gone()
+            self._outbox.put(message_id, subject, payload, attachment)
         else:
             self._send_long(message_id, subject, payload, attachment)
         return message_id
@@ -134,10 +136,9 @@ class Link:
     def _put(
         self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
     ) -> None:
-        if not self._open or self._cell[0] != self._session:
+        if not self.connected:
             raise self._peer_gone()
-        head = encode_head(message_id, subject, payload, len(attachment), flags)
-        self._outbox.put(head, attachment)
+        self._outbox.put(message_id, subject, payload, attachment, flags)
 
     def _send_long(
         self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
@@ -208,7 +209,7 @@ class Link:
         ``on_open`` is called when both ends are in the session, ``on_messages`` once each time
         with everything that has arrived, ``on_close`` when the session is over (not when this is
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
-        wrote what no process of ours writes.
+        wrote what no correct process writes.
         """
         guard = Guard.of_this_run()
         guard.links.add(self)
@@ -244,8 +245,7 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
 
-        Who reads such a block is asked to release it. Who fills one was told when its session
-        closed.
+        Readers of such blocks are asked to release them; writers learned of it by ``on_close``.
         """
         self._reader.reclaim(session)
         if self._is_half_used(session):

@@ -27,7 +27,7 @@ from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
-from topics.formats.api.requests import Limits
+from topics.formats.api.limits import Limits
 from topics.formats.wire.message import Message
 from topics.storage.recovery.steps import Shard
 

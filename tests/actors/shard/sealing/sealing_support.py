@@ -25,7 +25,8 @@ from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import Diff, TagMatch
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import Diff
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
 from topics.storage.wal.file import NoRoom

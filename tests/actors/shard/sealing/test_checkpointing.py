@@ -17,7 +17,8 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import Client
 from topics.actors.shard.sealing import sealing
 from topics.actors.shard.sealing.sealing import Sealing
-from topics.formats.api.requests import TagMatch, decode_config
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import TagMatch
 from topics.storage.wal.file import NoRoom
 
 

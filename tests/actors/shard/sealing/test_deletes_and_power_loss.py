@@ -22,7 +22,7 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
 )
 from tests.support.log import ForgetfulDisk
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")

@@ -24,7 +24,7 @@ from tests.actors.shard.sealing.sealing_support import (
 from tests.support.log import failing
 from topics.actors.shard.sealing import sealing
 from topics.engine.locators import split_locator
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.storage import checkpoints
 from topics.storage.segments.store import SegmentStore
 from topics.storage.segments.writer import SegmentWriter

@@ -19,7 +19,7 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 
 
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:

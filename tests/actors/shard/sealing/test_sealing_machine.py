@@ -23,7 +23,9 @@ from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, findings
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.topic import Topic
-from topics.formats.api.requests import TagMatch, decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.json_text import json_bytes
 from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.progress import Progress

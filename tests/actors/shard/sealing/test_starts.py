@@ -16,7 +16,7 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
 )
 from tests.support.log import append_streamed
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 

@@ -273,7 +273,7 @@ class Sealing(Service):
 
 async def _free_tags(tags: TagIndex | None) -> None:
     """Free the tags in steps: a million small objects at once would hold up appends."""
-    while tags is not None and tags.let_go():
+    while tags is not None and tags.free_some():
         await trio.lowlevel.checkpoint()
 
 
