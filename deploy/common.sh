@@ -15,10 +15,10 @@ apt_install() {
     apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# A Python from 3.11 on: $PYTHON, or the first that runs, and one that can make a virtual environment before one that cannot.
-# The system's own goes first: distributions compile theirs with profile-guided optimization, version managers do not unless
-# they are told to, and theirs runs the same code up to 1.6 times as long. A name on PATH may be a shim of a version that is
-# not installed, so each is tried.
+# A Python from 3.11 on: $PYTHON, or the first that runs; one that can make a virtual environment before one that cannot.
+# The system's own comes first: distributions compile it with profile-guided optimization. Version managers do not by default,
+# and the same code then takes up to 1.6 times as long. A name on PATH may be a shim of a version that is not installed, so
+# each is tried.
 find_python() {
     local needs name names=(/usr/bin/python3 python3.11 python3.12 python3.13 python3.14 python3)
     [ -z "${PYTHON:-}" ] || names=("$PYTHON")
@@ -40,7 +40,7 @@ need_python() {
     fail "Python 3.11 or newer is needed and none is on PATH. Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv)."
 }
 
-# Debian ships venv's other half apart; a plain `python3 -m venv` then leaves a broken folder behind.
+# Debian has half of venv in a package of its own; without it `python3 -m venv` leaves a broken folder behind.
 make_venv() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
     rm -rf "$venv"
@@ -73,7 +73,7 @@ new_enough() { [ "$(java_version)" -ge 17 ] 2>/dev/null; }
 
 need_java() {
     new_enough && return
-    # Newer releases have left 17 behind; their default is newer still. A JAVA_HOME that is wrong stays wrong.
+    # Newer releases have no 17 but a newer default. A wrong JAVA_HOME is not replaced.
     if [ -z "${JAVA_HOME:-}" ] && can_apt; then
         apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
         new_enough && return

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from topics import __version__
+from topics.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent
 MODULE = [sys.executable, "-m", "topics"]
@@ -250,3 +251,11 @@ def test_supervisor_takes_the_python_of_its_own_venv_where_there_is_one(
     done = run([str(script)], "--print-config", "a b", PATH=f"{tmp_path / 'path'}:/usr/bin:/bin")
     python = script.parent / ".venv/bin/python" if there else tmp_path / "path/python3"
     assert done.stdout == f"{python}|{script}|--print-config|a b|"
+
+
+def test_the_help_of_every_command_names_every_exit_code() -> None:
+    for code in ExitCode:
+        assert f"{int(code)} " in ExitCode.sentence()
+    for arguments in ([], ["serve"], ["verify"], ["inspect"]):
+        shown = run(MODULE, *arguments, "--help", COLUMNS="500").stdout
+        assert ExitCode.sentence() in shown

@@ -1,20 +1,21 @@
-"""Settings: one frozen value, made once in the supervisor and handed down. Field ``x_y`` is read
+"""Settings: one frozen value, read once in the supervisor and passed down. Field ``x_y`` is read
 from ``TOPICS_X_Y``.
 
-Key secrets are not settings: ``topics/process/boot.py`` turns them into digests and drops them.
+Keys are not settings: ``topics.process.boot`` turns them into digests and forgets them. No module
+below the supervisor reads the environment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import ipaddress
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from topics.formats.setting_values import Bound, Host, HostNames, boolean
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -25,12 +26,8 @@ ARENA_BYTES = 256 * MIB
 
 API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
 CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server has no use for them
-MAX_BATCH_BYTES = (
-    8 * MIB
-)  # the largest byte budget of one read (§7.2); an answer also holds at least one record
-
-
-ENDLESS = 2**63 - 1
+# The largest byte budget of one read (§7.2); an answer also holds at least one record.
+MAX_BATCH_BYTES = 8 * MIB
 
 
 class Problem(NamedTuple):
@@ -48,89 +45,14 @@ class Problem(NamedTuple):
 class ConfigError(Exception):
     """The settings are wrong; ``problems`` holds every mistake, ``str()`` gives one line for each.
 
-    ``settings`` are the values that were right, with defaults for the others: enough to look for
-    further mistakes.
+    ``settings`` has the values that were right, and defaults for the others: enough to look for
+    more mistakes.
     """
 
     def __init__(self, problems: Sequence[Problem], settings: Settings) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
         self.settings = settings
-
-
-class Bound(NamedTuple):
-    """The integers that a field takes, both ends included."""
-
-    low: int
-    high: int = ENDLESS
-    power_of_two: bool = False
-
-    def __str__(self) -> str:
-        kind = "a power of two" if self.power_of_two else "an integer"
-        return f"must be {kind} " + (
-            f"of at least {self.low}" if self.high == ENDLESS else f"from {self.low} to {self.high}"
-        )
-
-    def parse(self, text: str) -> int:
-        """Plain decimal digits only; ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused, not
-        guessed at.
-        """
-        if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
-            raise ValueError(str(self))
-        number = int(text)
-        if not self.low <= number <= self.high or (self.power_of_two and number & (number - 1)):
-            raise ValueError(str(self))
-        return number
-
-
-class HostNames:
-    """A comma-separated list of host names, in lower case."""
-
-    most = 64
-    rule = (
-        f"must be at most {most} host names without ports, comma-separated; .example means all"
-        " names below it, * any name"
-    )
-    name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        """``ValueError`` for what is not a name or an address."""
-        names = tuple(self._normal(name.strip().lower()) for name in text.split(","))
-        if len(names) > self.most:
-            raise ValueError(self.rule)
-        return names
-
-    def _normal(self, name: str) -> str:
-        if self.name.fullmatch(name):
-            return name
-        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-        try:
-            return f"[{ipaddress.IPv6Address(bare)}]"
-        except ValueError:
-            raise ValueError(self.rule) from None
-
-
-class Host:
-    """A name or an address to listen on; an IPv6 address may stand in brackets, as in a URL."""
-
-    def parse(self, text: str) -> str:
-        """Without brackets. ``ValueError`` for what no resolver takes."""
-        host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(host)
-            return host
-        if not host or host != text or re.search(r"[\s/@?#\[\]]", host) or not _has_idna(host):
-            raise ValueError("must be a host name or an IP address")
-        if ":" in host:
-            raise ValueError("must be a host name or an IP address; the port goes into TOPICS_PORT")
-        return host
-
-
-def _has_idna(host: str) -> bool:
-    try:
-        return bool(host.encode("idna"))
-    except UnicodeError:  # a label that is empty or too long, a lone surrogate
-        return False
 
 
 Count = Annotated[int, Bound(1)]
@@ -150,22 +72,20 @@ class Settings:
     shards: Annotated[int, Bound(1, 64)] = 1  # from the environment: the usable cores, unless set
     fronts: Annotated[int, Bound(1, 64)] = 1  # watch sessions are not shared: more are refused
 
-    # Who (§0.2); the keys themselves never stand here
+    # Who (§0.2); never the keys themselves
     api_keys_file: Path | None = None
     allow_insecure_no_auth: bool = False
     probe_auth: bool = False
-    allowed_hosts: Annotated[
-        tuple[str, ...], HostNames()
-    ] = ()  # `front/http/hosts.py` says when they count
+    # `front/http/hosts.py` says when they count.
+    allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
 
     # Writes (§2)
     max_batch_records: Count = 10_000
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
-    max_tag_bytes: Annotated[int, Bound(1, 65_535)] = (
-        256  # lengths of tags and nodes are 16 bits wide on disk
-    )
+    # Lengths of tags and nodes are 16 bits wide on disk.
+    max_tag_bytes: Annotated[int, Bound(1, 65_535)] = 256
     max_node_bytes: Annotated[int, Bound(1, 65_535)] = 128
 
     # Reads and queues (§3, §7, §10)
@@ -182,20 +102,14 @@ class Settings:
     max_inflight_per_key: Cap = 1000
     max_total_bytes: Cap = 0
 
-    # Bounds of the inside
-    ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = (
-        4 * MIB
-    )  # one direction between a front and a shard
-    inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = (
-        INLINE_BYTES  # a longer body or answer goes through the arena
-    )
-    arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = (
-        ARENA_BYTES  # one direction; pages are taken only when touched
-    )
+    # Internal bounds. Ring and arena: one direction between a front and a shard; pages are taken
+    # only when touched. A body or answer above inline_bytes goes through the arena.
+    ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB
+    inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES
+    arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES
     wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
-    wal_sync_ms: Annotated[int, Bound(1, 60_000)] = (
-        200  # the longest that a `disk` record waits for its fsync
-    )
+    # The longest that a `disk` record waits for its sync.
+    wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -220,8 +134,8 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """True only when ``host`` is surely not reachable from outside; other names count as
-        reachable (§0.2).
+        """``host`` is surely not reachable from outside; an unknown name counts as reachable
+        (§0.2).
         """
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -229,7 +143,7 @@ class Settings:
             return self.host == "localhost"
 
     def idle(self) -> list[str]:
-        """The variables that are set to something and have no effect in this version."""
+        """The variables that are set and have no effect in this version."""
         changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return [variable_of(field.name) for field in changed if field.name in IDLE]
 
@@ -269,16 +183,14 @@ def variable_of(field_name: str) -> str:
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on, which containers and ``taskset`` make fewer than the
-    machine's.
+    """The cores that this process may run on: containers and ``taskset`` may allow fewer than the
+    machine has.
     """
     return len(os.sched_getaffinity(0))
 
 
 def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Each name that starts with ``TOPICS_`` and means nothing here, with the nearest one that
-    does.
-    """
+    """Each name that starts with ``TOPICS_`` and is no setting, with the nearest name of one."""
     known = [*(variable_of(field.name) for field in fields(Settings)), API_KEYS]
     ours = {*known, *CLIENT_VARIABLES}
     unknown = sorted(name for name in names if name.startswith("TOPICS_") and name not in ours)
@@ -288,24 +200,10 @@ def unknown_variables(names: Iterable[str]) -> list[tuple[str, str | None]]:
     ]
 
 
-_BOOLEANS = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
-
-
 def _parse(kind: Any, text: str) -> Any:
     """The value of one variable; ``ValueError`` says what is allowed."""
     if kind is bool:
-        if text.lower() not in _BOOLEANS:
-            raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
-        return _BOOLEANS[text.lower()]
+        return boolean(text)
     if get_origin(kind) is Annotated:
         bound: Bound | Host | HostNames = get_args(kind)[1]
         return bound.parse(text)
@@ -330,10 +228,10 @@ def _largest_message(settings: Settings) -> int:
 
 
 def _derived(settings: Settings) -> dict[str, int]:
-    """What follows from the machine and from the other values, where nobody says otherwise.
+    """Defaults that follow from the machine and from the other values.
 
-    An arena has room for four of the longest messages: one of them never stops the others, and one
-    that moves is there twice.
+    An arena has room for four of the longest messages: one never stops the others, and one that
+    moves takes room twice.
     """
     return {
         "shards": min(64, usable_cores()),
@@ -343,9 +241,7 @@ def _derived(settings: Settings) -> dict[str, int]:
 
 
 def _disagreements(settings: Settings, already: set[str]) -> list[Problem]:
-    """Values that are fine alone and wrong together; silent about a variable that is a problem
-    anyway.
-    """
+    """Values that are right alone and wrong together, of variables that have no problem already."""
     found = []
     if settings.fronts > 1:
         rule = "must be 1: watch sessions and the caps of connections are not shared between fronts"

@@ -21,7 +21,7 @@
         NotReady                not_ready
         ShuttingDown            shutting_down
 
-The class carries the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each stands
+The class has the stable ``code`` of the contract (§0.5, §0.6). The HTTP status of each is
 in ``topics/front/errors.py`` and nowhere else. Damage on disk (`topics.storage.disk.Damaged`) and
 wrong settings are not in this tree: readers get a tombstone, or the process stops.
 """

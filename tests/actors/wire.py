@@ -15,11 +15,11 @@ from topics.actors.rpc.route_table import MessageHandler
 from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.envelope import (
     decode,
-    encode_error_frame,
     encode_notification,
+    encode_refusal,
     encode_request,
 )
-from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone, decode_all, encode
+from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone, decode_all, encode
 
 
 class FakeBlock:
@@ -36,45 +36,49 @@ class FakeBlock:
 class Wire:
     """One direction. ``sent`` is what has gone out and was not taken yet."""
 
-    sent: list[MessageFrame] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    frame_ids: list[int] = field(default_factory=list)
+    message_ids: list[int] = field(default_factory=list)
     blocks: list[FakeBlock] = field(default_factory=list)
     broken: bool = False
     last_id: int = 100
 
-    def next_frame_id(self) -> int:
+    def next_message_id(self) -> int:
         self.last_id += 1
         return self.last_id
 
     def send(
-        self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None
+        self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         if isinstance(attachment, FakeBlock):
             self.blocks.append(attachment)
             attachment = b"in the arena"
         return self._put(
-            subject, payload, attachment, 0, self.next_frame_id() if frame_id is None else frame_id
+            subject,
+            payload,
+            attachment,
+            0,
+            self.next_message_id() if message_id is None else message_id,
         )
 
-    def send_error(self, code: int, message: str, about: int) -> None:
-        self._put("", encode_error_frame(code, message, about), b"", ERROR, self.next_frame_id())
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        self._put("", encode_refusal(code, message, about), b"", ERROR, self.next_message_id())
 
-    def release(self, frame: MessageFrame) -> None:
-        assert frame.flags & ARENA
-        self.released.append(frame.frame_id)
+    def release(self, message: Message) -> None:
+        assert message.flags & ARENA
+        self.released.append(message.message_id)
 
     def _put(
-        self, subject: str, payload: bytes, attachment: bytes, flags: int, frame_id: int
+        self, subject: str, payload: bytes, attachment: bytes, flags: int, message_id: int
     ) -> int:
         if self.broken:
             raise PeerGone("cut")
-        (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
-        self.sent.append(frame)
-        self.frame_ids.append(frame_id)
-        return frame_id
+        (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
+        self.sent.append(message)
+        self.message_ids.append(message_id)
+        return message_id
 
-    def take(self) -> list[MessageFrame]:
+    def take(self) -> list[Message]:
         taken, self.sent = self.sent, []
         return taken
 
@@ -82,12 +86,12 @@ class Wire:
         """What went out, as readable maps: the envelope's kind and fields, with the subject it went
         under.
         """
-        return [readable(frame) for frame in self.take()]
+        return [readable(message) for message in self.take()]
 
 
-def readable(frame: MessageFrame) -> dict[str, Any]:
-    kind = {"error_frame": True} if frame.flags & ERROR else {"subject": frame.subject}
-    fields: dict[str, Any] = cbor2.loads(frame.payload)
+def readable(message: Message) -> dict[str, Any]:
+    kind = {"refusal": True} if message.flags & ERROR else {"subject": message.subject}
+    fields: dict[str, Any] = cbor2.loads(message.payload)
     return kind | fields
 
 
@@ -135,12 +139,12 @@ class Bench:
         subject: str,
         payload: bytes,
         *,
-        frame_id: int = 7,
+        message_id: int = 7,
         attachment: bytes = b"",
         flags: int = 0,
     ) -> Any:
-        (frame,), _ = decode_all(encode(frame_id, subject, payload, attachment, flags))
-        return self.router.dispatch(self.session, frame)
+        (message,), _ = decode_all(encode(message_id, subject, payload, attachment, flags))
+        return self.router.dispatch(self.session, message)
 
     def request(
         self,
@@ -155,7 +159,7 @@ class Bench:
         return self.put(
             subject or "rpc/" + method,
             encode_request(cid, method, params),
-            frame_id=cid,
+            message_id=cid,
             flags=flags,
         )
 
@@ -178,16 +182,16 @@ class Pair:
         """What was carried, in order, as ``subject kind``."""
         carried: list[str] = []
         while self.to_shard.sent or self.to_front.sent:
-            for frame in self.to_shard.take():
-                carried.append(describe(frame))
-                assert self.shard.dispatch(self.server, frame) is None
-            for frame in self.to_front.take():
-                carried.append(describe(frame))
-                assert self.front.dispatch(self.caller, frame) is None
+            for message in self.to_shard.take():
+                carried.append(describe(message))
+                assert self.shard.dispatch(self.server, message) is None
+            for message in self.to_front.take():
+                carried.append(describe(message))
+                assert self.front.dispatch(self.caller, message) is None
         return carried
 
 
-def describe(frame: MessageFrame) -> str:
-    if frame.flags & ERROR:
-        return "error frame"
-    return f"{frame.subject} {type(decode(frame.payload)).__name__}"
+def describe(message: Message) -> str:
+    if message.flags & ERROR:
+        return "refusal"
+    return f"{message.subject} {type(decode(message.payload)).__name__}"

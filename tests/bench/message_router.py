@@ -25,7 +25,7 @@ from topics.formats.wire.calls import (
     FeedTakenParams,
 )
 from topics.formats.wire.envelope import decode, encode_notification, encode_request, encode_success
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 ROUND = 1_000
 ROUNDS = 20
@@ -41,20 +41,25 @@ class Counter:
         self.sent = 0
 
     def send(
-        self, subject: str, payload: bytes, attachment: object = b"", *, frame_id: int | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        attachment: object = b"",
+        *,
+        message_id: int | None = None,
     ) -> int:
-        if frame_id is None:
-            self.sent = frame_id = self.sent + 1
-        return frame_id
+        if message_id is None:
+            self.sent = message_id = self.sent + 1
+        return message_id
 
-    def next_frame_id(self) -> int:
+    def next_message_id(self) -> int:
         self.sent += 1
         return self.sent
 
-    def send_error(self, code: int, message: str, about: int) -> None:
+    def send_refusal(self, code: int, message: str, about: int) -> None:
         raise AssertionError(f"refused: {code} {message}")
 
-    def release(self, frame: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         raise AssertionError("nothing here lies in an arena")
 
 
@@ -94,14 +99,14 @@ def encoding() -> None:
 
 
 def requests(router: MessageRouter, session: LinkSession) -> None:
-    frames = [
-        MessageFrame(n, 0, APPEND.subject, encode_request(n, APPEND.method, PARAMS), BODY)
+    messages = [
+        Message(n, 0, APPEND.subject, encode_request(n, APPEND.method, PARAMS), BODY)
         for n in range(ROUND)
     ]
 
     def dispatch_all() -> None:
-        for frame in frames:
-            router.dispatch(session, frame)
+        for message in messages:
+            router.dispatch(session, message)
 
     at_once = serve(router, APPEND, lambda request: request.reply(RESULT))
     measure("request: dispatched, answered in the handler", dispatch_all)
@@ -128,7 +133,7 @@ def requests(router: MessageRouter, session: LinkSession) -> None:
 
 
 def events(router: MessageRouter, session: LinkSession) -> None:
-    frame = MessageFrame(
+    message = Message(
         1,
         0,
         FEED_TAKEN.subject,
@@ -137,7 +142,7 @@ def events(router: MessageRouter, session: LinkSession) -> None:
     )
     subscribe(router, FEED_TAKEN, lambda message, params: None)
     router.route_prefix("event/", lambda message: None)
-    measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, frame)))
+    measure("event: dispatched to two handlers", again(lambda: router.dispatch(session, message)))
 
 
 async def calls(router: MessageRouter, session: LinkSession) -> None:
@@ -145,7 +150,7 @@ async def calls(router: MessageRouter, session: LinkSession) -> None:
         started = [call_soon(session, APPEND, PARAMS, BODY) for _ in range(ROUND)]
         for call in started:
             payload = encode_success(call.cid, RESULT)
-            router.dispatch(session, MessageFrame(1, 0, APPEND.subject, payload, BODY))
+            router.dispatch(session, Message(1, 0, APPEND.subject, payload, BODY))
 
     measure("call: started, answered, nobody parked", ask_and_answer)
 
@@ -164,14 +169,14 @@ async def wake_all(
 ) -> float:
     done: list[int] = []
     async with trio.open_nursery() as nursery:
-        first = session.transport.next_frame_id() + 1
+        first = session.transport.next_message_id() + 1
         for _ in range(ROUND):
             nursery.start_soon(ask, done)
         await trio.testing.wait_all_tasks_blocked()
         start = time.process_time()
         for cid in range(first, first + ROUND):
             payload = encode_success(cid, RESULT)
-            router.dispatch(session, MessageFrame(1, 0, APPEND.subject, payload, BODY))
+            router.dispatch(session, Message(1, 0, APPEND.subject, payload, BODY))
         while len(done) < ROUND:
             await trio.lowlevel.checkpoint()
         return time.process_time() - start

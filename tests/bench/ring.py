@@ -26,7 +26,7 @@ from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import front_id, shard_id
 from topics.config import MIB, Settings
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 SIZE = 200
 BATCHES = (1, 16, 64)
@@ -66,7 +66,7 @@ class LinkBench:
         self.link = Link(memory, board, front_id(0))
         self.answer = trio.Event()
 
-    def on_messages(self, frames: list[MessageFrame]) -> None:
+    def on_messages(self, frames: list[Message]) -> None:
         if frames:
             self.answer.set()
 
@@ -113,7 +113,7 @@ class LinkBench:
 
 
 def serve(link: Link) -> None:
-    def on_messages(frames: list[MessageFrame]) -> None:
+    def on_messages(frames: list[Message]) -> None:
         for frame in frames:
             link.release(frame)
             if frame.subject == "ping":

@@ -1,5 +1,5 @@
-"""Walks through what may happen to a front's streams: ``python -m tests.campaigns.live_walk [--walks
-1000] [--seed 0]``.
+"""Walks through what may happen to a front's streams: ``python -m tests.campaigns.live_walk
+[--walks 1000] [--seed 0]``.
 
 A shard of a few lines (topics are a head and a floor, messages take their time), clients with small
 sockets that read now and then, break off and come back with or without an id. Every client must be
@@ -18,12 +18,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.live_desk import Said, Socket, socket_pair, tell
-from tests.support.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, Frame
+from tests.support.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, SseEvent
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
+from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.limits import make_slots
@@ -59,9 +59,13 @@ class Topic:
         to_seq = min(start + LIMIT, last) if from_seq < last else min(from_seq, self.head)
         seqs = range(start + 1, to_seq + 1)
         fields = {
-            "from_seq": from_seq, "to_seq": to_seq, "head_seq": self.head, "earliest_seq": self.floor + 1, "record_count": len(seqs),
+            "from_seq": from_seq,
+            "to_seq": to_seq,
+            "head_seq": self.head,
+            "earliest_seq": self.floor + 1,
+            "record_count": len(seqs),
             "tombstone": tombstone,
-        }  # fmt: skip
+        }
         return fields, b",".join(
             json_bytes({"$seq": seq, "epoch": self.epoch, "data": "x" * self.size}) for seq in seqs
         )
@@ -213,29 +217,28 @@ class Client:
             piece = self.sock.recv(size)
         except BlockingIOError:
             return False
-        for frame in self._decoder.feed(piece):
-            if frame.data is not None:
-                self._take(frame)
+        for event in self._decoder.feed(piece):
+            if event.data is not None:
+                self._take(event)
         return bool(piece)
 
-    def _take(self, frame: Frame) -> None:
-        body = frame.json()
+    def _take(self, event: SseEvent) -> None:
+        body = event.json()
         name = body["topic"]
-        if name in self.gone and frame.event == DELETED:
+        if name in self.gone and event.event == DELETED:
             return
         assert name not in self.gone, f"after the end of {name}: {body}"
         at, epoch = self.at[name]
-        if (
-            epoch is None or at == 0
-        ):  # told that it was made again, or has nothing of it yet: what comes first says where it begins
+        if epoch is None or at == 0:
+            # Recreated, or nothing of it has come yet: what comes first says where it begins.
             epoch = None
             at = (
                 body["records"][0]["$seq"] - 1
                 if "records" in body
                 else body.get("gap_from", at + 1) - 1
             )
-            at = body["head_seq"] if frame.event == CAUGHT_UP else at
-        if frame.event == RECORD:
+            at = body["head_seq"] if event.event == CAUGHT_UP else at
+        if event.event == RECORD:
             for record in body["records"]:
                 epoch = record["epoch"] if epoch is None else epoch
                 assert (record["$seq"], record["epoch"]) == (at + 1, epoch), (
@@ -243,27 +246,27 @@ class Client:
                 )
                 at += 1
             assert body["to_seq"] == at
-        elif frame.event == TOMBSTONE and body["reason"] == "recreated":
+        elif event.event == TOMBSTONE and body["reason"] == "recreated":
             self.caught_up.discard(name)
             at, epoch = 0, None  # the next record says it
-        elif frame.event == TOMBSTONE:
+        elif event.event == TOMBSTONE:
             # Without an id, it comes again when it had come and the records of the same write had
             # not.
             told_twice = not self._came_with_id and body["gap_from"] <= at <= body["gap_to"]
             assert body["gap_from"] == at + 1 or told_twice, f"behind {at}: {body}"
             at = body["gap_to"]
-        elif frame.event == CAUGHT_UP:
+        elif event.event == CAUGHT_UP:
             assert at == body["head_seq"], f"at {at}: {body}"
             self.caught_up.add(name)
         else:
-            assert frame.event == DELETED, frame
+            assert event.event == DELETED, event
             self.gone.add(name)
         self.at[name] = at, epoch
         taken_back = (
-            not self._came_with_id and frame.event == DELETED
+            not self._came_with_id and event.event == DELETED
         )  # from behind a tombstone that had come
-        assert frame.cursor[name] == at or taken_back, f"{frame} leads elsewhere than {at}"
-        self.last_id = frame.id
+        assert event.cursor[name] == at or taken_back, f"{event} leads elsewhere than {at}"
+        self.last_id = event.id
 
 
 class Walk:
@@ -286,9 +289,16 @@ class Walk:
             self.clients[-1].come(with_id=False)
             await wait_all_tasks_blocked()
         weighted: list[tuple[int, Callable[[], None]]] = [
-            (30, self.append), (3, self.evict), (2, self.delete), (60, self.hear), (60, self.tell), (40, self.read), (3, self.die),
-            (6, self.leave_and_come), (2, self.take_over),
-        ]  # fmt: skip
+            (30, self.append),
+            (3, self.evict),
+            (2, self.delete),
+            (60, self.hear),
+            (60, self.tell),
+            (40, self.read),
+            (3, self.die),
+            (6, self.leave_and_come),
+            (2, self.take_over),
+        ]
         for _ in range(steps):
             (step,) = self.random.choices(
                 [step for _, step in weighted], [weight for weight, _ in weighted]

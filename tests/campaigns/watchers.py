@@ -1,8 +1,8 @@
 """Watchers while the front, a shard or everything is killed and networks are cut: each sees every
 record once, or is told of the gap.
 
-A watcher follows a few topics over SSE. Its place in each is the end of the last frame that came
-whole, and every frame must begin there: so nothing is missing, nothing comes twice and nothing out
+A watcher follows a few topics over SSE. Its place in each is the end of the last event that came
+whole, and every event must begin there: so nothing is missing, nothing comes twice and nothing out
 of order, but what lies behind the cursor that a resume went back to. At the end every watcher must
 stand at the head. Runs as a program: ``python -m tests.campaigns.watchers --seconds 300 --seed 1``.
 """
@@ -28,7 +28,7 @@ from tests.campaigns.killer import BACK_S, Killer, verdict_of
 from tests.campaigns.writers import Ledger, Writer, finish
 from tests.contract.api import Api, Wire, ok, request
 from tests.server import Server
-from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, Frame, decoded
+from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, SseEvent, decoded
 
 SHARDS = 2
 WRITERS = 4
@@ -235,8 +235,8 @@ class Watcher(threading.Thread):
         heard_at = time.monotonic()
         self._cut = None
         while True:
-            for frame in decoder.feed(piece):
-                self._take(frame)
+            for event in decoder.feed(piece):
+                self._take(event)
             if self._arrived:
                 return
             if self._cut is not None:
@@ -275,33 +275,33 @@ class Watcher(threading.Thread):
             self._left.socket = socket.socket(fileno=wire.socket.detach())
         raise EOFError(how)
 
-    def _take(self, frame: Frame) -> None:
-        if frame.event is None:
+    def _take(self, event: SseEvent) -> None:
+        if event.event is None:
             return
-        body = frame.json()
-        if frame.event == ERROR:
+        body = event.json()
+        if event.event == ERROR:
             self._count[f"error {body['code']}"] += 1
             if "topics" in body:
                 raise Wrong(f"a topic cannot be read: {body}")
             return
         topic = body["topic"]
-        if frame.event == RECORD:
+        if event.event == RECORD:
             self._take_records(topic, body)
-        elif frame.event == TOMBSTONE:
+        elif event.event == TOMBSTONE:
             self._take_tombstone(topic, body)
-        elif frame.event == CAUGHT_UP:
+        elif event.event == CAUGHT_UP:
             self._count["caught up"] += 1
             if body["head_seq"] != self._at[topic]:
                 raise Wrong(
                     f"{topic} is caught up at {body['head_seq']}, the watcher stands at {self._at[topic]}"
                 )
         else:
-            raise Wrong(f"an unexpected frame: {str(frame)[:500]}")
-        if frame.id is None or frame.cursor != self._at:
+            raise Wrong(f"an unexpected event: {str(event)[:500]}")
+        if event.id is None or event.cursor != self._at:
             raise Wrong(
-                f"the id says {frame.id and frame.cursor} after {frame.event} of {topic}, the watcher stands at {self._at}"
+                f"the id says {event.id and event.cursor} after {event.event} of {topic}, the watcher stands at {self._at}"
             )
-        self._ids.append(frame.id)
+        self._ids.append(event.id)
 
     def _take_records(self, topic: str, body: dict[str, Any]) -> None:
         at, to_seq = self._at[topic], body["to_seq"]

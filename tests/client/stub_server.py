@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
@@ -103,12 +102,7 @@ class StubServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

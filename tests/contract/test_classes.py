@@ -260,7 +260,7 @@ def diff_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, 
 def watch_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
     with watch(api, {topic: {"from_seq": cursor}}, limit=limit) as stream:
         told = stream.told([topic])
-        assert told.frames[-1].event == CAUGHT_UP
+        assert told.events[-1].event == CAUGHT_UP
         return [(body["gap_from"], body["gap_to"]) for body in told.of(TOMBSTONE)]
 
 

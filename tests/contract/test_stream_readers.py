@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support import ws
-from tests.support.sse import Decoder, Frame, Stream, Unchunk, decoded, encoded, parsed
+from tests.support.sse import Decoder, SseEvent, Stream, Unchunk, decoded, encoded, parsed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nX-A: b\r\n"
 BODY = (
@@ -21,9 +21,9 @@ BODY = (
 
 
 def summary(
-    frames: list[Frame],
+    events: list[SseEvent],
 ) -> list[tuple[str | None, str | None, str | None, tuple[str, ...]]]:
-    return [(frame.event, frame.id, frame.retry, frame.comments) for frame in frames]
+    return [(event.event, event.id, event.retry, event.comments) for event in events]
 
 
 SUMMARY = [
@@ -37,13 +37,13 @@ SUMMARY = [
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_frames_are_the_same_however_the_bytes_are_cut(size: int) -> None:
     decoder = Decoder()
-    frames = [
-        frame for at in range(0, len(BODY), size) for frame in decoder.feed(BODY[at : at + size])
+    events = [
+        event for at in range(0, len(BODY), size) for event in decoder.feed(BODY[at : at + size])
     ]
-    assert summary(frames) == SUMMARY
-    assert frames[1].json()["records"] == [{"$seq": 1, "data": "é"}]
-    assert frames[2].lines == (b": hb",)
-    assert frames[3].json() == {"topic": "t", "head_seq": 1}
+    assert summary(events) == SUMMARY
+    assert events[1].json()["records"] == [{"$seq": 1, "data": "é"}]
+    assert events[2].lines == (b": hb",)
+    assert events[3].json() == {"topic": "t", "head_seq": 1}
     assert not decoder.unfinished
 
 
@@ -141,10 +141,10 @@ def test_a_stream_keeps_its_head_and_its_frames(canned: Canned, framing: str) ->
             ("Content-Type", "text/event-stream; charset=utf-8"),
             ("X-A", "b"),
         ]
-        assert stream.frame().retry == "2000"
+        assert stream.block().retry == "2000"
         assert stream.event("record").cursor == {"t": 1}
-        assert [frame.event for frame in stream.events()] == ["caught-up"]
-        assert summary(stream.frames) == SUMMARY
+        assert [event.event for event in stream.events()] == ["caught-up"]
+        assert summary(stream.blocks) == SUMMARY
 
 
 def test_a_stream_collects_up_to_caught_up(canned: Canned) -> None:

@@ -254,7 +254,7 @@ def test_a_server_that_stops_tells_its_readers(tmp_path: Path) -> None:
             assert time.monotonic() - begun < 10
             assert type(stream.event(ERROR).json()["code"]) is int
             with pytest.raises(EOFError):
-                stream.frame()
+                stream.block()
             socket.closed()
         server.start()
         for gone in (url, idle):

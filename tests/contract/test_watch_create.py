@@ -122,7 +122,7 @@ def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
     with Stream(api.address, body["stream_url"]) as stream:
         told = stream.told([topic])
         assert told.data() == ["x"]
-        assert {frame.event for frame in told.frames} == {RECORD, CAUGHT_UP}
+        assert {event.event for event in told.events} == {RECORD, CAUGHT_UP}
 
 
 def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> None:

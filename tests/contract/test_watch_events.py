@@ -26,13 +26,13 @@ MIB = 1024 * KIB
 def test_an_empty_topic_is_caught_up_at_0(api: Api, topic: str) -> None:
     create(api, topic)
     with watch(api, [topic]) as stream:
-        frame = stream.event(CAUGHT_UP)
-        assert frame.json() == {"topic": topic, "head_seq": 0}
-        assert frame.cursor == {topic: 0}
+        event = stream.event(CAUGHT_UP)
+        assert event.json() == {"topic": topic, "head_seq": 0}
+        assert event.cursor == {topic: 0}
         stream.quiet(0.1)
 
 
-def test_a_record_frame_has_exactly_these_fields(api: Api, topic: str) -> None:
+def test_a_record_event_has_exactly_these_fields(api: Api, topic: str) -> None:
     create(api, topic)
     ok(
         api.append(
@@ -42,8 +42,8 @@ def test_a_record_frame_has_exactly_these_fields(api: Api, topic: str) -> None:
     )
     ts = [record["$ts"] for record in api.read(topic)]
     with watch(api, [topic]) as stream:
-        frame = stream.event(RECORD)
-        assert frame.json() == {
+        event = stream.event(RECORD)
+        assert event.json() == {
             "topic": topic,
             "records": [
                 {"$seq": 1, "$ts": ts[0], "$node": "n", "data": {"a": 1}, "meta": {"m": 2}},
@@ -53,23 +53,23 @@ def test_a_record_frame_has_exactly_these_fields(api: Api, topic: str) -> None:
             "to_seq": 2,
             "head_seq": 2,
         }
-        assert frame.cursor == {topic: 2}
+        assert event.cursor == {topic: 2}
         after = stream.event(CAUGHT_UP)
         assert (after.json(), after.cursor) == ({"topic": topic, "head_seq": 2}, {topic: 2})
 
 
-def test_a_live_record_has_the_same_frame(api: Api, topic: str) -> None:
+def test_a_live_record_has_the_same_event(api: Api, topic: str) -> None:
     create(api, topic, "old")
     with watch(api, {topic: {"tail": True}}) as stream:
         assert stream.event(CAUGHT_UP).json() == {"topic": topic, "head_seq": 1}
         ok(api.append(topic, records=[{"data": 5, "tag": "t", "meta": {"m": 1}}]))
-        frame = stream.event(RECORD)
-        body = frame.json()
+        event = stream.event(RECORD)
+        body = event.json()
         assert body.pop("records") == [
             {"$seq": 2, "$ts": api.read(topic)[1]["$ts"], "data": 5, "meta": {"m": 1}}
         ]
         assert body == {"topic": topic, "from_seq": 1, "to_seq": 2, "head_seq": 2}
-        assert frame.cursor == {topic: 2}
+        assert event.cursor == {topic: 2}
 
 
 def test_an_append_is_seen_while_it_is_new(api: Api, topic: str) -> None:
@@ -124,7 +124,7 @@ def test_a_session_chooses_what_records_show(
     ("limit", "most"),
     [(1, 1), (3, 3), (0, 256), (None, 256), (1000, 1000), (1001, 1000), (2**32 - 1, 1000)],
 )
-def test_a_frame_holds_at_most_limit_records(
+def test_an_event_holds_at_most_limit_records(
     api: Api, topic: str, limit: int | None, most: int
 ) -> None:
     count = min(2 * most + 1, 1100)
@@ -132,18 +132,18 @@ def test_a_frame_holds_at_most_limit_records(
     with watch(api, [topic], **({} if limit is None else {"limit": limit})) as stream:
         told = stream.told([topic])
     assert told.data() == list(range(count))
-    frames = told.of(RECORD)
-    assert max(len(frame["records"]) for frame in frames) <= most
-    assert [frame["from_seq"] for frame in frames] == [
+    events = told.of(RECORD)
+    assert max(len(event["records"]) for event in events) <= most
+    assert [event["from_seq"] for event in events] == [
         0,
-        *(frame["to_seq"] for frame in frames[:-1]),
+        *(event["to_seq"] for event in events[:-1]),
     ]
-    assert [frame["to_seq"] for frame in frames] == [
-        frame["records"][-1]["$seq"] for frame in frames
+    assert [event["to_seq"] for event in events] == [
+        event["records"][-1]["$seq"] for event in events
     ]
-    assert {frame["head_seq"] for frame in frames} == {count}
-    assert [frame.cursor[topic] for frame in told.frames if frame.event == RECORD] == [
-        frame["to_seq"] for frame in frames
+    assert {event["head_seq"] for event in events} == {count}
+    assert [event.cursor[topic] for event in told.events if event.event == RECORD] == [
+        event["to_seq"] for event in events
     ]
 
 
@@ -182,14 +182,17 @@ def test_the_byte_budget_holds(
     with watch(api, [topic], **fields) as stream:
         told = stream.told([topic])
     assert seqs(told.records) == list(range(1, records + 1))
-    counts = [len(frame["records"]) for frame in told.of(RECORD)]
+    counts = [len(event["records"]) for event in told.of(RECORD)]
     assert min(counts) >= 1
     assert (max(counts) - 1) * size < budget  # §7.1: a read stops once the batch reaches the budget
 
 
-def test_line_ends_in_a_payload_do_not_end_a_frame(api: Api, topic: str) -> None:
+def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> None:
     create(api, topic)
-    inner = b'{"a":\n\n1,\r\n"event: x":\r[2,\n\n\n3],\n"id":\n"\\n\\r\\u2028\xe2\x80\xa8\xe2\x80\xa9\xc2\x85"}'
+    inner = (
+        b'{"a":\n\n1,\r\n"event: x":\r[2,\n\n\n3],\n"id":\n'
+        b'"\\n\\r\\u2028\xe2\x80\xa8\xe2\x80\xa9\xc2\x85"}'
+    )
     body = b'{"records":[{"data":%s,"meta":{\n\n"data:":\r\n\r\n"x"}},{"data":\n"next"\n}]}' % inner
     for _ in range(2):
         ok(api.call("POST", f"/v0/topics/{topic}", body))
@@ -221,13 +224,13 @@ def test_payloads_come_back_verbatim(api: Api, topic: str, value: bytes) -> None
     body = b'{"records":[{"data":%s,"meta":{"k": %s}}]}' % (value, value)
     ok(api.call("POST", f"/v0/topics/{topic}", body))
     with watch(api, [topic]) as stream:
-        frames = [stream.event(RECORD)]
+        events = [stream.event(RECORD)]
         stream.event(CAUGHT_UP)
         ok(api.call("POST", f"/v0/topics/{topic}", body))
-        frames.append(stream.event(RECORD))
-    for frame in frames:
-        assert frame.data is not None
-        (record,) = msgspec.json.decode(frame.data.encode(), type=RawDiff).records
+        events.append(stream.event(RECORD))
+    for event in events:
+        assert event.data is not None
+        (record,) = msgspec.json.decode(event.data.encode(), type=RawDiff).records
         assert bytes(record.data) == value
         assert bytes(record.meta) == b'{"k": %s}' % value
 
@@ -261,15 +264,15 @@ def test_records_that_are_all_filtered_end_in_caught_up(api: Api, topic: str) ->
     ok(api.append(topic, 1, 2, 3, node="me"))
     url = session(api, [topic], node="me")["stream_url"]
     with Stream(api.address, url) as stream:
-        frame = stream.event(CAUGHT_UP)
-        assert (frame.json(), frame.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
+        event = stream.event(CAUGHT_UP)
+        assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
         for _ in range(5):
             ok(api.append(topic, "mine", node="me"))
         ok(api.append(topic, "yours", node="you"))
         (record,) = stream.records(1)
         assert (record["$seq"], record["data"]) == (9, "yours")
-        assert stream.frames[-1].event in (RECORD, CAUGHT_UP)
-        assert stream.frames[-1].cursor == {topic: 9}
+        assert stream.blocks[-1].event in (RECORD, CAUGHT_UP)
+        assert stream.blocks[-1].cursor == {topic: 9}
 
 
 def test_a_topic_may_opt_out_of_the_node_filter(api: Api, topic: str) -> None:

@@ -25,14 +25,14 @@ def test_a_start_below_the_floor_is_told_at_connect(api: Api, topic: str) -> Non
     body = session(api, [topic])
     assert body["topics"][topic]["earliest_seq"] == 7
     with Stream(api.address, body["stream_url"]) as stream:
-        frame = stream.event(TOMBSTONE)
-        assert stone(frame.json(), "from_seq_too_old") == (1, 6)
-        assert (frame.json()["topic"], frame.json()["earliest_seq"], frame.json()["head_seq"]) == (
+        event = stream.event(TOMBSTONE)
+        assert stone(event.json(), "from_seq_too_old") == (1, 6)
+        assert (event.json()["topic"], event.json()["earliest_seq"], event.json()["head_seq"]) == (
             topic,
             7,
             10,
         )
-        assert frame.cursor == {topic: 6}
+        assert event.cursor == {topic: 6}
         told = stream.told([topic])
     assert (seqs(told.records), told.tombstones) == ([7, 8, 9, 10], [])
     assert told.of(RECORD)[0]["from_seq"] == 6
@@ -49,7 +49,7 @@ def test_what_a_cap_takes_while_the_reader_is_away_is_told_once(api: Api, topic:
     with Stream(api.address, url, last_event_id=told.last_id) as stream:
         told = stream.told([topic])
         assert [stone(body, "from_seq_too_old") for body in told.tombstones] == [(4, 15)]
-        assert told.frames[0].event == TOMBSTONE
+        assert told.events[0].event == TOMBSTONE
         assert told.data() == [16, 17, 18, 19, 20]
     with Stream(api.address, url) as stream:
         told = stream.told([topic])
@@ -60,9 +60,9 @@ def test_a_resume_after_a_tombstone_is_correct(api: Api, topic: str) -> None:
     create(api, topic, *range(1, 11), cap_records=4)
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as stream:
-        frame = stream.told([topic]).frames[0]
-        assert frame.event == TOMBSTONE
-    with Stream(api.address, url, last_event_id=frame.id) as stream:
+        event = stream.told([topic]).events[0]
+        assert event.event == TOMBSTONE
+    with Stream(api.address, url, last_event_id=event.id) as stream:
         told = stream.told([topic])
         assert (told.tombstones, told.data()) == ([], [7, 8, 9, 10])
 
@@ -135,7 +135,7 @@ def test_deleted_records_are_passed_over_silently(api: Api, topic: str) -> None:
     with Stream(api.address, url) as stream:
         told = stream.told([topic])
     assert (told.tombstones, told.data()) == ([], [4, 6, 8, 10])
-    assert told.frames[-1].cursor == {topic: 10}
+    assert told.events[-1].cursor == {topic: 10}
 
 
 def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
@@ -144,8 +144,8 @@ def test_a_topic_whose_records_are_all_deleted_is_caught_up_at_its_head(
     create(api, topic, 1, 2, 3)
     ok(api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 4}))
     with watch(api, [topic]) as stream:
-        frame = stream.event(CAUGHT_UP)
-        assert (frame.json(), frame.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
+        event = stream.event(CAUGHT_UP)
+        assert (event.json(), event.cursor) == ({"topic": topic, "head_seq": 3}, {topic: 3})
         ok(api.append(topic, 4))
         assert data(stream.records(1)) == [4]
 

@@ -49,11 +49,11 @@ def test_retry_is_sent_once_at_open(api: Api, topic: str) -> None:
     url = session(api, [topic])["stream_url"]
     for number in (1, 2):
         with Stream(api.address, url) as stream:
-            assert stream.frame().retry == "2000"
+            assert stream.block().retry == "2000"
             stream.told([topic])
             ok(api.append(topic, number))
             stream.records(1)
-            assert [frame.retry for frame in stream.frames[1:] if frame.retry is not None] == []
+            assert [event.retry for event in stream.blocks[1:] if event.retry is not None] == []
 
 
 @pytest.mark.parametrize(

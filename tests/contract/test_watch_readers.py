@@ -38,7 +38,7 @@ def test_an_idle_stream_beats_once_in_each_interval(
         ok(api.append(topic, "x"))
         stream.records(1)
         for number in (1, 2):
-            assert stream.frame(timeout_s=1 + SLACK_S).lines == (b": hb",)
+            assert stream.block(timeout_s=1 + SLACK_S).lines == (b": hb",)
             assert time.monotonic() - before >= number * 0.9  # a timer may be coarse
         ok(api.append(topic, "y"))
         assert data(stream.records(1)) == ["y"]
@@ -53,7 +53,7 @@ def test_a_stream_that_carries_records_does_not_beat(api: Api, topic: str) -> No
             time.sleep(0.2)
             ok(api.append(topic, number))
             assert data(stream.records(1)) == [number]
-        assert [frame.lines for frame in stream.frames if frame.comments] == []
+        assert [event.lines for event in stream.blocks if event.comments] == []
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_stream_does_not_beat_before_its_interval(api: Api, topic: str) -> Non
     with watch(api, [topic], heartbeat_ms=60_000) as stream:
         stream.event(CAUGHT_UP)
         with pytest.raises(TimeoutError):
-            stream.frame(timeout_s=1.5)
+            stream.block(timeout_s=1.5)
 
 
 # --- many readers of one topic
@@ -190,9 +190,9 @@ def test_a_reader_that_breaks_off_at_random_misses_nothing(
     while len(seen) < count:
         with Stream(api.address, url, last_event_id=last_id) as stream:
             for _ in range(dice.randint(1, 8)):
-                frame = stream.event(RECORD, CAUGHT_UP)
-                last_id = frame.id
-                seen += data(frame.json().get("records", []))
+                event = stream.event(RECORD, CAUGHT_UP)
+                last_id = event.id
+                seen += data(event.json().get("records", []))
                 if len(seen) >= count:
                     break
     writing.result(60)
@@ -233,7 +233,7 @@ def test_a_stalled_reader_reads_everything_later(api: Api, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_stalled_reader_is_given_larger_frames(api: Api, topic: str) -> None:
+def test_a_stalled_reader_is_given_larger_events(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with watch(api, [topic]) as reference:
         reference.told([topic])
@@ -246,14 +246,14 @@ def test_a_stalled_reader_is_given_larger_frames(api: Api, topic: str) -> None:
                 reference.records(1)
             for number in range(2000):
                 ok(api.append(topic, number))
-            frames: list[Any] = []
-            while sum(len(frame["records"]) for frame in frames) < 2040:
-                frame = stream.event(RECORD, CAUGHT_UP)
-                frames += [frame.json()] if frame.event == RECORD else []
-    assert [record["$seq"] for frame in frames for record in frame["records"]] == list(
+            events: list[Any] = []
+            while sum(len(event["records"]) for event in events) < 2040:
+                event = stream.event(RECORD, CAUGHT_UP)
+                events += [event.json()] if event.event == RECORD else []
+    assert [record["$seq"] for event in events for record in event["records"]] == list(
         range(1, 2041)
     )
-    assert len(frames) < 500
+    assert len(events) < 500
 
 
 @pytest.mark.slow
@@ -289,13 +289,13 @@ def test_a_cap_bounds_what_a_stalled_reader_is_owed(api: Api, topic: str) -> Non
         seen: set[int] = set()
         at = 0
         while at < BLOCKS:
-            body = (frame := stream.event()).json()
-            if frame.event == RECORD:
+            body = (event := stream.event()).json()
+            if event.event == RECORD:
                 found = [record["$seq"] for record in body["records"]]
                 assert found == list(range(at + 1, at + 1 + len(found)))
                 at = found[-1]
                 seen.update(found)
-            elif frame.event != CAUGHT_UP:
+            elif event.event != CAUGHT_UP:
                 assert body["gap_from"] == at + 1
                 at = body["gap_to"]
     assert seen >= set(range(BLOCKS - 19, BLOCKS + 1))
@@ -311,14 +311,14 @@ def test_a_reader_that_stalls_for_30_s_is_let_go_and_may_come_back(api: Api, top
         for number in range(BLOCKS):
             ok(api.append(topic, [number, BLOCK]))
         time.sleep(36)
-        # What was on its way may still be read; the end may come in the middle of a frame, for the
+        # What was on its way may still be read; the end may come in the middle of an event, for the
         # socket took no more.
         try:
             while True:
-                frame = stream.event()
-                if frame.event == RECORD:
-                    seen += [record["data"][0] for record in frame.json()["records"]]
-                    last_id = frame.id or last_id
+                event = stream.event()
+                if event.event == RECORD:
+                    seen += [record["data"][0] for record in event.json()["records"]]
+                    last_id = event.id or last_id
         except (EOFError, AssertionError, ConnectionError):
             pass
     assert len(seen) < BLOCKS

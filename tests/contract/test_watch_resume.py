@@ -48,7 +48,7 @@ def test_a_session_knows_its_cursors_when_the_id_is_lost(
         with Stream(api.address, url) as second:
             told = second.told([left, right])
             assert (told.records, told.tombstones) == ([], [])
-            assert told.frames[-1].cursor == {left: 2, right: 2}
+            assert told.events[-1].cursor == {left: 2, right: 2}
 
 
 def test_a_session_with_tail_misses_nothing_before_its_stream(api: Api, topic: str) -> None:
@@ -63,9 +63,9 @@ def test_last_event_id_rewinds_to_its_map(api: Api, topic: str) -> None:
     create(api, topic, *range(10))
     url = session(api, [topic], limit=2)["stream_url"]
     with Stream(api.address, url) as stream:
-        frames = [frame for frame in stream.told([topic]).frames if frame.event == RECORD]
+        events = [event for event in stream.told([topic]).events if event.event == RECORD]
     for at in (3, 0, 4, 2):
-        with Stream(api.address, url, last_event_id=frames[at].id) as stream:
+        with Stream(api.address, url, last_event_id=events[at].id) as stream:
             assert stream.told([topic]).data() == list(range(2 * at + 2, 10))
 
 
@@ -146,7 +146,7 @@ def test_a_second_get_takes_the_session_over(api: Api, topic: str) -> None:
             assert isinstance(last.json()["error"], str)
             assert last.id is None
             with pytest.raises(EOFError):
-                first.frame()
+                first.block()
             ok(api.append(topic, 2))
             assert data(second.records(1)) == [2]
 

@@ -49,10 +49,10 @@ def test_every_id_holds_every_watched_topic(api: Api, new_name: Callable[[], str
         ok(api.append(names[1], "x"))
         told.take(stream.event(RECORD))
     cursor = {name: number for number, name in enumerate(names)}
-    for frame in told.frames:
-        body = frame.json()
-        cursor[body["topic"]] = body["to_seq"] if frame.event == RECORD else body["head_seq"]
-        assert frame.cursor == cursor
+    for event in told.events:
+        body = event.json()
+        cursor[body["topic"]] = body["to_seq"] if event.event == RECORD else body["head_seq"]
+        assert event.cursor == cursor
     assert cursor == {names[0]: 0, names[1]: 11, names[2]: 20}
 
 
@@ -83,14 +83,14 @@ def test_an_id_resumes_whatever_its_form(
     with Stream(api.address, url) as stream:
         stream.told(names)
         ok(api.append(names[0], "first"))
-        frame = stream.event(RECORD)
+        event = stream.event(RECORD)
         ok(api.append(names[0], "second"))
         assert data(stream.records(1)) == ["second"]
     if count <= 64:
-        assert set(frame.cursor) == set(names)
-    assert frame.id is not None
-    assert len(frame.id) < 8 * KIB  # it comes back in a header
-    with Stream(api.address, url, last_event_id=frame.id) as stream:
+        assert set(event.cursor) == set(names)
+    assert event.id is not None
+    assert len(event.id) < 8 * KIB  # it comes back in a header
+    with Stream(api.address, url, last_event_id=event.id) as stream:
         assert stream.told(names).data(names[0]) == ["second"]
         ok(api.append(names[0], "third"))
         assert data(stream.records(1)) == ["third"]
@@ -115,9 +115,9 @@ def test_a_deleted_topic_ends_for_itself_only(api: Api, new_name: Callable[[], s
     with watch(api, [gone, stays]) as stream:
         stream.told([gone, stays])
         ok(api.delete(gone))
-        frame = stream.event(DELETED)
-        assert frame.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-        assert frame.cursor[stays] == 0
+        event = stream.event(DELETED)
+        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert event.cursor[stays] == 0
         ok(api.append(stays, "x"))
         assert data(stream.records(1)) == ["x"]
         ok(api.append(gone, "another topic"), 201)
@@ -139,9 +139,9 @@ def test_whoever_comes_back_is_told_again_which_topics_have_ended(
         stream.event(DELETED)
     ok(api.append(gone, "another topic"), 201)
     with Stream(api.address, url) as stream:
-        frame = stream.event(DELETED)
-        assert frame.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-        assert frame.cursor == {gone: 2, stays: 0}
+        event = stream.event(DELETED)
+        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
+        assert event.cursor == {gone: 2, stays: 0}
         ok(api.append(stays, "x"))
         assert data(stream.records(1)) == ["x"]
 
@@ -150,7 +150,7 @@ def recreated(stream: Stream, topic: str, head: int) -> None:
     """The recreated tombstone of the rulings, then all that the topic holds."""
     told = stream.told([topic])
     assert [stone(body, "recreated") for body in told.tombstones] == [(1, head)]
-    assert told.frames[0].event == TOMBSTONE
+    assert told.events[0].event == TOMBSTONE
     assert seqs(told.records) == list(range(1, head + 1))
 
 
@@ -199,7 +199,7 @@ def test_a_client_that_missed_the_making_of_a_topic_is_told_again(api: Api, topi
         recreated(stream, topic, 8)
     with Stream(api.address, url, last_event_id=last_id) as stream:
         recreated(stream, topic, 8)
-        last_id = stream.frames[-1].id
+        last_id = stream.blocks[-1].id
     with Stream(api.address, url, last_event_id=last_id) as stream:
         told = stream.told([topic])
         assert (told.tombstones, told.records) == ([], [])

@@ -106,8 +106,12 @@ def test_what_is_no_command_among_them_is_an_error_and_no_more(
     )
     told = answers(socket, 5)
     assert sorted((str(each["request_id"]), each["op"]) for each in told) == [
-        ("1", "ack"), ("2", "ack"), ("3", "error"), ("4", "ack"), ("None", "error"),
-    ]  # fmt: skip
+        ("1", "ack"),
+        ("2", "ack"),
+        ("3", "error"),
+        ("4", "ack"),
+        ("None", "error"),
+    ]
     assert data(api, topic) == [1, 2, 4]
 
 

@@ -17,8 +17,8 @@ from tests.support.ws import (
     PING,
     PONG,
     TEXT,
-    Frame,
     Socket,
+    WebSocketFrame,
     alive,
     command,
     frame_bytes,
@@ -33,7 +33,7 @@ def test_a_ping_command_is_answered(socket: Socket) -> None:
 @pytest.mark.parametrize("payload", [b"", b"hello", bytes(125)], ids=len)
 def test_a_ping_frame_is_answered_with_its_payload(socket: Socket, payload: bytes) -> None:
     socket.frame(PING, payload)
-    assert socket.receive() == Frame(PONG, payload)
+    assert socket.receive() == WebSocketFrame(PONG, payload)
 
 
 def test_a_pong_that_nobody_asked_for_is_ignored(socket: Socket) -> None:
@@ -49,7 +49,7 @@ def test_a_message_may_come_in_pieces(socket: Socket) -> None:
     socket.frame(CONTINUATION, text[5:cut], fin=False)
     socket.frame(CONTINUATION, b"", fin=False)
     socket.frame(CONTINUATION, text[cut:])
-    assert socket.receive() == Frame(PONG, b"between")
+    assert socket.receive() == WebSocketFrame(PONG, b"between")
     assert socket.message("pong")["request_id"] == "pieces-é"
 
 

@@ -104,4 +104,4 @@ def test_a_lost_systemd_is_told_once_and_serving_goes_on(home: Path) -> None:
         family.ask()
         family.signal(signal.SIGTERM)
         assert family.end() == 0
-        assert len(family.events("systemd cannot be notified")) == 1
+        assert len(family.events("systemd notification failed")) == 1

@@ -16,7 +16,7 @@ from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkSizes
 from topics.actors.link.process_id import ProcessKind, front_id, shard_id
 from topics.config import Settings
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 from topics.process.topology import Links, fronts_with_shards, shards_with_shards
 
 SHARDS = 16
@@ -110,7 +110,7 @@ async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
         def opened() -> None:
             link.send("hello", str(link.own).encode(), bytes(100_000))
 
-        def arrived(messages: list[MessageFrame]) -> None:
+        def arrived(messages: list[Message]) -> None:
             for message in messages:
                 assert len(message.attachment) == 100_000
                 got.add((bytes(message.payload).decode(), str(link.own)))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,3 +35,18 @@ def spark() -> Iterator[SparkSession]:
 def stub() -> Iterator[StubServer]:
     with StubServer() as server:
         yield server
+
+
+@pytest.fixture
+def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The session that the tests share: a job's command line must not stop it."""
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    return spark
+
+
+@pytest.fixture
+def fifty_rows(tmp_path: Path) -> Path:
+    """A file of 50 JSON lines."""
+    source = tmp_path / "rows.ndjson"
+    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
+    return source

@@ -54,12 +54,10 @@ def as_written(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def test_the_flights_come_back_equal_and_a_second_run_appends_nothing(
-    spark: SparkSession,
+    unstopped: SparkSession,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
     text = source_text()
     names, *rows = source_rows(text)
     assert len(rows) == ROWS

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import time
@@ -276,16 +275,13 @@ def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) ->
 
 
 def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
-    spark: SparkSession,
+    unstopped: SparkSession,
     stub: StubServer,
+    fifty_rows: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
-    source = tmp_path / "rows.ndjson"
-    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
-    line: list[Any] = [str(source), "t", "--url", stub.url, "--batch-bytes", "1KiB", "--quiet"]
+    line: list[Any] = [str(fifty_rows), "t", "--url", stub.url, "--batch-bytes", "1KiB", "--quiet"]
     assert main(line) == 0
     assert "50 appended, 0 already there" in capsys.readouterr().out
     assert main(line) == 0
@@ -299,16 +295,12 @@ def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
 
 
 def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
-    spark: SparkSession,
+    unstopped: SparkSession,
     stub: StubServer,
-    tmp_path: Path,
+    fifty_rows: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the tests share one session
-    source = tmp_path / "rows.ndjson"
-    source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
-    line = [str(source), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
+    line = [str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
     stub.faults.extend([None, None, *[Fault(status=429, code="throttled")] * 100])
 
     def interrupt() -> None:

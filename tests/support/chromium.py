@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -71,12 +70,7 @@ class Chromium:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
         self._kill()
 
@@ -89,7 +83,7 @@ class Chromium:
             time.sleep(0.01)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression, awaited when it is a promise; AssertionError when it throws."""
+        """The value of an expression, awaited if it is a promise; AssertionError if it throws."""
         answer = self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )

@@ -41,7 +41,8 @@ class Source(Protocol):
 
 CANNED = (
     b"retry: 2000\n\n: hb\n\n"
-    b'id: eyJ0IjoyfQ\nevent: record\ndata: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"},\ndata: {"$seq":2,"data":2}]}\n\n'
+    b'id: eyJ0IjoyfQ\nevent: record\ndata: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"},\n'
+    b'data: {"$seq":2,"data":2}]}\n\n'
     b': hb\n\nid: eyJ0IjozfQ\nevent: caught-up\ndata: {"topic":"t","head_seq":2}\n\n'
 )
 
@@ -95,7 +96,7 @@ def reads_a_backlog_and_what_comes_live(source: Source, api: Api, topic: str) ->
 
 
 def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
-    """A cut loses nothing and repeats nothing, for the client sends the last id that it has seen."""
+    """A cut loses nothing and repeats nothing: the client sends the last id that it has seen."""
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     expected: list[Any] = ["old"]
     for number in range(2):

@@ -188,9 +188,13 @@ def page(
     """The fields of a page that holds all its records but what is lost."""
     first_seq = tombstone["gap_to"] if tombstone else from_seq
     return {
-        "from_seq": from_seq, "to_seq": to_seq, "head_seq": to_seq if head_seq is None else head_seq, "earliest_seq": 1,
-        "record_count": to_seq - first_seq, "tombstone": tombstone,
-    }  # fmt: skip
+        "from_seq": from_seq,
+        "to_seq": to_seq,
+        "head_seq": to_seq if head_seq is None else head_seq,
+        "earliest_seq": 1,
+        "record_count": to_seq - first_seq,
+        "tombstone": tombstone,
+    }
 
 
 def records(from_seq: int, to_seq: int, tombstone: dict[str, Any] | None = None) -> bytes:

@@ -2,8 +2,8 @@
 came (§7.2).
 
 ``Decoder`` follows the event stream grammar of the HTML standard, not this server's habits: any of
-the three line ends, one space after the colon, several ``data`` lines. A *frame* is what stands
-between two empty lines.
+the three line ends, one space after the colon, several ``data`` lines. A `SseEvent` is
+what stands between two empty lines; comments alone are one, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came;
+class SseEvent:
+    """One event. ``event``, ``id``, ``data`` and ``retry`` are None where no such line came;
     ``lines`` are all lines as they came.
     """
 
@@ -52,8 +52,8 @@ class Frame:
         return decoded(self.id)
 
 
-def parsed(lines: Iterable[bytes]) -> Frame:
-    """The frame that these lines make."""
+def parsed(lines: Iterable[bytes]) -> SseEvent:
+    """The event that these lines make."""
     found: dict[str, list[str]] = {}
     kept = tuple(lines)
     for line in kept:
@@ -63,19 +63,19 @@ def parsed(lines: Iterable[bytes]) -> Frame:
     assert not unknown, f"fields that no event stream has: {unknown} in {kept}"
     last = {name: found[name][-1] if name in found else None for name in ("event", "id", "retry")}
     data = "\n".join(found["data"]) if "data" in found else None
-    return Frame(kept, data=data, comments=tuple(found.get("", ())), **last)
+    return SseEvent(kept, data=data, comments=tuple(found.get("", ())), **last)
 
 
 class Decoder:
-    """Bytes to frames. A frame that no empty line has ended is never given out."""
+    """Bytes to events. An event that no empty line has ended is never given out."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0  # no line ends before here
         self._lines: list[bytes] = []
 
-    def feed(self, piece: bytes) -> list[Frame]:
-        frames = []
+    def feed(self, piece: bytes) -> list[SseEvent]:
+        events = []
         self._buffer += piece
         at = 0
         for end in list(LINE_END.finditer(self._buffer, self._scanned)):
@@ -85,11 +85,11 @@ class Decoder:
             if line:
                 self._lines.append(line)
             elif self._lines:
-                frames.append(parsed(self._lines))
+                events.append(parsed(self._lines))
                 self._lines = []
         del self._buffer[:at]
         self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
-        return frames
+        return events
 
     @property
     def unfinished(self) -> bool:
@@ -126,8 +126,8 @@ class Unchunk:
 
 
 class Stream(Wire):
-    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``frames``
-    every frame so far.
+    """One open stream. ``raw_head`` has the exact bytes of status line and headers, ``blocks``
+    everything so far, comments included.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Stream(Wire):
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(address, timeout_s, receive_bytes=receive_bytes)
-        self.frames: list[Frame] = []
+        self.blocks: list[SseEvent] = []
         self._timeout_s = timeout_s
         self._taken = 0
         self._decoder = Decoder()
@@ -175,44 +175,44 @@ class Stream(Wire):
     def close(self) -> None:
         self.socket.close()
 
-    # --- frames, as they come
+    # --- events, as they come
 
-    def frame(self, timeout_s: float | None = None) -> Frame:
-        """The next frame of any kind; TimeoutError when none comes, EOFError when the stream has
+    def block(self, timeout_s: float | None = None) -> SseEvent:
+        """The next event of any kind; TimeoutError when none comes, EOFError when the stream has
         ended.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        while self._taken == len(self.frames):
+        while self._taken == len(self.blocks):
             if self._ended():
                 raise EOFError("the stream has ended")
             self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
             if not self._buffer and not self._receive():
-                assert not self._decoder.unfinished, "the stream ended in the middle of a frame"
+                assert not self._decoder.unfinished, "the stream ended in the middle of an event"
                 raise EOFError("the stream has ended")
             self._decode()
         self._taken += 1
-        return self.frames[self._taken - 1]
+        return self.blocks[self._taken - 1]
 
     def _decode(self) -> None:
         piece = bytes(self._buffer)
         self._buffer.clear()
-        self.frames += self._decoder.feed(self._chunks.feed(piece) if self._chunks else piece)
+        self.blocks += self._decoder.feed(self._chunks.feed(piece) if self._chunks else piece)
 
     def _ended(self) -> bool:
         return self._chunks is not None and self._chunks.ended
 
-    def event(self, *names: str, timeout_s: float | None = None) -> Frame:
-        """The next frame that has data; heartbeats and ``retry`` are passed over. It must be one of
+    def event(self, *names: str, timeout_s: float | None = None) -> SseEvent:
+        """The next event that has data; heartbeats and ``retry`` are passed over. It must be one of
         ``names`` if any are given.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        while (frame := self.frame(max(deadline - time.monotonic(), 0.001))).data is None:
+        while (event := self.block(max(deadline - time.monotonic(), 0.001))).data is None:
             pass
-        assert not names or frame.event in names, f"{names} expected, got {str(frame)[:500]}"
-        return frame
+        assert not names or event.event in names, f"{names} expected, got {str(event)[:500]}"
+        return event
 
-    def events(self) -> Iterator[Frame]:
-        """Every frame with data up to the end of the stream."""
+    def events(self) -> Iterator[SseEvent]:
+        """Every event with data up to the end of the stream."""
         while True:
             try:
                 yield self.event()
@@ -220,12 +220,12 @@ class Stream(Wire):
                 return
 
     def quiet(self, seconds: float) -> None:
-        """No frame with data comes for so long."""
+        """No event with data comes for so long."""
         try:
-            frame = self.event(timeout_s=seconds)
+            event = self.event(timeout_s=seconds)
         except TimeoutError:
             return
-        raise AssertionError(f"silence expected, got {str(frame)[:500]}")
+        raise AssertionError(f"silence expected, got {str(event)[:500]}")
 
     # --- what they say
 
@@ -234,15 +234,15 @@ class Stream(Wire):
         told = Told()
         waiting = set(topics)
         while waiting:
-            frame = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
-            told.take(frame)
-            if frame.event == CAUGHT_UP:
-                waiting.discard(frame.json()["topic"])
+            event = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
+            told.take(event)
+            if event.event == CAUGHT_UP:
+                waiting.discard(event.json()["topic"])
         return told
 
     def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
-        """The next ``count`` records of all topics; caught-up frames in between are passed over,
-        other frames fail.
+        """The next ``count`` records of all topics; caught-up events in between are passed over,
+        other events fail.
         """
         told = Told()
         while len(told.records) < count:
@@ -255,23 +255,23 @@ class Stream(Wire):
 class Told:
     """What a stretch of a stream says."""
 
-    frames: list[Frame] = field(default_factory=list)
+    events: list[SseEvent] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
     by_topic: dict[str, list[Any]] = field(default_factory=dict)
     tombstones: list[Any] = field(default_factory=list)
 
-    def take(self, frame: Frame) -> None:
-        body = frame.json()
-        self.frames.append(frame)
-        if frame.event == RECORD:
+    def take(self, event: SseEvent) -> None:
+        body = event.json()
+        self.events.append(event)
+        if event.event == RECORD:
             self.records += body["records"]
             self.by_topic.setdefault(body["topic"], []).extend(body["records"])
-        elif frame.event == TOMBSTONE:
+        elif event.event == TOMBSTONE:
             self.tombstones.append(body)
 
-    def of(self, event: str) -> list[Any]:
-        """The bodies of all frames of this kind."""
-        return [frame.json() for frame in self.frames if frame.event == event]
+    def of(self, name: str) -> list[Any]:
+        """The bodies of all events of this kind."""
+        return [event.json() for event in self.events if event.event == name]
 
     def data(self, topic: str | None = None) -> list[Any]:
         return [
@@ -282,7 +282,7 @@ class Told:
     @property
     def last_id(self) -> str:
         """The id that a browser would send after this."""
-        return next(frame.id for frame in reversed(self.frames) if frame.id is not None)
+        return next(event.id for event in reversed(self.events) if event.id is not None)
 
 
 def encoded(cursor: Any) -> str:
@@ -329,7 +329,7 @@ def seqs(records: list[Any]) -> list[int]:
 
 
 def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
-    """Both ends of a gap, whose frame must have the fields of §7.2."""
+    """Both ends of a gap, whose event must have the fields of §7.2."""
     assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
     assert told_or_body["reason"] == reason, told_or_body
     return told_or_body["gap_from"], told_or_body["gap_to"]

@@ -52,7 +52,7 @@ def frame(first: int, payload: bytes = b"", key: bytes = KEY) -> bytes:
 
 @st.composite
 def pieces_of_a_message(draw: st.DrawFn) -> bytes:
-    """A message in fragments with control frames between them; sometimes without an end or a start."""
+    """A message in fragments, control frames between them; some have no end or no start."""
     opcode = draw(st.sampled_from([1, 1, 2, 0]))
     parts = draw(
         st.lists(

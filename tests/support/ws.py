@@ -27,7 +27,7 @@ GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 §1.3
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class WebSocketFrame:
     opcode: int
     payload: bytes
     fin: bool = True
@@ -138,7 +138,7 @@ class Socket(Wire):
 
     # --- from the server
 
-    def receive(self) -> Frame:
+    def receive(self) -> WebSocketFrame:
         """The next frame; a server masks nothing and uses no reserved bits."""
         first, second = self._take(2)
         assert not first & 0x70, f"reserved bits in {first:#x}"
@@ -152,7 +152,7 @@ class Socket(Wire):
             assert size > 65_535, "a length that is not the shortest"
         opcode = first & 0x0F
         assert opcode < CLOSE or size < 126, "a control frame above 125 bytes"
-        return Frame(opcode, self._take(size), bool(first & 0x80))
+        return WebSocketFrame(opcode, self._take(size), bool(first & 0x80))
 
     def message(self, *ops: str, timeout_s: float | None = None) -> Any:
         """The next text message as JSON, put together from its frames; its ``op`` must be one of

@@ -1,13 +1,13 @@
-"""Cut a stream of encoded records into append bodies.
+"""Chunks: a stream of encoded records, cut into append bodies.
 
-Input is blocks in the shape of an Arrow string column: ``data`` holds the records end to end,
+The input is blocks in the shape of an Arrow string column: ``data`` holds the records end to end,
 ``offsets`` has one more entry than there are records, record ``i`` is ``data[offsets[i]:offsets[i +
 1]]``. Each record is a JSON object and a comma:
 
     {"data":{"id":1}},{"data":{"id":2},"tag":"a"},
 
-so a run of records is one slice, and a body is a head, slices and a tail: no work is done for a
-single record.
+so a run of records is one slice, and a body is a head, slices and a tail. No work is done for each
+record.
 """
 
 from __future__ import annotations

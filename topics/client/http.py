@@ -1,15 +1,14 @@
-"""The requests that a batch writer needs: make a topic, ask its state, append a batch, ask whether
-the server is ready.
+"""HTTP client: the requests of a batch writer. Create a topic, read its state, append a batch, ask
+whether the server is ready.
 
-Every append carries an idempotency key, so every request here may be sent again: 429, 502, 503, 504
-and broken connections are retried, after ``Retry-After`` where the server gives one, else after a
-doubling, capped, jittered pause. Anything else that is not a success is a ``RequestError`` at once.
+Every append has an idempotency key, so every request may be sent again: 429, 502, 503, 504 and
+broken connections are retried, after ``Retry-After`` where the server gives one, else after a pause
+that doubles, with jitter and a maximum. Any other failure is a ``RequestError`` at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -118,12 +117,7 @@ class TopicsClient:
     def __enter__(self) -> TopicsClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def close(self) -> None:

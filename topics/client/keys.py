@@ -1,10 +1,10 @@
-"""Idempotency keys of chunks (§0.8): equal for the same work, whoever repeats it.
+"""Idempotency keys of chunks (§0.8): equal for equal work, in every attempt.
 
-The key names the job, the partition, the chunk's place in it and the chunk's bytes. A task that is
-retried and a job that is run again send the same keys, so the server answers with the first answer
-and appends nothing. The bytes are part of the key because a retry may see other rows (a
-nondeterministic query): then the rows are appended again, which a reader can notice, where a key
-without content would drop them, which nobody can.
+The key is made of the job, the partition, the chunk's number in it and the chunk's bytes. A task
+that is retried and a job that is run again send the same keys, so the server answers with the first
+answer and appends nothing. The bytes are part of the key because a retry may see other rows (a
+nondeterministic query): these are appended again, which a reader can notice. A key without the
+bytes would drop them, which no reader can notice.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def chunk_key(
     content = blake2b(body, digest_size=20).hexdigest()
     # repr() quotes the two free texts, so no scope can be written that looks like another scope
     # with other numbers.
-    place = repr((scope, topic, partition, number, count, content))
-    return PREFIX + blake2b(place.encode(), digest_size=20).hexdigest()
+    named = repr((scope, topic, partition, number, count, content))
+    return PREFIX + blake2b(named.encode(), digest_size=20).hexdigest()
 
 
 assert len(chunk_key("", "t", 0, 0, 0, b"")) <= MAX_KEY_CHARS

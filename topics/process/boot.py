@@ -134,8 +134,6 @@ def _take(environ: MutableMapping[str, str], name: str) -> bytearray:
     if address := libc.getenv(name.encode()):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name.encode()]
-    if (
-        sys.implementation.name == "cpython"
-    ):  # the bytes object that os.environ held; nobody else knows it
+    if sys.implementation.name == "cpython":  # the bytes object that only os.environ held
         ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
     return text

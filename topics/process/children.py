@@ -21,7 +21,7 @@ from topics.errors import ExitCode
 from topics.process import logs
 
 KEPT_BYTES = 16 << 20
-# A larger limit costs programs that close every possible descriptor, and helps nobody.
+# A larger limit is of no use, and slows down programs that close every possible descriptor.
 FILES_MAX = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
@@ -64,7 +64,7 @@ def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) 
             exit_code = ExitCode.DONE
         elif isinstance(leaving.code, int):
             exit_code = leaving.code
-    except BaseException:  # nobody is above: what is not logged here is never seen
+    except BaseException:  # the outermost frame: what is not logged here is never seen
         structlog.get_logger().exception("process failed")
     finally:
         with contextlib.suppress(OSError, ValueError):

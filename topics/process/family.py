@@ -47,8 +47,7 @@ class Shared:
         """In the child: close what only others use."""
         self.notifier.close()
         for index, listener in enumerate(self.listeners):
-            # A copy that nobody accepts from would keep clients waiting after the others have
-            # closed theirs.
+            # Clients would go on waiting at a copy from which no process accepts.
             if child.id != front_id(index):
                 listener.close()
         self.links.keep(child.id)
@@ -97,7 +96,7 @@ class Family:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            # Others are orphans that came to us, as they do to process 1 of a container.
+            # Other pids are orphans, which process 1 of a container inherits.
             if child := by_pid.pop(pid, None):
                 self._bury(child)
                 yield child, pid, wait_status
@@ -116,7 +115,7 @@ class Family:
                 os.kill(child.pid, number)  # ours and not yet reaped, so the pid is still its own
 
     def kill_all(self) -> None:
-        """Leave nobody behind, whatever has gone wrong."""
+        """Kill and reap every child, whatever has failed."""
         self.send(signal.SIGKILL, self)
         for child in self.alive():
             os.waitpid(child.pid, 0)

@@ -165,9 +165,7 @@ def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
             own.close,
         )
     if stat.S_ISFIFO(mode) or os.isatty(fd):
-        with contextlib.suppress(
-            OSError
-        ):  # made by another user, or a FIFO that nobody reads any more
+        with contextlib.suppress(OSError):  # another user's, or a FIFO without a reader
             own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
             return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
     return fd, partial(_write_what_fits if stat.S_ISFIFO(mode) else os.write, fd), _nothing
@@ -177,7 +175,7 @@ def _nothing() -> None: ...
 
 
 def _write_what_fits(pipe: int, data: bytes) -> int:
-    """Write to a blocking pipe as long as that does not block."""
+    """Write to a blocking pipe as much as does not block."""
     sent = 0
     while sent < len(data) and _has_room(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])
@@ -185,7 +183,7 @@ def _write_what_fits(pipe: int, data: bytes) -> int:
 
 
 def _has_room(pipe: int) -> bool:
-    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just looked, too."""
+    """Room for PIPE_BUF bytes, also when each process that shares the pipe has just checked."""
     poll = select.poll()
     poll.register(pipe, select.POLLOUT)
     if not poll.poll(0):

@@ -112,9 +112,9 @@ def _log_uncaught(
 
 
 def _log_unraisable(args: sys.UnraisableHookArgs) -> None:
-    told = args.err_msg or "exception ignored"
+    event = args.err_msg or "exception ignored"
     structlog.get_logger().error(
-        told, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback)
+        event, where=args.object, exc_info=(args.exc_type, args.exc_value, args.exc_traceback)
     )
 
 

@@ -21,15 +21,13 @@ async def measure(
     links: Sequence[Link],
     counts: Callable[[], Mapping[str, int]] = dict,
 ) -> None:
-    """Store how late the loop is, what the links tell, and the process's own ``counts``. Until
-    cancelled.
-    """
+    """Until cancelled, store the loop's lag, the links' statistics and the process's ``counts``."""
     while True:
         due = trio.current_time() + BEAT_S
         await trio.sleep_until(due)
         counters.observe("topics_loop_lag_us", int((trio.current_time() - due) * 1e6))
-        told = [link.statistics() for link in links]
-        counters.set("topics_link_late_bells_total", sum(one.late_bells for one in told))
-        counters.set("topics_link_backlog_bytes", sum(one.backlog_bytes for one in told))
+        seen = [link.statistics() for link in links]
+        counters.set("topics_link_late_bells_total", sum(one.late_bells for one in seen))
+        counters.set("topics_link_backlog_bytes", sum(one.backlog_bytes for one in seen))
         for name, value in counts().items():
             counters.set(name, value)

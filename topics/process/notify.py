@@ -1,5 +1,5 @@
-"""Talking to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)).
-Without systemd, silence.
+"""Notifications to systemd: datagrams of ``NAME=value`` lines to ``$NOTIFY_SOCKET`` (sd_notify(3)).
+Without systemd nothing is sent. A notification never waits and never raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ log = structlog.get_logger()
 
 
 class Notifier:
-    """The supervisor's line to systemd."""
+    """The supervisor's socket to systemd."""
 
     def __init__(self, address: str | None = None, *, watchdog_ms: int = 0) -> None:
         """``address`` is a path, or ``@name`` in the abstract namespace. ``watchdog_ms`` 0: no
@@ -27,12 +27,12 @@ class Notifier:
             else None
         )
         self._last_status = ""
-        self._complained = False
+        self._is_loss_logged = False
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
-        """Take systemd's variables out of ``environ``: they are meant for this process and not for
-        its children.
+        """Take systemd's variables out of ``environ``: they are for this process, not for its
+        children.
         """
         address = environ.pop("NOTIFY_SOCKET", None)
         watchdog_pid = environ.pop("WATCHDOG_PID", str(pid))
@@ -45,9 +45,7 @@ class Notifier:
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; sent when it changes, again if systemd could not take
-        it.
-        """
+        """One line for ``systemctl status``; sent when it changes, again if it was not taken."""
         if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
 
@@ -56,7 +54,7 @@ class Notifier:
         self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
 
     def watchdog(self) -> None:
-        """The supervisor lives."""
+        """A sign of life of the supervisor."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
@@ -64,7 +62,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Forget the socket, as a child does that must not speak in the supervisor's name."""
+        """Close the socket, in a child: only the supervisor notifies."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -75,9 +73,9 @@ class Notifier:
             return True
         try:
             self._socket.sendto(line.encode(), socket.MSG_DONTWAIT, self._address)
-        except OSError as error:  # serving goes on without systemd's ear; the loss is told once
-            if not self._complained:
-                self._complained = True
-                log.warning("systemd cannot be notified", reason=error.strerror, lost=line)
+        except OSError as error:  # the server goes on without systemd; the loss is logged once
+            if not self._is_loss_logged:
+                self._is_loss_logged = True
+                log.warning("systemd notification failed", reason=error.strerror, lost=line)
             return False
         return True

@@ -23,12 +23,12 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.process import interpreter
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
-from topics.storage.recovery import Shard, recover
+from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import WalCounters
 
 log = structlog.get_logger()
@@ -99,7 +99,7 @@ async def _serve(
             nursery.start_soon(measure, counters, own, partial(_log_counts, shard.wal.counters))
             await loop.run(own, stop)
             nursery.cancel_scope.cancel()
-    # Nothing is answered any more: no write comes behind this checkpoint.
+    # Nothing is answered any more: this checkpoint is the last write.
     shard.wal.stop()
     if loop.context.room.broken is None:
         try:

@@ -47,8 +47,8 @@ class Supervisor:
         self._interrupts = 0
 
     def run(self) -> ExitCode:
-        """Keep the family alive until it is told to stop."""
-        # An inherited "ignore" would reap children behind our back.
+        """Keep the children alive until a signal stops the server."""
+        # With an inherited "ignore" the kernel would reap the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         try:

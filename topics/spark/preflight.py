@@ -1,4 +1,4 @@
-"""Preflight of a job: source, server, key, topic and Java are checked before a JVM starts."""
+"""Preflight: the checks of source, server, key, topic and Java before a job starts a JVM."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_source(source: str) -> None:
 def check_server(target: Target, topic: str, durability: str | None) -> None:
     """Ask for the topic, and whether this key may do what the job does. Changes nothing.
 
-    A server that is busy or recovering is waited for, as by the job; an address where nobody
-    answers is told at once. Raises ``RequestError`` or ``JobError``.
+    It waits for a server that is busy or recovering, as the job does; an address that does not
+    answer fails at once. Raises ``RequestError`` or ``JobError``.
     """
     if mistake := mistake_in(target):
         raise JobError(mistake)

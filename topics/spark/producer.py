@@ -2,11 +2,11 @@
 
     python -m topics.spark SOURCE TOPIC [options]
 
-Spark encodes each row as JSON, the executors cut the rows into batches and append them, one request
-a batch. Every batch has an idempotency key made of job, partition, place and content, so a task
-that Spark retries, and a whole job that is run again within the topic's ``idempotency_window_ms``,
-append nothing twice. What the job id must not hide: other ``--partitions``, ``--batch-records`` or
-``--batch-bytes`` make other batches, which are appended again.
+Spark encodes each row as JSON; the executors cut the rows into batches and append each with one
+request. The idempotency key of a batch is made of job, partition, number and content. So a task
+that Spark retries, and a job that is run again within the topic's ``idempotency_window_ms``, append
+nothing twice. Other ``--partitions``, ``--batch-records`` or ``--batch-bytes`` make other batches,
+which are appended again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TAG_LINES = 1000  # JSON lines in which a tag column is looked for
 
 
 def say(line: str) -> None:
-    """One line for the user, beside the summary's stream."""
+    """One line for the user on stderr; the summary goes to stdout."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -110,7 +110,7 @@ def produce(
         url=os.environ.get("TOPICS_URL", DEFAULT_URL), api_key=os.environ.get("TOPICS_API_KEY")
     )
     started = time.monotonic()
-    # A wrong address is told at once; later, a server that restarts is waited for.
+    # A wrong address fails at once; later, the job waits for a server that restarts.
     with TopicsClient(replace(target, connect_retries=FIRST_CONNECTS)) as client:
         before = open_topic(client, topic, durability, warn)
     try:

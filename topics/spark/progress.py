@@ -1,11 +1,10 @@
-"""Progress of a job: a bar that redraws itself on a terminal, plain lines elsewhere."""
+"""Progress: a bar that redraws itself on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 BAR_COLUMNS = 30
@@ -15,7 +14,7 @@ LINE_S = 5.0  # elsewhere: one line each
 
 def line_of(done: int, total: int | None, seconds: float) -> str:
     """``141,000 of 336,776 records, 41 %, 52,311 records/s``; ``141,000 records, 52,311 records/s``
-    when nobody knows the total.
+    when the total is unknown.
     """
     rate = f"{done / seconds if seconds > 0 else 0.0:,.0f} records/s"
     if total is None:
@@ -24,7 +23,7 @@ def line_of(done: int, total: int | None, seconds: float) -> str:
 
 
 def bar_of(done: int, total: int | None, seconds: float) -> str:
-    """The same behind a bar of ``BAR_COLUMNS``, where there is a total to fill it."""
+    """The same after a bar of ``BAR_COLUMNS``, where the total is known."""
     if total is None:
         return line_of(done, total, seconds)
     filled = BAR_COLUMNS * _percent(done, total) // 100
@@ -58,12 +57,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self._over.set()
         self._thread.join()
         if self._finished is not None:

@@ -1,19 +1,19 @@
-"""Files as a DataFrame in which every value is what the file says (Parquet, CSV, JSON lines).
+"""Reading: files to a DataFrame in which every value is as written (Parquet, CSV, JSON lines).
 
-Spark's readers guess and repair: a broken JSON line becomes a record, an open quote ends where the
-line ends, ``007`` becomes 7 and ``1d`` becomes 1.0, a time loses its digits behind the third. Here
-nothing is guessed:
+Spark's readers guess and repair: a broken JSON line becomes a record, an open quote ends with the
+line, ``007`` becomes 7 and ``1d`` becomes 1.0, a time keeps three decimal digits. This module
+guesses nothing:
 
-- Every line is checked before the first record is sent. A line that Python's ``csv`` or ``json``
-  would not read, or that has another number of fields than the header, refuses the job with file,
-  line and reason.
-- JSON lines are sent as they stand in the file.
-- A CSV column holds numbers, or true and false, when each of its values is written as JSON writes
-  them and one type holds them all exactly; else it holds text. Times and dates are text: nothing of
-  them is lost. An empty field is null.
+- It checks every line before the first record is sent. A line that Python's ``csv`` or ``json``
+  cannot read, or whose number of fields differs from the header's, refuses the job with file, line
+  and reason.
+- JSON lines are sent unchanged.
+- A CSV column holds numbers, or true and false, when each of its values is written as in JSON and
+  one type holds them all exactly; else it holds text. Times and dates are text. An empty field is
+  null.
 
-Options of the caller go to Spark's reader and win. One that changes what a line or a field is
-switches the check off, and Spark's own ``FAILFAST`` mode is what is left of it.
+The caller's options go to Spark's reader and override these. An option that changes what a line or
+a field is switches the check off; Spark's own ``FAILFAST`` mode remains.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def check_json(line: bytes) -> str | None:
     except UnicodeDecodeError:
         return NOT_UTF8
     except (msgspec.DecodeError, RecursionError) as error:
-        if (place := lone_surrogate(line)) is not None:
-            return f"half of a surrogate pair at byte {place}, which stands for no character"
+        if (offset := lone_surrogate(line)) is not None:
+            return f"half of a surrogate pair at byte {offset}, which is no character"
         return f"{error}; a document of several lines needs --option multiLine=true"
     if isinstance(value, dict):
         return None
@@ -253,7 +253,7 @@ def _located(text: str) -> JobError:
 
 
 def _line_number(path: Path, start: bytes) -> int | None:
-    """Where the line stands first, from 1; None in what is not a plain local file."""
+    """The number of the first such line, from 1; None for what is not a plain local file."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

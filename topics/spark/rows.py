@@ -1,6 +1,4 @@
-"""Rows as append records, rows as a name for the job, and the way to the executors: no Python for a
-single row.
-"""
+"""Rows: to append records, to a job id, and to the executors. No Python runs for each row."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 # In the metadata of a column that holds whole JSON objects, to be sent as they are.
 LINE_MARK = "topics.json_lines"
-# to_json's own patterns cut times behind the third digit. A TIMESTAMP is a moment and is shown in
+# to_json's own patterns keep three decimal digits of times. A TIMESTAMP is a moment and is shown in
 # UTC; a TIMESTAMP_NTZ has no zone.
 TO_JSON = {
     "timeZone": "UTC",

@@ -1,4 +1,4 @@
-"""What a job did, beside what the server says about it."""
+"""Summary: what a job did, compared with the server's own count."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def summarize(
     after: dict[str, Any],
     seconds: float,
 ) -> Summary:
-    """Add the partitions' figures up and set them beside the server's head."""
+    """Add up the figures of the partitions and compare them with the server's head."""
     names = ("records", "appended", "deduped", "requests", "retries", "repeated")
     sums = {name: sum(row[name] for row in figures) for name in names}
     busy = [row for row in figures if row["records"]]

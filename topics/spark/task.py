@@ -1,9 +1,8 @@
-"""The executor's side of the Spark producer: Arrow batches of encoded records in, appends out, one
-line of figures back.
+"""Send task: an executor's part of a job. It takes Arrow batches of encoded records, appends them,
+and returns one row of figures.
 
-This module is imported by executors, so it needs neither a session nor the server's packages. One
-instance of ``SendTask`` runs in every task: ``mapInArrow`` calls it with the partition's batches
-and takes one row of figures from it.
+Executors import this module, so it needs neither a session nor the server's packages. One instance
+of ``SendTask`` runs in every task: ``mapInArrow`` calls it with the batches of the partition.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import ProcessId, front_id, shard_id
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 SMALL = LinkSizes(ring_bytes=8192, inline_bytes=1000, arena_bytes=16 * PAGE_BYTES)
 
@@ -23,10 +23,10 @@ class End:
     """A link whose turns the test takes, and what they brought."""
 
     link: Link
-    got: list[MessageFrame] = field(default_factory=list)
+    got: list[Message] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
-    def turn(self) -> list[MessageFrame]:
+    def turn(self) -> list[Message]:
         before = len(self.got)
         self.link.turn(
             lambda: self.log.append("open"), self.got.extend, lambda: self.log.append("close")
@@ -64,9 +64,9 @@ class Pair:
         self.memory.close()
 
 
-def exchange(sender: End, receiver: End) -> list[MessageFrame]:
+def exchange(sender: End, receiver: End) -> list[Message]:
     """Turns of both until nothing is left on the way to ``receiver``."""
-    got: list[MessageFrame] = []
+    got: list[Message] = []
     sender.link.flush()
     while (frames := receiver.turn()) or sender.link.backlog_bytes:
         got += frames
@@ -77,14 +77,12 @@ def exchange(sender: End, receiver: End) -> list[MessageFrame]:
 class Running:
     """A link under trio with an inbox to wait on."""
 
-    def __init__(
-        self, link: Link, answer: Callable[[Link, MessageFrame], None] | None = None
-    ) -> None:
+    def __init__(self, link: Link, answer: Callable[[Link, Message], None] | None = None) -> None:
         self.link = link
         self.answer = answer
         self.log: list[str] = []
         self.opened = trio.Event()
-        self.send, self.inbox = trio.open_memory_channel[MessageFrame](10_000)
+        self.send, self.inbox = trio.open_memory_channel[Message](10_000)
 
     async def run(self) -> None:
         await self.link.run(self.on_open, self.on_messages, lambda: self.log.append("close"))
@@ -93,7 +91,7 @@ class Running:
         self.log.append("open")
         self.opened.set()
 
-    def on_messages(self, frames: list[MessageFrame]) -> None:
+    def on_messages(self, frames: list[Message]) -> None:
         for frame in frames:
             if self.answer:
                 self.answer(self.link, frame)
@@ -101,7 +99,7 @@ class Running:
                 self.send.send_nowait(frame)
 
 
-def echo(link: Link, frame: MessageFrame) -> None:
+def echo(link: Link, frame: Message) -> None:
     link.send(frame.subject, bytes(frame.payload), frame.attachment)
     link.release(frame)
 

@@ -12,7 +12,7 @@ import trio.testing
 from tests.actors.link.link_support import Pair, Running, asleep, echo, exchange
 from topics.actors.link.process_id import front_id
 from topics.actors.link.ring import HEAD
-from topics.formats.wire.message import ERROR, MessageFrame, PeerGone
+from topics.formats.wire.message import ERROR, Message, PeerGone
 
 
 def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
@@ -20,7 +20,7 @@ def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
     assert not pair.front.link.connected
     for attempt in (
         lambda: pair.front.link.send("rpc/a", b""),
-        lambda: pair.front.link.send_error(1002, "bad", 7),
+        lambda: pair.front.link.send_refusal(1002, "bad", 7),
     ):
         with pytest.raises(PeerGone, match="front 0 to shard 0"):
             attempt()
@@ -34,27 +34,27 @@ def test_nothing_can_be_sent_before_both_sides_are_there() -> None:
 
 
 def test_a_message_arrives_as_it_was_sent(pair: Pair) -> None:
-    frame_id = pair.front.link.send("rpc/append", b"payload", b"attachment")
+    message_id = pair.front.link.send("rpc/append", b"payload", b"attachment")
     assert pair.front.link.backlog_bytes > 0
     assert pair.shard.turn() == [], "nothing travels before the flush"
     pair.front.link.flush()
     assert pair.front.link.backlog_bytes == 0
-    assert pair.shard.turn() == [MessageFrame(frame_id, 0, "rpc/append", b"payload", b"attachment")]
+    assert pair.shard.turn() == [Message(message_id, 0, "rpc/append", b"payload", b"attachment")]
 
 
-def test_frame_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
+def test_message_ids_are_fresh_and_may_be_taken_in_advance(pair: Pair) -> None:
     link = pair.front.link
     first = link.send("a", b"")
-    taken = link.next_frame_id()
+    taken = link.next_message_id()
     third = link.send("b", b"")
-    assert link.send("c", b"", frame_id=taken) == taken
+    assert link.send("c", b"", message_id=taken) == taken
     assert len({first, taken, third}) == 3
     link.flush()
-    assert [frame.frame_id for frame in pair.shard.turn()] == [first, third, taken]
+    assert [frame.message_id for frame in pair.shard.turn()] == [first, third, taken]
 
 
 def test_an_error_frame_names_what_it_is_about(pair: Pair) -> None:
-    pair.shard.link.send_error(1003, "reserved", 9)
+    pair.shard.link.send_refusal(1003, "reserved", 9)
     pair.shard.link.flush()
     [frame] = pair.front.turn()
     assert (frame.flags, frame.subject, cbor2.loads(frame.payload)) == (
@@ -68,7 +68,7 @@ def test_what_callbacks_send_is_flushed_when_they_return(pair: Pair) -> None:
     pair.front.link.send("ping", b"")
     pair.front.link.flush()
 
-    def answer(frames: list[MessageFrame]) -> None:
+    def answer(frames: list[Message]) -> None:
         for _ in frames:
             pair.shard.link.send("pong", b"")
 

@@ -19,7 +19,7 @@ from tests.actors.link.link_support import SMALL, Pair, Running, echo
 from topics.actors.link.arena_memory import PAGE_BYTES
 from topics.actors.link.link import Link
 from topics.actors.link.process_id import front_id, shard_id
-from topics.formats.wire.message import MessageFrame, PeerGone
+from topics.formats.wire.message import Message, PeerGone
 
 BIG = replace(SMALL, ring_bytes=64 * 1024, inline_bytes=20_000, arena_bytes=64 * PAGE_BYTES)
 
@@ -50,7 +50,7 @@ def fork(body: Callable[[], None]) -> int:
     return pid
 
 
-def serve(pair: Pair, answer: Callable[[Link, MessageFrame], None]) -> None:
+def serve(pair: Pair, answer: Callable[[Link, Message], None]) -> None:
     trio.run(Running(Link(pair.memory, pair.board, shard_id(0)), answer).run)
 
 
@@ -65,7 +65,7 @@ def kill(pid: int) -> None:
 def test_tens_of_thousands_of_messages_of_any_size_between_two_processes() -> None:
     pair = Pair(BIG)
 
-    def checked_echo(link: Link, frame: MessageFrame) -> None:
+    def checked_echo(link: Link, frame: Message) -> None:
         check(frame.attachment, b"q")
         echo(link, frame)
 
@@ -126,7 +126,7 @@ class MarkedFront:
         for _ in range(20):
             self.ask()
 
-    def on_messages(self, frames: list[MessageFrame]) -> None:
+    def on_messages(self, frames: list[Message]) -> None:
         for frame in frames:
             check(frame.attachment, bytes([self.link._session]))
             self.link.release(frame)
@@ -153,7 +153,7 @@ def test_a_shard_killed_in_the_middle_is_replaced_and_no_byte_of_the_old_session
     def shard() -> None:
         countdown = rng.randrange(1, 200)
 
-        def answer(link: Link, frame: MessageFrame) -> None:
+        def answer(link: Link, frame: Message) -> None:
             nonlocal countdown
             check(frame.attachment, bytes([link._session]))
             echo(link, frame)

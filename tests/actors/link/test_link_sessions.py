@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.actors.link.link_support import End, Pair, exchange
 from topics.actors.link.arena_memory import PAGE_BYTES
 from topics.actors.link.process_id import front_id, shard_id
-from topics.formats.wire.message import MessageFrame, PeerGone
+from topics.formats.wire.message import Message, PeerGone
 
 ENDS = {"front": front_id(0), "shard": shard_id(0)}
 
@@ -25,7 +25,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
         self.pair = Pair()
         self.sent: dict[tuple[str, int], list[bytes]] = {}
         self.got: dict[tuple[str, int], list[bytes]] = {}
-        self.held: dict[str, list[tuple[MessageFrame, bytes]]] = {"front": [], "shard": []}
+        self.held: dict[str, list[tuple[Message, bytes]]] = {"front": [], "shard": []}
         self.number = 0
 
     def end(self, name: str) -> End:

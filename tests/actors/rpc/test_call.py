@@ -11,7 +11,7 @@ from tests.actors.wire import Bench, FakeBlock, Pair, rpc_of
 from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
 from topics.actors.rpc.inbound import InboundMessage, RpcContext
 from topics.formats.wire.envelope import encode_failure, encode_success
-from topics.formats.wire.message import ARENA, ERROR, MessageFrame, PeerGone
+from topics.formats.wire.message import ARENA, ERROR, Message, PeerGone
 
 # Calls
 
@@ -35,9 +35,9 @@ async def test_a_call_gets_the_answer_of_the_other_side(pair: Pair, nursery: tri
     ]
 
 
-async def test_the_cid_is_the_frame_id_of_the_request(pair: Pair) -> None:
+async def test_the_cid_is_the_id_of_the_request(pair: Pair) -> None:
     call = pair.caller.call_soon("append", None)
-    assert [frame.frame_id for frame in pair.to_shard.sent] == [call.cid]
+    assert [message.message_id for message in pair.to_shard.sent] == [call.cid]
 
 
 async def test_calls_are_answered_in_any_order(pair: Pair, nursery: trio.Nursery) -> None:
@@ -90,8 +90,8 @@ async def test_a_refused_message_that_is_no_call_is_logged(
 async def test_a_refused_call_fails(pair: Pair) -> None:
     call = pair.caller.call_soon("append", None)
     (request,) = pair.to_shard.take()
-    pair.to_shard.send("rpc/append", b"damaged", frame_id=request.frame_id)
-    assert pair.deliver() == ["rpc/append Malformed", "error frame"]
+    pair.to_shard.send("rpc/append", b"damaged", message_id=request.message_id)
+    assert pair.deliver() == ["rpc/append Malformed", "refusal"]
     with pytest.raises(RemoteError, match=r"malformed payload: .* \(1002\)"):
         await call.wait()
 
@@ -168,9 +168,7 @@ async def test_a_cancelled_call_is_forgotten_and_a_late_answer_released(pair: Pa
     assert pair.deliver() == ["event/call.cancelled Notification"]
     assert cancelled == [[waiting[0].cid]]
     answer = encode_success(waiting[0].cid, None)
-    pair.front.dispatch(
-        pair.caller, MessageFrame(9, ARENA, "rpc/diff", answer, memoryview(b"body"))
-    )
+    pair.front.dispatch(pair.caller, Message(9, ARENA, "rpc/diff", answer, memoryview(b"body")))
     assert pair.to_shard.released == [9]
 
 
@@ -185,9 +183,9 @@ async def test_a_late_answer_wakes_nobody_and_disturbs_no_other_call(
     kept = pair.caller.call_soon("diff", None)
     given_up = pair.caller.call_soon("diff", None)
     given_up.abandon()
-    pair.front.dispatch(pair.caller, MessageFrame(9, 0, "rpc/diff", answer, b""))
+    pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", answer, b""))
     pair.front.dispatch(
-        pair.caller, MessageFrame(10, 0, "rpc/diff", encode_success(kept.cid, "mine"), b"")
+        pair.caller, Message(10, 0, "rpc/diff", encode_success(kept.cid, "mine"), b"")
     )
     assert (await kept.wait()).result == "mine"
 
@@ -218,8 +216,8 @@ async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_s
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
             (request,) = pair.to_shard.take()
-            answer = MessageFrame(
-                9, ARENA, "rpc/diff", encode_success(request.frame_id, 1), memoryview(b"body")
+            answer = Message(
+                9, ARENA, "rpc/diff", encode_success(request.message_id, 1), memoryview(b"body")
             )
             pair.front.dispatch(pair.caller, answer)
             scope.cancel()
@@ -232,7 +230,7 @@ async def test_a_caller_that_is_cancelled_while_the_answer_is_on_its_way_to_it_s
 async def answered_call(pair: Pair) -> PendingCall:
     call = pair.caller.call_soon("diff", None)
     pair.to_shard.take()
-    answer = MessageFrame(9, ARENA, "rpc/diff", encode_success(call.cid, 1), memoryview(b"body"))
+    answer = Message(9, ARENA, "rpc/diff", encode_success(call.cid, 1), memoryview(b"body"))
     pair.front.dispatch(pair.caller, answer)
     return call
 
@@ -295,8 +293,8 @@ async def test_a_block_goes_to_the_transport_as_it_is(pair: Pair) -> None:
     assert (pair.to_shard.blocks, block.freed) == ([block], 0)
 
 
-def test_an_error_frame_is_never_answered() -> None:
+def test_a_refusal_is_never_answered() -> None:
     bench = Bench()
     with capture_logs() as logs:
         bench.put("stream/x", b"junk", flags=ERROR)
-    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["error frame dropped"], [])
+    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["refusal dropped"], [])

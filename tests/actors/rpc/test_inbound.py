@@ -22,7 +22,7 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
     seen: list[InboundMessage] = []
     bench.router.route("rpc/append", seen.append)
     payload = encode_request(9, "append", {"topic": "a"})
-    bench.put("rpc/append", payload, frame_id=9, attachment=b"body")
+    bench.put("rpc/append", payload, message_id=9, attachment=b"body")
     (message,) = seen
     assert message.rpc is not None
     assert (message.subject, message.payload, message.attachment) == (
@@ -30,7 +30,7 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
         payload,
         b"body",
     )
-    assert (message.peer_id, message.session, message.frame.frame_id) == (
+    assert (message.peer_id, message.session, message.raw.message_id) == (
         "front-0",
         bench.session,
         9,
@@ -60,7 +60,7 @@ def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "notification"],
+    ["subject", "payload", "attachment", "peer_id", "session", "raw", "rpc", "notification"],
 )
 def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     seen: list[InboundMessage] = []
@@ -69,10 +69,10 @@ def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     with pytest.raises(AttributeError):
         setattr(seen[0], name, None)
     with pytest.raises(AttributeError):
-        seen[0].frame.frame_id = 8  # type: ignore[misc]
+        seen[0].raw.message_id = 8  # type: ignore[misc]
 
 
-def test_s9_every_message_goes_out_under_a_fresh_frame_id(bench: Bench) -> None:
+def test_s9_every_message_goes_out_under_a_fresh_message_id(bench: Bench) -> None:
     def handler(message: InboundMessage) -> None:
         assert message.rpc is not None
         message.send("event/x", encode_notification("x", None))
@@ -84,7 +84,7 @@ def test_s9_every_message_goes_out_under_a_fresh_frame_id(bench: Bench) -> None:
         bench.request("a", cid=cid)
     bench.request("unknown", cid=9)
     bench.put("stream/x", b"")
-    ids = bench.wire.frame_ids
+    ids = bench.wire.message_ids
     assert len(ids) == len(set(ids)) == 8
     assert not {7, 8, 9} & set(ids)
 
@@ -94,8 +94,8 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
         "rpc/a", lambda message: message.rpc.reply({"n": 1}, b"body") if message.rpc else None
     )
     bench.request("a", cid=41)
-    (frame,) = bench.wire.sent
-    assert (frame.subject, cbor2.loads(frame.payload), frame.attachment) == (
+    (answer,) = bench.wire.sent
+    assert (answer.subject, cbor2.loads(answer.payload), answer.attachment) == (
         "rpc/a",
         {"t": "R", "cid": 41, "result": {"n": 1}},
         b"body",
@@ -123,7 +123,7 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
             None,
             id="answer to nobody",
         ),
-        pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="error frame"),
+        pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="refusal"),
     ],
 )
 def test_s9_memory_of_the_peer_goes_back_when_it_is_done_with(

@@ -195,4 +195,7 @@ async def test_a_callers_own_limit_ends_its_wait_and_tells_the_peer(
     with pytest.raises(trio.TooSlowError):
         await pair.caller.call("diff", None, timeout_ms=1500)
     assert trio.current_time() - start == pytest.approx(1.5)
-    assert [frame.subject for frame in pair.to_shard.sent] == ["rpc/diff", "event/call.cancelled"]
+    assert [message.subject for message in pair.to_shard.sent] == [
+        "rpc/diff",
+        "event/call.cancelled",
+    ]

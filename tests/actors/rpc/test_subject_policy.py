@@ -21,7 +21,7 @@ MALFORMED = "malformed payload: "
 
 
 def refused(code: int, message: str, about: int = 7) -> dict[str, Any]:
-    return {"error_frame": True, "code": code, "message": message, "about": about}
+    return {"refusal": True, "code": code, "message": message, "about": about}
 
 
 RESERVED = refused(1003, "reserved subject prefix")

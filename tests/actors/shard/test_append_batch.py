@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +14,13 @@ import trio
 from tests.support.shard import Desk
 from topics.actors.shard import appends
 from topics.errors import Internal
-from topics.formats.api.requests import json_bytes
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.envelope import Failure, decode
 from topics.storage.wal.file import NoRoom
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 def body(*datas: Any, **fields: Any) -> dict[str, Any]:

@@ -1,24 +1,20 @@
-"""Appends: retries with an idempotency key that is under way."""
+"""Appends: which body is streamed, and retries with an idempotency key that is under way."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
 from tests.support.shard import Desk
+from tests.support.streamed import body, datas, files, until
+from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES
 from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 # Idempotency keys
@@ -77,3 +73,21 @@ async def test_a_key_lives_from_its_commit_on(desk: Desk) -> None:
     desk.commits.now = lambda: desk.loop.context.now._replace(ms=desk.loop.context.now.ms + 777)
     desk.written()
     assert desk.engine.topics["a"].dedupe._keys["k"].at_ms == desk.loop.context.now.ms + 777
+
+
+# Streamed or not
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+async def test_a_body_is_long_above_four_mebibytes(
+    tmp_path: Path, nursery: trio.Nursery, extra: int
+) -> None:
+    desk = Desk(tmp_path, nursery)
+    raw = body(["x" * 1_000_000] * 4)
+    raw += b" " * (STREAMED_MIN_BYTES + extra - len(raw))
+    number = desk.append_raw("a", raw)
+    assert (desk.loop.context.held._waiting != {}) == bool(extra)
+    answers = await until(desk, number)
+    assert answers[number]["seqs"] == [1, 2, 3, 4]
+    assert len(files(desk)) == extra
+    assert datas(desk, "a") == ["x" * 1_000_000] * 4

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-import trio
 
 from tests.support.shard import Desk
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 async def test_a_deletion_that_failed_leaves_its_topic_as_it_was(desk: Desk) -> None:

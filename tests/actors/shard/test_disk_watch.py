@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-import trio
-
 from tests.support.shard import Desk
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
-
 
 # A disk that hangs
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
-from topics.formats.api.requests import decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 def kinds(desk: Desk) -> list[FrameKind]:
@@ -88,11 +82,12 @@ async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(
 
 
 async def test_making_configuring_and_deleting_are_synced(desk: Desk) -> None:
-    for ask, status in (
+    requests: list[tuple[Callable[[], int], int]] = [
         (lambda: desk.put("a"), 201),
         (lambda: desk.put("a", priority=3), 200),
         (lambda: desk.delete("a"), 200),
-    ):
+    ]
+    for ask, status in requests:
         number = ask()
         desk.written()
         assert desk.answers() == []
@@ -195,7 +190,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
     assert len(desk.answers()) == 1
     assert desk.seqs("a") == [2, 3, 4, 5]
     assert kinds(desk)[-2:] == [FrameKind.APPEND, FrameKind.FLOOR]
-    assert desk.log.written == desk.log.position, "nothing is left in the group under way"
+    assert desk.log.written == desk.log.next_lsn, "nothing is left in the group under way"
     assert not len(desk.commits)
 
 

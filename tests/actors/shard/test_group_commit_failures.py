@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,20 +15,17 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import RESERVE_MIN
-from topics.formats.api.requests import decode_append, decode_config, json_bytes
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 def kinds(desk: Desk) -> list[FrameKind]:
@@ -97,7 +92,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     desk.make("a", durability=durability)
     kept = desk.append("a", "kept")
     desk.synced()
-    position = desk.log.position
+    position = desk.log.next_lsn
     lost = [
         desk.append("a", "lost", key="k"),
         desk.append("a", "lost"),
@@ -106,7 +101,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     ]
     assert desk.failed(FULL) is None
     assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
-    assert (desk.log.position, len(desk.commits)) == (position, 0)
+    assert (desk.log.next_lsn, len(desk.commits)) == (position, 0)
     assert desk.seqs("a") == [1]
     assert desk.engine.topics["a"].config.priority is None
     assert "new" not in desk.engine.topics

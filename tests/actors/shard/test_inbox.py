@@ -8,19 +8,19 @@ import pytest
 
 from topics.actors.shard import inbox
 from topics.actors.shard.inbox import Inbox
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 
 class Session:
     """Stands for a link session: an inbox only carries it."""
 
 
-def messages(*numbers: int) -> list[MessageFrame]:
-    return [MessageFrame(number, 0, "rpc/append", b"", b"") for number in numbers]
+def messages(*numbers: int) -> list[Message]:
+    return [Message(number, 0, "rpc/append", b"", b"") for number in numbers]
 
 
 def numbers(batch: Any) -> list[int]:
-    return [message.frame_id for _, message in batch]
+    return [message.message_id for _, messages in batch for message in messages]
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def test_a_batch_holds_the_messages_of_all_links_in_order_of_arrival(box: Inbox)
     other: Any = Session()
     box.put(one, messages(1, 2))
     box.put(other, messages(3))
-    batch = box.take()
+    batch = [*box.take()]
     assert numbers(batch) == [1, 2, 3]
-    assert [session for session, _ in batch] == [one, one, other]
+    assert [session for session, _ in batch] == [one, other]
     assert not box
 
 
@@ -62,11 +62,15 @@ def test_an_inbox_is_full_above_its_bound(box: Inbox) -> None:
 def test_another_order_is_a_matter_of_take_alone(box: Inbox) -> None:
     """The seam: a policy sees each message with its session and chooses the batch."""
 
-    class NewestFirst(Inbox):
-        def take(self) -> Any:
-            return [self._waiting.pop() for _ in range(min(len(self._waiting), inbox.BATCH_MAX))]
+    class OtherFirst(Inbox):
+        """Messages of one session go before all others."""
 
-    session: Any = Session()
-    weighed = NewestFirst()
-    weighed.put(session, messages(1, 2, 3, 4))
-    assert (numbers(weighed.take()), numbers(weighed.take())) == ([4, 3, 2], [1])
+        def take(self) -> Any:
+            return sorted(super().take(), key=lambda arrival: arrival[0] is not favoured)
+
+    common: Any = Session()
+    favoured: Any = Session()
+    weighed = OtherFirst()
+    weighed.put(common, messages(1, 2))
+    weighed.put(favoured, messages(3))
+    assert numbers(weighed.take()) == [3, 1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,11 +17,6 @@ from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 # Readers

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-import trio
 
 from tests.support.shard import Desk
 from topics.engine.topic import RESERVE_MIN
 from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Desk]:
-    return Desk(tmp_path, nursery)
 
 
 # What is held, and for how long

@@ -17,19 +17,19 @@ CLASSES = [
 ]
 
 
-class Message:
+class About:
     subject = "about"
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_failure_survives_the_way_to_the_front(kind: type[TopicsError]) -> None:
     raised = TopicsError.restore(kind, "why", {"topic": "a", "max": 7})
-    found = failure_of(RemoteError(*map_error(raised, Message())))
+    found = failure_of(RemoteError(*map_error(raised, About())))
     assert (type(found), found.message, found.detail) == (kind, "why", {"topic": "a", "max": 7})
 
 
 def test_a_failure_without_a_code_is_an_unexpected_error() -> None:
-    sent = map_error(ZeroDivisionError("division by zero"), Message())
+    sent = map_error(ZeroDivisionError("division by zero"), About())
     assert sent.code == APPLICATION_ERROR
     found = failure_of(RemoteError(*sent))
     assert (type(found), found.message) == (Internal, "ZeroDivisionError: division by zero")

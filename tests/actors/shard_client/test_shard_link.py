@@ -23,7 +23,7 @@ from topics.config import Settings
 from topics.errors import NotReady, TopicsError
 from topics.formats.wire.calls import APPEND, DIFF, FEED_READ
 from topics.formats.wire.contract import Call
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 SETTINGS = Settings(ring_bytes=1 << 16, inline_bytes=4096, arena_bytes=1 << 20)
 NOTHING: Any = ()  # params that nobody reads
@@ -58,7 +58,7 @@ class Shard:
             nonlocal session
             session = self.router.open_session("front-0", self.link)
 
-        def arrived(frames: list[MessageFrame]) -> None:
+        def arrived(frames: list[Message]) -> None:
             assert session is not None
             for frame in frames:
                 self.router.dispatch(session, frame)

@@ -29,19 +29,26 @@ globalThis.collect = (event, id, data) => { seen.push({ event, id, data }); };
 globalThis.listen = (url) => {
   globalThis.source = new EventSource(url);
   for (const name of ["message", "record", "tombstone", "caught-up", "topic-deleted", "error"])
-    source.addEventListener(name, (event) => { if (event.data !== undefined) collect(name, event.lastEventId, event.data); });
+    source.addEventListener(name, (event) => {
+      if (event.data !== undefined) collect(name, event.lastEventId, event.data);
+    });
 };
 globalThis.stream = async (url, bearer) => {
-  const answer = await fetch(url, { headers: { Accept: "text/event-stream", Authorization: `Bearer ${bearer}` } });
+  const headers = { Accept: "text/event-stream", Authorization: `Bearer ${bearer}` };
+  const answer = await fetch(url, { headers });
   if (answer.status !== 200) throw new Error(`status ${answer.status}`);
   let text = "";
   for await (const piece of answer.body.pipeThrough(new TextDecoderStream())) {
     text += piece;
-    const frames = text.split("\\n\\n");
-    text = frames.pop();
-    for (const frame of frames) {
-      const field = (name) => frame.split("\\n").filter((line) => line.startsWith(`${name}: `)).map((line) => line.slice(name.length + 2));
-      if (field("data").length) collect(field("event")[0], field("id")[0], field("data").join("\\n"));
+    const blocks = text.split("\\n\\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split("\\n");
+      const field = (name) =>
+        lines.filter((line) => line.startsWith(`${name}: `))
+          .map((line) => line.slice(name.length + 2));
+      const data = field("data");
+      if (data.length) collect(field("event")[0], field("id")[0], data.join("\\n"));
     }
   }
 };
@@ -140,8 +147,12 @@ def test_chromium_makes_its_own_session(
 ) -> None:
     ok(api.append(topic, "old"), 201)
     body = json.dumps({"topics": {topic: {}}})
-    post = f'{{ method: "POST", headers: {{ "Content-Type": "application/json" }}, body: {json.dumps(body)} }}'
-    start = f'fetch("/v0/watch", {post}).then((answer) => answer.json()).then((made) => listen(made.stream_url))'
+    headers = '{ "Content-Type": "application/json" }'
+    post = f'{{ method: "POST", headers: {headers}, body: {json.dumps(body)} }}'
+    start = (
+        f'fetch("/v0/watch", {post}).then((answer) => answer.json())'
+        ".then((made) => listen(made.stream_url))"
+    )
     reads_a_backlog_and_what_comes_live(
         PageSource(browser, server.address, f"void {start}"), api, topic
     )
@@ -170,8 +181,12 @@ new Promise((resolve, reject) => {
     const message = JSON.parse(event.data);
     seen.push(message);
     if (message.op === "caught_up" && seen.length < 4)
-      say({ op: "publish", request_id: "p", topic: TOPIC, records: [{ data: { from: "page", text: "é\u2028" } }] });
-    if (seen.some((one) => one.op === "ack") && seen.filter((one) => one.op === "record").length === 2) {
+      say({
+        op: "publish", request_id: "p", topic: TOPIC,
+        records: [{ data: { from: "page", text: "é\u2028" } }],
+      });
+    const records = seen.filter((one) => one.op === "record");
+    if (seen.some((one) => one.op === "ack") && records.length === 2) {
       socket.onclose = (closed) => resolve({ seen, code: closed.code, clean: closed.wasClean });
       socket.close(1000);
     }

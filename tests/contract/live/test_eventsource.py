@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -41,7 +40,7 @@ class NodeSource:
             pytest.skip("Node.js is not installed")
         if not (FOLDER / "node_modules" / "eventsource").exists():
             pytest.skip(
-                f"the npm package eventsource is not installed: npm ci --prefix {FOLDER.relative_to(FOLDER.parents[2])}"
+                "the npm package eventsource is not installed: npm ci --prefix tests/contract/live"
             )
         self._process = subprocess.Popen(
             [program, "eventsource.mjs", url, *bearer],
@@ -64,12 +63,7 @@ class NodeSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait(TIMEOUT_S)
         self._thread.join(TIMEOUT_S)

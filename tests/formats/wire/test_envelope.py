@@ -14,17 +14,17 @@ from topics.formats.wire.envelope import (
     Encoded,
     Envelope,
     ErrorCode,
-    ErrorFrame,
     Failure,
     Malformed,
     Notification,
+    Refusal,
     Request,
     Success,
     decode,
-    decode_error_frame,
-    encode_error_frame,
+    decode_refusal,
     encode_failure,
     encode_notification,
+    encode_refusal,
     encode_request,
     encode_success,
 )
@@ -82,9 +82,9 @@ def test_a_result_that_is_encoded_already_travels_as_it_is() -> None:
             id="notification",
         ),
         pytest.param(
-            encode_error_frame(1002, "bad", 9),
+            encode_refusal(1002, "bad", 9),
             "a3 64636f6465 1903ea 676d657373616765 63626164 6561626f7574 09",
-            id="error frame",
+            id="refusal",
         ),
     ],
 )
@@ -134,9 +134,7 @@ def test_a_notification_comes_back(method: str, params: Any) -> None:
 
 @given(st.integers(0, 9999), texts, cids)
 def test_an_error_frame_comes_back(code: int, message: str, about: int) -> None:
-    assert decode_error_frame(encode_error_frame(code, message, about)) == ErrorFrame(
-        code, message, about
-    )
+    assert decode_refusal(encode_refusal(code, message, about)) == Refusal(code, message, about)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def test_what_is_no_envelope_says_why(payload: bytes, reason: str) -> None:
 @example(bytes.fromhex("a1617481d81c81d81d00"))  # a list that holds itself, as "t"
 def test_any_bytes_give_an_answer(payload: bytes) -> None:
     assert isinstance(decode(payload), ENVELOPES)
-    assert isinstance(decode_error_frame(payload), ErrorFrame | Malformed)
+    assert isinstance(decode_refusal(payload), Refusal | Malformed)
 
 
 @pytest.mark.slow
@@ -217,7 +215,7 @@ def test_any_bytes_give_an_answer(payload: bytes) -> None:
 def test_any_types_under_the_known_keys_give_an_answer(fields: dict[str, Any]) -> None:
     for kind in ("Q", "R", "E", "N"):
         assert isinstance(decode(cbor2.dumps(fields | {"t": kind})), ENVELOPES)
-    assert isinstance(decode_error_frame(cbor2.dumps(fields)), ErrorFrame | Malformed)
+    assert isinstance(decode_refusal(cbor2.dumps(fields)), Refusal | Malformed)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +235,4 @@ def test_any_cut_is_noticed(whole: bytes) -> None:
 
 def test_a_view_is_as_good_as_bytes() -> None:
     assert decode(memoryview(encode_success(1, 2))) == Success(1, 2)
-    assert decode_error_frame(memoryview(encode_error_frame(1, "x", 2))) == ErrorFrame(1, "x", 2)
+    assert decode_refusal(memoryview(encode_refusal(1, "x", 2))) == Refusal(1, "x", 2)

@@ -17,7 +17,7 @@ from topics.formats.wire.message import (
     HEADER,
     Assembler,
     Flag,
-    MessageFrame,
+    Message,
     announced_length,
     decode_all,
     encode,
@@ -36,17 +36,17 @@ MESSAGES = st.lists(
 )
 
 
-def frames_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> list[MessageFrame]:
+def as_decoded(messages: list[tuple[int, str, bytes, bytes, int]]) -> list[Message]:
     return [
-        MessageFrame(frame_id, flags, subject, payload, attachment)
-        for frame_id, subject, payload, attachment, flags in messages
+        Message(message_id, flags, subject, payload, attachment)
+        for message_id, subject, payload, attachment, flags in messages
     ]
 
 
 def stream_of(messages: list[tuple[int, str, bytes, bytes, int]]) -> bytes:
     return b"".join(
-        encode(frame_id, subject, payload, rest, flags)
-        for frame_id, subject, payload, rest, flags in messages
+        encode(message_id, subject, payload, rest, flags)
+        for message_id, subject, payload, rest, flags in messages
     )
 
 
@@ -69,13 +69,13 @@ def test_the_table_in_the_docstring_is_the_struct() -> None:
 
 def test_an_empty_message_is_its_header() -> None:
     assert len(encode(7, "", b"")) == HEADER.size
-    assert decode_all(encode(7, "", b"")) == ([MessageFrame(7, 0, "", b"", b"")], HEADER.size)
+    assert decode_all(encode(7, "", b"")) == ([Message(7, 0, "", b"", b"")], HEADER.size)
 
 
-def test_a_frame_is_read_only() -> None:
-    frame = MessageFrame(1, 0, "rpc/diff", b"", b"")
+def test_a_message_is_read_only() -> None:
+    one = Message(1, 0, "rpc/diff", b"", b"")
     with pytest.raises(AttributeError):
-        frame.frame_id = 2  # type: ignore[misc]
+        one.message_id = 2  # type: ignore[misc]
 
 
 def test_a_long_attachment_is_a_view_and_a_short_one_bytes() -> None:
@@ -110,8 +110,8 @@ def test_a_message_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_made_up_subjects_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message, "_SUBJECTS", {})
     monkeypatch.setattr(message, "SUBJECTS_MAX", 3)
-    frames, _ = decode_all(b"".join(encode(n, f"app/{n}", b"") for n in range(10)))
-    assert [frame.subject for frame in frames] == [f"app/{n}" for n in range(10)]
+    found, _ = decode_all(b"".join(encode(n, f"app/{n}", b"") for n in range(10)))
+    assert [one.subject for one in found] == [f"app/{n}" for n in range(10)]
     assert len(message._SUBJECTS) == 3
 
 
@@ -121,11 +121,11 @@ def test_any_cut_gives_a_prefix(
 ) -> None:
     stream = stream_of(messages)
     cut = data.draw(st.integers(0, len(stream)))
-    frames, consumed = decode_all(stream[:cut])
-    assert frames == frames_of(messages)[: len(frames)]
-    assert stream_of(messages[: len(frames)]) == stream[:consumed]
-    if len(frames) < len(messages):
-        assert len(stream_of(messages[: len(frames) + 1])) > cut, "whatever is whole is delivered"
+    found, consumed = decode_all(stream[:cut])
+    assert found == as_decoded(messages)[: len(found)]
+    assert stream_of(messages[: len(found)]) == stream[:consumed]
+    if len(found) < len(messages):
+        assert len(stream_of(messages[: len(found) + 1])) > cut, "whatever is whole is delivered"
 
 
 @given(MESSAGES, st.lists(st.integers(0, 500)))
@@ -135,22 +135,26 @@ def test_an_assembler_finds_the_messages_wherever_the_stream_is_cut(
     stream = stream_of(messages)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     assembler = Assembler()
-    frames = [
-        frame for start, end in pairwise(bounds) for frame in assembler.feed(stream[start:end])
-    ]
-    assert frames == frames_of(messages)
+    found = [one for start, end in pairwise(bounds) for one in assembler.feed(stream[start:end])]
+    assert found == as_decoded(messages)
     assert not assembler.damaged
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_an_answer(junk: bytes) -> None:
-    frames, consumed = decode_all(junk)
+    found, consumed = decode_all(junk)
     assert 0 <= consumed <= len(junk)
     assert (
         stream_of(
             [
-                (f.frame_id, f.subject, bytes(f.payload), bytes(f.attachment), f.flags)
-                for f in frames
+                (
+                    one.message_id,
+                    one.subject,
+                    bytes(one.payload),
+                    bytes(one.attachment),
+                    one.flags,
+                )
+                for one in found
             ]
         )
         == junk[:consumed]
@@ -173,8 +177,8 @@ def test_any_bytes_give_an_answer(junk: bytes) -> None:
 def test_a_header_that_cannot_be_true_is_damage(at: int, code: str, value: int) -> None:
     good, bad = encode(1, "a", b"p"), bytearray(encode(2, "rpc/append", b"payload", b"attachment"))
     struct.pack_into(code, bad, at, value)
-    frames, consumed = decode_all(good + bad)
-    assert [frame.frame_id for frame in frames] == [1]
+    found, consumed = decode_all(good + bad)
+    assert [one.message_id for one in found] == [1]
     assert consumed == len(good)
     assert announced_length(bytes(bad)) == DAMAGED
     assembler = Assembler()
@@ -201,15 +205,15 @@ def test_a_large_message_is_not_copied_with_every_piece(monkeypatch: pytest.Monk
     whole = encode(1, "a", b"", b"z" * 100_000)
     decoded: list[int] = []
 
-    def counting(data: bytes) -> tuple[list[MessageFrame], int]:
+    def counting(data: bytes) -> tuple[list[Message], int]:
         decoded.append(len(data))
         return decode_all(data)
 
     monkeypatch.setattr(message, "decode_all", counting)
     assembler = Assembler()
     for at in range(0, len(whole), 100):
-        frames = assembler.feed(whole[at : at + 100])
-    assert [frame.attachment for frame in frames] == [b"z" * 100_000]
+        found = assembler.feed(whole[at : at + 100])
+    assert [one.attachment for one in found] == [b"z" * 100_000]
     assert decoded == [100, len(whole)]
 
 

@@ -1,4 +1,4 @@
-"""Walks of `live_walk`: every client is shown every record once and in order, or told of its loss."""
+"""A few short walks through what may happen to streams; `tests.campaigns.live_walk` has more."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.live_desk import Client, Desk, desk, page, records
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import Internal
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.live.live import TICK_S
@@ -133,8 +133,9 @@ async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "close_code"), [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)]
-)  # fmt: skip
+    ("code", "name", "close_code"),
+    [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)],
+)
 async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_code: int) -> None:
     ours, theirs = socket.socketpair()
     async with desk() as front:

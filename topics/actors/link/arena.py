@@ -4,8 +4,8 @@
                    │ grow, shrink    └────end of the session───────▶ free
                    └──free──▶ free
 
-A block grows while it is filled: where it stands if the pages behind it are free, else it moves, a
-slice at a time. So what a body holds follows what has arrived of it, and a body that is alone finds
+A block grows while it is filled: in place if the pages after it are free, else it moves, a slice at
+a time. So what a body holds follows what has arrived of it, and a body that is alone finds
 room up to the whole half (`topics.actors.link.arena_memory`).
 
 The pages of a large block go back to the system when it is freed, a portion with each ``trim``; its

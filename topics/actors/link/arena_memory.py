@@ -1,7 +1,7 @@
 """Arena memory: the shared mapping for attachments that are too long for a ring, one for each
 direction of a link.
 
-The producer writes an attachment once, the consumer reads it where it stands. There are two halves
+The producer writes an attachment once, the consumer reads it in place. There are two halves
 of ``half_bytes``; session n uses half n % 2:
 
     offset                 size         content

@@ -1,7 +1,7 @@
 """Arena reader: the consumer's end of an arena, which keeps account of the views it reads from.
 
 A received block is held until the reader releases it. A holder that may take long leaves a
-callback; it is called when a session waits for the half in which the block stands.
+callback; it is called when a session waits for the half of the block.
 """
 
 from __future__ import annotations
@@ -83,6 +83,6 @@ class ArenaReader:
         return None
 
     def _give_back(self, session: int) -> None:
-        # The session of that half is over and its successor there waits for us: nobody writes in it
-        # now.
+        # The session of that half is over, and the next one there waits for this end: no process
+        # writes in it now.
         self._memory.give_back(self._memory.base(session), self._memory.half_bytes)

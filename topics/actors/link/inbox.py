@@ -2,7 +2,7 @@
 
 A message whose attachment is an arena reference gets the memory that the reference names; a
 RELEASE, by which the peer gives a block back, is carried out here and not handed on. Bytes that no
-process of ours writes raise RingDamaged: nothing in the ring can be trusted then.
+correct process writes raise RingDamaged: nothing in the ring can be trusted then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from topics.actors.link.arena import ArenaWriter
 from topics.actors.link.arena_reader import ArenaReader
 from topics.actors.link.ring import RingConsumer, RingDamaged
-from topics.formats.wire.message import ARENA, ARENA_REF, RELEASE, Assembler, MessageFrame
+from topics.formats.wire.message import ARENA, ARENA_REF, RELEASE, Assembler, Message
 
 
 class Inbox:
@@ -30,7 +30,7 @@ class Inbox:
         """Forget the message that has arrived in part: a session begins."""
         self._assembler = Assembler()
 
-    def receive(self) -> list[MessageFrame]:
+    def receive(self) -> list[Message]:
         """Every message that is complete."""
         data = self._consumer.read()
         if not data:
@@ -44,7 +44,7 @@ class Inbox:
                 return [message for message in resolved if message is not None]
         return messages
 
-    def _resolve(self, message: MessageFrame) -> MessageFrame | None:
+    def _resolve(self, message: Message) -> Message | None:
         """The message with its arena block as attachment; None for a RELEASE, done here."""
         if not message.flags & (ARENA | RELEASE):
             return message
@@ -53,7 +53,7 @@ class Inbox:
             if message.flags & RELEASE and self._writer.release(offset):
                 return None
             if message.flags & ARENA and (view := self._reader.open(offset, length)) is not None:
-                return MessageFrame(
-                    message.frame_id, message.flags, message.subject, message.payload, view
+                return Message(
+                    message.message_id, message.flags, message.subject, message.payload, view
                 )
-        raise RingDamaged(f"message {message.frame_id} names no arena block ({self._name})")
+        raise RingDamaged(f"message {message.message_id} names no arena block ({self._name})")

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import cbor2
 import trio
 
 from topics.actors.link.arena import ArenaBlock, ArenaWriter
@@ -38,17 +37,17 @@ from topics.actors.link.outbox import Outbox
 from topics.actors.link.process_id import ProcessId
 from topics.actors.link.ring import RingConsumer, RingProducer
 from topics.formats.buffers import Buffer
+from topics.formats.wire.envelope import encode_refusal
 from topics.formats.wire.message import (
     ARENA,
     ARENA_REF,
     ERROR,
     RELEASE,
-    MessageFrame,
+    Message,
     PeerGone,
-    encode_head,
 )
 
-OnMessages: TypeAlias = Callable[[list[MessageFrame]], None]
+OnMessages: TypeAlias = Callable[[list[Message]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Link:
         self._backlog_max = sizes.ring_bytes if end == 1 else None
         self._session = 0  # the one that our words announce; 0: none yet
         self._open = False
-        self._frame_id = 0
+        self._message_id = 0
         self._asleep = False
         self._sleeps = self._late = 0
 
@@ -104,10 +103,10 @@ class Link:
         """Bytes that were sent here and are not in the ring yet."""
         return self._outbox.backlog_bytes
 
-    def next_frame_id(self) -> int:
-        """A fresh frame id, for a message that must name itself in its payload."""
-        self._frame_id += 1
-        return self._frame_id
+    def next_message_id(self) -> int:
+        """A fresh message id, for a message that must name itself in its payload."""
+        self._message_id += 1
+        return self._message_id
 
     def send(
         self,
@@ -115,38 +114,40 @@ class Link:
         payload: bytes,
         attachment: Buffer | ArenaBlock = b"",
         *,
-        frame_id: int | None = None,
+        message_id: int | None = None,
     ) -> int:
-        """Queue one message; ``flush`` publishes it. Never blocks. Returns its frame id.
+        """Queue one message; ``flush`` publishes it. Never blocks. Returns its message id.
 
         A long attachment goes through the arena, or through the ring piece by piece when the arena
         is full. An ArenaBlock is taken over, also when this raises PeerGone: the session is over,
         or has not begun.
         """
-        if frame_id is None:
-            self._frame_id = frame_id = self._frame_id + 1
+        if message_id is None:
+            self._message_id = message_id = self._message_id + 1
         if type(attachment) is bytes and len(attachment) <= self._inline_bytes:
-            self._put(frame_id, subject, payload, attachment)
+            # As `_put` does, without a call more for each message.
+            if not self._open or self._cell[0] != self._session:
+                raise self._peer_gone()
+            self._outbox.put(message_id, subject, payload, attachment)
         else:
-            self._send_long(frame_id, subject, payload, attachment)
-        return frame_id
+            self._send_long(message_id, subject, payload, attachment)
+        return message_id
 
     def _put(
-        self, frame_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
+        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
     ) -> None:
-        if not self._open or self._cell[0] != self._session:
+        if not self.connected:
             raise self._peer_gone()
-        head = encode_head(frame_id, subject, payload, len(attachment), flags)
-        self._outbox.put(head, attachment)
+        self._outbox.put(message_id, subject, payload, attachment, flags)
 
     def _send_long(
-        self, frame_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
+        self, message_id: int, subject: str, payload: bytes, attachment: Buffer | ArenaBlock
     ) -> None:
         if not isinstance(attachment, ArenaBlock):
             view = memoryview(attachment).cast("B")
             if len(view) <= self._inline_bytes or (block := self.reserve(len(view))) is None:
                 # A copy, because the caller may change what is behind a view before it is written.
-                self._put(frame_id, subject, payload, bytes(view))
+                self._put(message_id, subject, payload, bytes(view))
                 return
             block.view[:] = view
             attachment = block
@@ -155,17 +156,15 @@ class Link:
             raise self._peer_gone()
         self._writer.take_over(attachment)
         reference = ARENA_REF.pack(attachment.offset, attachment.length)
-        self._put(frame_id, subject, payload, reference, ARENA)
+        self._put(message_id, subject, payload, reference, ARENA)
 
     def _peer_gone(self) -> PeerGone:
         return PeerGone(f"link {self._name} is not connected")
 
-    def send_error(self, code: int, message: str, about: int) -> None:
-        """Queue an ErrorFrame about the message with frame id ``about``. Raises PeerGone as
-        ``send`` does.
-        """
-        payload = cbor2.dumps({"code": code, "message": message, "about": about})
-        self._put(self.next_frame_id(), "", payload, b"", ERROR)
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        """Queue a refusal about the message with id ``about``. Raises PeerGone as ``send`` does."""
+        payload = encode_refusal(code, message, about)
+        self._put(self.next_message_id(), "", payload, b"", ERROR)
 
     def reserve(self, length: int) -> ArenaBlock | None:
         """Shared memory for an attachment; None when the arena is full or the peer is not there."""
@@ -187,7 +186,7 @@ class Link:
         """``release`` is called if a session waits for the memory of the attachment ``view``."""
         self._reader.on_lost(view, release)
 
-    def release(self, message: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """The receiver is done with the message's attachment. Nothing happens for an inline one,
         nor the second time.
 
@@ -198,7 +197,7 @@ class Link:
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self._reader.release(message.attachment)
         if block is not None and self.connected:
-            self._put(self.next_frame_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
+            self._put(self.next_message_id(), "", b"", ARENA_REF.pack(*block), RELEASE)
 
     # --- the session ---
 
@@ -210,7 +209,7 @@ class Link:
         ``on_open`` is called when both ends are in the session, ``on_messages`` once each time
         with everything that has arrived, ``on_close`` when the session is over (not when this is
         cancelled). What they send is flushed when they return. Raises RingDamaged when the peer
-        wrote what no process of ours writes.
+        wrote what no correct process writes.
         """
         guard = Guard.of_this_run()
         guard.links.add(self)
@@ -246,8 +245,7 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or try again next turn if blocks that it would overwrite are in use.
 
-        Who reads such a block is asked to release it. Who fills one was told when its session
-        closed.
+        Readers of such blocks are asked to release them; writers learned of it by ``on_close``.
         """
         self._reader.reclaim(session)
         if self._is_half_used(session):

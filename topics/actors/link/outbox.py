@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from topics.actors.link.ring import RingProducer
+from topics.formats.wire.message import encode_head
 
 JOIN_BYTES: Final = 1 << 20  # a longer queue is written in pieces: joining would copy it once more
 
@@ -44,8 +45,11 @@ class Outbox:
         """Bytes that were put and are not in the ring yet."""
         return self._queued + self.unsent_bytes
 
-    def put(self, head: bytes, attachment: bytes) -> None:
-        """Queue a message; ``flush`` publishes it."""
+    def put(
+        self, message_id: int, subject: str, payload: bytes, attachment: bytes, flags: int = 0
+    ) -> None:
+        """Queue a message; ``flush`` publishes it. Raises as `encode_head` does."""
+        head = encode_head(message_id, subject, payload, len(attachment), flags)
         self._queue.append(head)
         if attachment:
             self._queue.append(attachment)

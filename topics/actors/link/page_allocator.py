@@ -47,7 +47,7 @@ class PageAllocator:
             self._add_hole(start + pages, before - pages)
 
     def extend(self, start: int, pages: int) -> int | None:
-        """Find ``pages`` in a row for what stands at ``start``: there if they are free, else at the
+        """Find ``pages`` in a row for the row at ``start``: in place if they are free, else in the
         first hole that is long enough.
 
         Returns where the longer row begins. It may overlap the old one; then it reaches to the end

@@ -50,9 +50,7 @@ PRODUCER_SLEEP: Final = 6 * _LINE
 
 
 class RingDamaged(Exception):
-    """The shared words or the stream are such as no process of ours writes. Nothing in the ring can
-    be trusted.
-    """
+    """The shared words or the stream hold what no correct process writes: the ring is useless."""
 
 
 # --- arithmetic: no memory, no other process ---
@@ -79,9 +77,7 @@ def available(size: int, head: int, tail: int) -> int:
 
 
 def until_end(size: int, position: int) -> int:
-    """How many bytes of the stream fit behind ``position`` before it goes on at the beginning of
-    the data.
-    """
+    """How many bytes of the stream fit from ``position`` to the end of the data area."""
     return size - (position & (size - 1))
 
 
@@ -111,13 +107,12 @@ class Sleeper:
 
     def __init__(self, words: memoryview, word: int) -> None:
         self._words, self._word = words, word
-        # A predecessor may have died asleep. An even number above its own is one that nobody has
-        # rung for.
+        # A predecessor may have died asleep. The other side has rung for no number above its own.
         self.number = (words[word] | 1) + 1
         words[word] = self.number
 
     def fall_asleep(self) -> None:
-        """From now on the other side rings. A fence must follow before the last look around."""
+        """From now on the other side rings. A fence must follow before the last check for data."""
         if not self.number & 1:
             self.number += 1
             self._words[self._word] = self.number

@@ -17,7 +17,7 @@ import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 
 class RemoteError(Exception):
@@ -36,28 +36,28 @@ class CallOwner(Protocol):
     def forget_call(self, cid: int) -> None:
         """Nobody waits for the call any more."""
 
-    def release(self, frame: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer."""
 
 
 class RpcReply:
     """A successful answer. Its receiver calls `release` when it has read the attachment."""
 
-    __slots__ = ("_frame", "_owner", "result")
+    __slots__ = ("_message", "_owner", "result")
 
-    def __init__(self, result: Any, frame: MessageFrame, owner: CallOwner) -> None:
+    def __init__(self, result: Any, message: Message, owner: CallOwner) -> None:
         self.result = result
-        self._frame = frame
+        self._message = message
         self._owner = owner
 
     @property
     def attachment(self) -> bytes | memoryview:
         """Valid until `release` or the end of the session."""
-        return self._frame.attachment
+        return self._message.attachment
 
     def release(self) -> None:
         """Give the attachment's memory back to the peer. Does nothing the second time."""
-        self._owner.release(self._frame)
+        self._owner.release(self._message)
 
 
 class PendingCall:

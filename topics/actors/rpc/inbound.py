@@ -21,7 +21,7 @@ from topics.formats.wire.envelope import (
     encode_failure,
     encode_success,
 )
-from topics.formats.wire.message import ARENA, MessageFrame, PeerGone
+from topics.formats.wire.message import ARENA, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
@@ -57,7 +57,7 @@ class PeerSession(Protocol):
     def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
         """Queue any message. Raises PeerGone."""
 
-    def release(self, frame: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer."""
 
     def on_closed(self, listener: Callable[[PeerSession], None]) -> Callable[[], None]:
@@ -91,11 +91,11 @@ class RpcContext:
     Answers are sent under the request's subject and cid and under a message id of their own.
     """
 
-    __slots__ = ("_frame", "_request", "_session", "_state", "timed")
+    __slots__ = ("_message", "_request", "_session", "_state", "timed")
 
-    def __init__(self, session: PeerSession, frame: MessageFrame, request: Request) -> None:
+    def __init__(self, session: PeerSession, message: Message, request: Request) -> None:
         self._session = session
-        self._frame = frame
+        self._message = message
         self._request = request
         self._state = _OPEN
         self.timed = True
@@ -150,7 +150,7 @@ class RpcContext:
         self._state = _State.EXPIRED
         log.warning(
             "rpc timed out",
-            subject=self._frame.subject,
+            subject=self._message.subject,
             peer_id=self._session.peer_id,
             cid=self._request.cid,
         )
@@ -167,17 +167,19 @@ class RpcContext:
             self._send(payload, attachment)
             session.unanswered.pop(self, None)
         self._state = _State.ANSWERED
-        if self._frame.flags & ARENA:
-            session.release(self._frame)
+        if self._message.flags & ARENA:
+            session.release(self._message)
 
     def _send(self, payload: bytes, attachment: Attachment) -> None:
         try:
-            self._session.transport.send(self._frame.subject, payload, attachment)
+            self._session.transport.send(self._message.subject, payload, attachment)
         except PeerGone:
-            log.debug("answer not sent", subject=self._frame.subject, peer_id=self._session.peer_id)
+            log.debug(
+                "answer not sent", subject=self._message.subject, peer_id=self._session.peer_id
+            )
 
     def _note_second_answer(self) -> None:
-        subject, cid = self._frame.subject, self._request.cid
+        subject, cid = self._message.subject, self._request.cid
         if self._state is _State.ANSWERED:
             raise AlreadyAnsweredError(f"{subject} (cid {cid}) has been answered already")
         log.warning("late answer dropped", subject=subject, peer_id=self._session.peer_id, cid=cid)
@@ -190,34 +192,34 @@ class InboundMessage:
     message without an answer, until the last handler has returned. Copy what is needed longer.
     """
 
-    __slots__ = ("_frame", "_notification", "_rpc", "_session")
+    __slots__ = ("_message", "_notification", "_rpc", "_session")
 
     def __init__(
         self,
         session: PeerSession,
-        frame: MessageFrame,
+        message: Message,
         rpc: RpcContext | None = None,
         notification: Notification | None = None,
     ) -> None:
         self._session = session
-        self._frame = frame
+        self._message = message
         self._rpc = rpc
         self._notification = notification
 
     @property
     def subject(self) -> str:
         """The message's subject."""
-        return self._frame.subject
+        return self._message.subject
 
     @property
     def payload(self) -> bytes | memoryview:
         """The message's payload, not decoded."""
-        return self._frame.payload
+        return self._message.payload
 
     @property
     def attachment(self) -> bytes | memoryview:
         """The message's raw bytes."""
-        return self._frame.attachment
+        return self._message.attachment
 
     @property
     def peer_id(self) -> str:
@@ -230,9 +232,9 @@ class InboundMessage:
         return self._session
 
     @property
-    def frame(self) -> MessageFrame:
+    def raw(self) -> Message:
         """The message itself, for diagnostics and tracing only; immutable."""
-        return self._frame
+        return self._message
 
     @property
     def rpc(self) -> RpcContext | None:
@@ -250,4 +252,4 @@ class InboundMessage:
 
     def release(self) -> None:
         """Release the attachment before the answer. Does nothing the second time."""
-        self._session.release(self._frame)
+        self._session.release(self._message)

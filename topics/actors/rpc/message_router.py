@@ -35,14 +35,14 @@ from topics.actors.rpc.transport import Transport
 from topics.formats.wire import envelope
 from topics.formats.wire.envelope import (
     ErrorCode,
-    ErrorFrame,
     Failure,
     Malformed,
     Notification,
+    Refusal,
     Request,
     Success,
 )
-from topics.formats.wire.message import ERROR, MessageFrame, PeerGone
+from topics.formats.wire.message import ERROR, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
@@ -108,9 +108,7 @@ class MessageRouter(RouteTable):
             session.close()
         self.clear()
 
-    def dispatch(
-        self, session: LinkSession, frame: MessageFrame
-    ) -> Coroutine[Any, Any, None] | None:
+    def dispatch(self, session: LinkSession, message: Message) -> Coroutine[Any, Any, None] | None:
         """Run the plain handlers of a message. Nothing that the peer sends makes it raise.
 
         None: all handlers have run. Otherwise one is asynchronous: the caller starts the coroutine
@@ -118,23 +116,23 @@ class MessageRouter(RouteTable):
         session are dropped.
         """
         if session.closed:
-            session.release(frame)
+            session.release(message)
             return None
-        if frame.flags & ERROR:
-            self._take_error_frame(session, frame)
+        if message.flags & ERROR:
+            self._take_refusal(session, message)
             return None
-        kind, routes = session.plans.get(frame.subject) or self._plan(session, frame.subject)
+        kind, routes = session.plans.get(message.subject) or self._plan(session, message.subject)
         if kind == "rpc":
-            return self._dispatch_rpc(session, frame, routes)
+            return self._dispatch_rpc(session, message, routes)
         if kind == "event":
-            return self._dispatch_event(session, frame, routes)
+            return self._dispatch_event(session, message, routes)
         if kind == "custom":
-            return self._deliver(InboundMessage(session, frame), routes)
+            return self._deliver(InboundMessage(session, message), routes)
         if kind == "reserved":
-            self._refuse(session, frame, ErrorCode.UNSUPPORTED_FEATURE, "reserved subject prefix")
+            self._refuse(session, message, ErrorCode.UNSUPPORTED_FEATURE, "reserved subject prefix")
         else:
             self._refuse(
-                session, frame, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix"
+                session, message, ErrorCode.INVALID_FRAME, "subject is under no allowed prefix"
             )
         return None
 
@@ -187,51 +185,53 @@ class MessageRouter(RouteTable):
     # The kinds of subjects
 
     def _dispatch_rpc(
-        self, session: LinkSession, frame: MessageFrame, routes: tuple[Registration, ...]
+        self, session: LinkSession, message: Message, routes: tuple[Registration, ...]
     ) -> Coroutine[Any, Any, None] | None:
-        decoded = envelope.decode(frame.payload)
+        decoded = envelope.decode(message.payload)
         if type(decoded) is Request:
-            rpc = RpcContext(session, frame, decoded)
+            rpc = RpcContext(session, message, decoded)
             if routes:
-                return self._deliver(InboundMessage(session, frame, rpc), routes)
+                return self._deliver(InboundMessage(session, message, rpc), routes)
             rpc.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
             return None
         if type(decoded) is Success or type(decoded) is Failure:
-            session.take_answer(frame, decoded)
+            session.take_answer(message, decoded)
             return None
         reason = (
             decoded.reason if type(decoded) is Malformed else "a notification cannot be answered"
         )
-        self._refuse(session, frame, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
+        self._refuse(session, message, ErrorCode.INVALID_FRAME, f"malformed payload: {reason}")
         return None
 
     def _dispatch_event(
-        self, session: LinkSession, frame: MessageFrame, routes: tuple[Registration, ...]
+        self, session: LinkSession, message: Message, routes: tuple[Registration, ...]
     ) -> Coroutine[Any, Any, None] | None:
-        decoded = envelope.decode(frame.payload)
+        decoded = envelope.decode(message.payload)
         if type(decoded) is Notification:
-            return self._deliver(InboundMessage(session, frame, None, decoded), routes)
+            return self._deliver(InboundMessage(session, message, None, decoded), routes)
         reason = decoded.reason if type(decoded) is Malformed else "not a notification"
-        log.warning("event dropped", subject=frame.subject, peer_id=session.peer_id, reason=reason)
-        session.release(frame)
+        log.warning(
+            "event dropped", subject=message.subject, peer_id=session.peer_id, reason=reason
+        )
+        session.release(message)
         return None
 
-    def _take_error_frame(self, session: LinkSession, frame: MessageFrame) -> None:
-        # An ErrorFrame is never answered: two sides would refuse each other's refusals for ever.
-        session.release(frame)
-        error = envelope.decode_error_frame(frame.payload)
-        if type(error) is ErrorFrame:
-            session.take_error_frame(error)
+    def _take_refusal(self, session: LinkSession, message: Message) -> None:
+        # An Refusal is never answered: two sides would refuse each other's refusals for ever.
+        session.release(message)
+        error = envelope.decode_refusal(message.payload)
+        if type(error) is Refusal:
+            session.take_refusal(error)
         else:
-            log.warning("error frame dropped", peer_id=session.peer_id, frame_id=frame.frame_id)
+            log.warning("refusal dropped", peer_id=session.peer_id, message_id=message.message_id)
 
-    def _refuse(self, session: LinkSession, frame: MessageFrame, code: int, reason: str) -> None:
-        session.release(frame)
+    def _refuse(self, session: LinkSession, message: Message, code: int, reason: str) -> None:
+        session.release(message)
         try:
-            session.transport.send_error(code, reason, frame.frame_id)
+            session.transport.send_refusal(code, reason, message.message_id)
         except PeerGone:
             log.debug(
-                "refusal not sent", subject=frame.subject, peer_id=session.peer_id, code=int(code)
+                "refusal not sent", subject=message.subject, peer_id=session.peer_id, code=int(code)
             )
 
     # Running handlers

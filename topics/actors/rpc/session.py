@@ -24,13 +24,13 @@ from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams
 from topics.formats.wire.envelope import (
     EVENT_PREFIX,
     RPC_PREFIX,
-    ErrorFrame,
     Failure,
+    Refusal,
     Success,
     encode_notification,
     encode_request,
 )
-from topics.formats.wire.message import ARENA, MessageFrame, PeerGone
+from topics.formats.wire.message import ARENA, Message, PeerGone
 
 log: Final = structlog.get_logger(__name__)
 
@@ -68,13 +68,13 @@ class LinkSession:
         """Queue the request and return at once. Await ``call.wait()``, or ``call.abandon()`` it.
         Raises PeerGone.
         """
-        cid = self.transport.next_frame_id()
+        cid = self.transport.next_message_id()
         try:
             payload = encode_request(cid, method, params)
         except Exception:
             discard(attachment)
             raise
-        self.send(RPC_PREFIX + method, payload, attachment, frame_id=cid)
+        self.send(RPC_PREFIX + method, payload, attachment, message_id=cid)
         call = self._calls[cid] = PendingCall(cid, method, self)
         return call
 
@@ -110,9 +110,9 @@ class LinkSession:
         payload: bytes,
         attachment: Attachment = b"",
         *,
-        frame_id: int | None = None,
+        message_id: int | None = None,
     ) -> None:
-        """Queue any message; without ``frame_id`` under a fresh id.
+        """Queue any message; without ``message_id`` under a fresh id.
 
         Raises PeerGone, also when the transport serves a newer session: a message of the old
         session is never sent in the new one.
@@ -120,7 +120,7 @@ class LinkSession:
         if self.closed:
             discard(attachment)
             raise PeerGone(f"the link session with {self.peer_id} is closed")
-        self.transport.send(subject, payload, attachment, frame_id=frame_id)
+        self.transport.send(subject, payload, attachment, message_id=message_id)
 
     # Pending calls
 
@@ -139,17 +139,17 @@ class LinkSession:
             if self._calls.pop(call.cid, None) is not None:
                 call.fail(PeerGone(f"{self.peer_id} does not answer call {call.cid}"))
 
-    def take_answer(self, frame: MessageFrame, answer: Success | Failure) -> None:
+    def take_answer(self, message: Message, answer: Success | Failure) -> None:
         """Settle the call of an answer. Without one (cancelled, timed out), release the memory."""
         call = self._calls.pop(answer.cid, None)
         if call is not None and type(answer) is Success:
-            call.succeed(RpcReply(answer.result, frame, self))
+            call.succeed(RpcReply(answer.result, message, self))
             return
-        self.release(frame)
+        self.release(message)
         if call is not None and type(answer) is Failure:
             call.fail(RemoteError(answer.code, answer.message, answer.data))
 
-    def take_error_frame(self, error: ErrorFrame) -> None:
+    def take_refusal(self, error: Refusal) -> None:
         """The peer refused a message. If it was a request, its call fails: it is never answered."""
         call = self._calls.pop(error.about, None)
         if call is None:
@@ -163,15 +163,15 @@ class LinkSession:
         else:
             call.fail(RemoteError(error.code, error.message))
 
-    def release(self, frame: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
         the second time.
 
         Due after the end of the session too: the peer does not use memory again that may be read
         here.
         """
-        if frame.flags & ARENA:
-            self.transport.release(frame)
+        if message.flags & ARENA:
+            self.transport.release(message)
 
     # The end
 

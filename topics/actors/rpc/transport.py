@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from topics.formats.buffers import Buffer
-from topics.formats.wire.message import MessageFrame
+from topics.formats.wire.message import Message
 
 
 @runtime_checkable
@@ -33,20 +33,20 @@ class Transport(Protocol):
     """
 
     def send(
-        self, subject: str, payload: bytes, attachment: Any = b"", *, frame_id: int | None = None
+        self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
     ) -> int:
         """Queue one message, by default under a fresh id. Raises PeerGone.
 
-        ``frame_id``: one of `next_frame_id`.
+        ``message_id``: one of `next_message_id`.
         """
 
-    def next_frame_id(self) -> int:
+    def next_message_id(self) -> int:
         """A fresh message id."""
 
-    def send_error(self, code: int, message: str, about: int) -> None:
-        """Queue an ErrorFrame about the peer's message ``about``. Raises PeerGone."""
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        """Queue a refusal about the peer's message ``about``. Raises PeerGone."""
 
-    def release(self, frame: MessageFrame) -> None:
+    def release(self, message: Message) -> None:
         """Give the attachment's memory back to the peer. Does nothing for an inline attachment, nor
         the second time.
         """

@@ -45,7 +45,7 @@ class DiskWatch:
         waits = (
             len(self._commits) > 0 or self._commits.wal.is_syncing
         ) and self._room.broken is None
-        progress = (self._commits.oldest, self._commits.wal.synced)
+        progress = (self._commits.oldest, self._commits.wal.synced_lsn)
         silent_s = max(
             self._log.look(progress if waits else now, now),
             self._blobs.look((self._streaming, self._steps) if self._streaming else now, now),

@@ -95,7 +95,11 @@ class Feeds(Service):
         """Send the pages that may go; whether some of them wait for the next turn, because others
         come first.
         """
-        self._note_log()
+        if self._losses != self._commits.losses:
+            self._end_undone()
+        if not (self._changed or self._due or self._unsynced):
+            return False
+        self._note_sync()
         for topic_id in self._changed:
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
         self._changed.clear()
@@ -115,14 +119,17 @@ class Feeds(Service):
         for feed in self._table.of_session(session):
             self._forget(feed)
 
-    def _note_log(self) -> None:
-        """What a sync and a failure of the log make due."""
-        if self._losses != self._commits.losses:
-            # A topic that is gone now was never made: no commit will tell of its end.
-            self._losses = self._commits.losses
-            for feed in self._table.of_deleted_topics():
-                self._end(feed)
-        synced = self._context.wal.synced
+    def _end_undone(self) -> None:
+        """The log has lost changes. A topic that is gone now was never made: no commit will tell of
+        its end.
+        """
+        self._losses = self._commits.losses
+        for feed in self._table.of_deleted_topics():
+            self._end(feed)
+
+    def _note_sync(self) -> None:
+        """Strong feeds are due when the log has been synced further."""
+        synced = self._context.wal.synced_lsn
         if self._unsynced and self._synced != synced:
             self._due.update(self._unsynced)
             self._unsynced.clear()
@@ -200,7 +207,7 @@ class Feeds(Service):
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
             self._forget(earlier)
-        head_seq = visible_head(topic, self._context.wal.synced, strong=strong)
+        head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
         if head_seq < topic.head_seq:

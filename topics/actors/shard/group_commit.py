@@ -35,7 +35,7 @@ from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
@@ -97,7 +97,7 @@ class GroupCommit:
         """Every change with a frame before this LSN is committed."""
         return min(
             (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
-            default=self.wal.position,
+            default=self.wal.next_lsn,
         )
 
     def leaving(self) -> list[Topic]:
@@ -109,7 +109,7 @@ class GroupCommit:
     def position_of(self, topic: Topic) -> int:
         """LSN before which every change of the topic is committed, and from which on none is."""
         if not topic.pending:
-            return self.wal.position
+            return self.wal.next_lsn
         # Reservations and floors may overtake others and be overtaken: replaying them twice does no
         # harm.
         return min(
@@ -119,7 +119,7 @@ class GroupCommit:
                 if each.change.topic is topic
                 and not isinstance(each.change, FloorMoved | Reservation)
             ),
-            default=self.wal.position,
+            default=self.wal.next_lsn,
         )
 
     def _pending(self) -> chain[PendingChange]:
@@ -140,7 +140,7 @@ class GroupCommit:
             # One of them without the others would come back after a restart, though the change was
             # undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
-        locator, start = in_log(0), self.wal.position
+        locator, start = in_log(0), self.wal.next_lsn
         for frame in frames:
             lsn = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
@@ -150,7 +150,7 @@ class GroupCommit:
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
-        pending = PendingChange(change, locator, start, self.wal.position, self._serial, settle)
+        pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
         if change.sync:
             self._wants_sync = True
             self._until_synced.append(pending)
@@ -172,7 +172,8 @@ class GroupCommit:
         """Send the group off. What the log writes at once is committed and answered at once."""
         while (progress := self._send_group()) is not None:
             self._settle_up_to(self._until_written, progress.written, progress)
-            self._tell_progress()
+            if self._progress is not None:
+                self._tell_progress()
             if not self._has_floors:
                 return
             self._has_floors = False
@@ -235,7 +236,7 @@ class GroupCommit:
 
     def _generation(self, locator: Locator) -> int:
         """Base of the log file of tagged records: their tags leave memory with the file."""
-        return 0 if is_in_memory(locator) else self.wal.generation(locator)
+        return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 
     def _lose(self, error: OSError) -> None:
         self.losses += 1
@@ -289,7 +290,7 @@ class GroupCommit:
         """
         losses = self.losses
         while self.wal.failed is None and self.losses == losses:
-            if self.wal.synced >= lsn:
+            if self.wal.synced_lsn >= lsn:
                 return True
             await self.wait_progress()
         return False

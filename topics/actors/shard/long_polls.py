@@ -33,7 +33,7 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams, DiffParams, DiffResult
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged
@@ -84,7 +84,7 @@ class LongPolls(Service):
 
     def on_commit(self, change: Change) -> None:
         """The polls of a topic with new records, and of one that is gone, are due."""
-        if isinstance(change, Append | DeleteTopic):
+        if self._waiting and isinstance(change, Append | DeleteTopic):
             polls = self._waiting.pop(change.topic.id, None)
             if polls is not None:
                 self._next.update(polls)

@@ -27,9 +27,9 @@ from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
-from topics.formats.api.requests import Limits
-from topics.formats.wire.message import MessageFrame
-from topics.storage.recovery import Shard
+from topics.formats.api.limits import Limits
+from topics.formats.wire.message import Message
+from topics.storage.recovery.steps import Shard
 
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
 # waits for its topic longer than this is not done; one that is decided is answered when the log has
@@ -83,7 +83,7 @@ class ShardLoop:
             nonlocal session
             session = self.open_session(link.peer.session_name, link)
 
-        def arrived(messages: list[MessageFrame]) -> None:
+        def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
             is_first = not self.inbox
             self.inbox.put(session, messages)
@@ -126,9 +126,11 @@ class ShardLoop:
     def turn(self) -> None:
         """Handle the next batch of messages."""
         self.context.begin_turn()
-        for session, message in self.inbox.take():
-            unfinished = self.router.dispatch(session, message)
-            assert unfinished is None, "handlers of a shard are plain functions"
+        dispatch = self.router.dispatch
+        for session, messages in self.inbox.take():
+            for message in messages:
+                unfinished = dispatch(session, message)
+                assert unfinished is None, "handlers of a shard are plain functions"
         self.end_turn()
 
     def end_turn(self) -> None:

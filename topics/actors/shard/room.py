@@ -20,7 +20,7 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
 from topics.storage import disk
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
 LOOK_S = 0.5  # between two looks at the files
@@ -34,7 +34,7 @@ class Room(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        self._unsaid = list(shard.unsaid)
+        self._unsaid = list(shard.unwritten_frames)
         self.broken: OSError | None = None  # what ended all writing
 
     def refusal(self, *, grows: bool) -> OSError | None:
@@ -101,7 +101,7 @@ class Room(Service):
     async def _say(self) -> bool:
         """Whether the log now knows of this start."""
         self.wal.begin(self._unsaid)
-        return await self.commits.wait_synced(self.wal.position)
+        return await self.commits.wait_synced(self.wal.next_lsn)
 
 
 def unwritable(error: OSError) -> NotReady:

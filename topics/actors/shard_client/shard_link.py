@@ -34,7 +34,7 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import CALLS, DIFF, FeedEndedParams, FeedPageParams
 from topics.formats.wire.contract import Call, Event, P, R
-from topics.formats.wire.message import MessageFrame, PeerGone
+from topics.formats.wire.message import Message, PeerGone
 
 IN_MEMORY: Final = (bytes, bytearray)
 WRITES: Final = frozenset(call.method for call in CALLS if call.is_write)
@@ -125,11 +125,11 @@ class ShardLink:
         self._pulse = Pulse()
         self.listener.opened(self.number)
 
-    def _arrived(self, frames: list[MessageFrame]) -> None:
+    def _arrived(self, messages: list[Message]) -> None:
         session = self.session
         assert session is not None, "messages arrive between open and close"
-        for frame in frames:
-            rest = self._router.dispatch(session, frame)
+        for message in messages:
+            rest = self._router.dispatch(session, message)
             assert rest is None, "a front has no asynchronous handler"
 
     def _closed(self) -> None:

@@ -1,7 +1,7 @@
 """WebSocket frames, the byte layer of RFC 6455 as a server speaks it. Integers big-endian.
 
     offset  size       field     meaning
-    0       1          first     0x80 FIN: the last frame of its message; 0x70 RSV: zero; 0x0f Opcode
+    0       1          first     0x80 FIN: last frame of its message; 0x70 RSV: zero; 0x0f Opcode
     1       1          second    0x80 MASK: 1 from a client, 0 from a server; 0x7f: the length
     2       0, 2 or 8  extended  the length when the short one is 126 (126 and more) or 127 (65536
                                  and more, below 2**63)

@@ -1,1 +1,1 @@
-"""Bytes between processes: ring messages and envelopes."""
+"""What travels between processes: ring messages, RPC envelopes, the calls table."""

@@ -24,7 +24,7 @@ encoder. Integers big-endian, as CBOR has them:
     18            "method", text, "params"    "result"
             rest  params, any item            result, any item
 
-The payload of an ErrorFrame (a message with the ERROR flag) is another map: "code" integer,
+The payload of a refusal (a message with the ERROR flag) is another map: "code" integer,
 "message" text, "about" unsigned, which is the id of the refused message.
 """
 
@@ -108,7 +108,7 @@ class Notification(msgspec.Struct, frozen=True):
     params: Any
 
 
-class ErrorFrame(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True):
     """The peer refused the message with the id ``about``; the link session continues."""
 
     code: int
@@ -138,8 +138,8 @@ def decode(payload: bytes | memoryview) -> Envelope | Malformed:
     return Malformed("t is none of Q, R, E, N") if read is None else read(fields)
 
 
-def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
-    """The content of an ErrorFrame. Never raises."""
+def decode_refusal(payload: bytes | memoryview) -> Refusal | Malformed:
+    """The content of a refusal. Never raises."""
     fields = _map_of(payload)
     if isinstance(fields, Malformed):
         return fields
@@ -151,7 +151,7 @@ def decode_error_frame(payload: bytes | memoryview) -> ErrorFrame | Malformed:
         or not 0 <= about <= CID_MAX
     ):
         return Malformed("code, message or about has a wrong type")
-    return ErrorFrame(code, message, about)
+    return Refusal(code, message, about)
 
 
 def encode_request(cid: int, method: str, params: Any) -> bytes:
@@ -178,8 +178,8 @@ def encode_notification(method: str, params: Any) -> bytes:
     return cbor2.dumps({"t": "N", "method": method, "params": params})
 
 
-def encode_error_frame(code: int, message: str, about: int) -> bytes:
-    """The payload of an ErrorFrame about the message with the id ``about``."""
+def encode_refusal(code: int, message: str, about: int) -> bytes:
+    """The payload of a refusal about the message with the id ``about``."""
     return cbor2.dumps({"code": int(code), "message": message, "about": about})
 
 

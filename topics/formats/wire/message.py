@@ -3,7 +3,7 @@
     offset  size  field         meaning
     0       4     total_len     bytes of the whole message, this header included
     4       4     payload_len   bytes of payload; what is left after it is the attachment
-    8       8     frame_id      fresh for every message of a sender, never reused in a link session
+    8       8     message_id    fresh for every message of a sender, never reused in a link session
     16      2     subject_len   bytes of subject, ASCII, e.g. rpc/append
     18      2     flags         Flag
     20      4     reserved      zero
@@ -47,7 +47,7 @@ class PeerGone(Exception):
 class Flag(IntFlag):
     """Bits of ``flags``. They travel between processes of one start only, never to disk."""
 
-    ERROR = 1  # an ErrorFrame: payload is CBOR {code, message, about}
+    ERROR = 1  # a refusal: payload is CBOR {code, message, about}
     ARENA = 2  # the attachment is an ARENA_REF
     RELEASE = 4  # no payload; the attachment is the ARENA_REF of a block that the peer may free
 
@@ -58,12 +58,12 @@ ERROR: Final = int(Flag.ERROR)
 _ALL_FLAGS: Final = ERROR | ARENA | RELEASE
 
 
-class MessageFrame(msgspec.Struct, frozen=True, gc=False):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A received message. ``payload`` and ``attachment`` are bytes, or views that keep their memory
     alive.
     """
 
-    frame_id: int
+    message_id: int
     flags: int
     subject: str
     payload: bytes | memoryview
@@ -71,7 +71,7 @@ class MessageFrame(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_head(
-    frame_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0
+    message_id: int, subject: str, payload: bytes, attachment_len: int, flags: int = 0
 ) -> bytes:
     """The message without its attachment, which the caller sends right behind it.
 
@@ -84,15 +84,15 @@ def encode_head(
         raise ValueError(
             f"a message of {total} bytes with a subject of {len(name)} does not fit the layout"
         )
-    return HEADER.pack(total, len(payload), frame_id, len(name), flags, 0) + name + payload
+    return HEADER.pack(total, len(payload), message_id, len(name), flags, 0) + name + payload
 
 
 def encode(
-    frame_id: int, subject: str, payload: bytes, attachment: Buffer = b"", flags: int = 0
+    message_id: int, subject: str, payload: bytes, attachment: Buffer = b"", flags: int = 0
 ) -> bytes:
     """The whole message as one piece; ``attachment`` is copied. Raises as ``encode_head`` does."""
     with memoryview(attachment) as view:
-        return encode_head(frame_id, subject, payload, view.nbytes, flags) + view.cast("B")
+        return encode_head(message_id, subject, payload, view.nbytes, flags) + view.cast("B")
 
 
 def announced_length(buffer: bytes, start: int = 0) -> int:
@@ -112,17 +112,17 @@ def announced_length(buffer: bytes, start: int = 0) -> int:
     return int(total)
 
 
-def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
+def decode_all(buffer: bytes) -> tuple[list[Message], int]:
     """The complete messages at the start of ``buffer``, and how many bytes they take.
 
     Never raises. The rest begins with an incomplete message, or with one that ``announced_length``
     calls DAMAGED.
     """
-    frames: list[MessageFrame] = []
-    add, unpack, subjects, size = frames.append, HEADER.unpack_from, _SUBJECTS, len(buffer)
+    messages: list[Message] = []
+    add, unpack, subjects, size = messages.append, HEADER.unpack_from, _SUBJECTS, len(buffer)
     start = 0
     while size - start >= 24:
-        total, payload_len, frame_id, subject_len, flags, reserved = unpack(buffer, start)
+        total, payload_len, message_id, subject_len, flags, reserved = unpack(buffer, start)
         payload_at = start + 24 + subject_len
         attachment_at = payload_at + payload_len
         end = start + total
@@ -136,9 +136,9 @@ def decode_all(buffer: bytes) -> tuple[list[MessageFrame], int]:
             attachment: bytes | memoryview = buffer[attachment_at:end]
         else:
             attachment = memoryview(buffer)[attachment_at:end]
-        add(MessageFrame(frame_id, flags, subject, buffer[payload_at:attachment_at], attachment))
+        add(Message(message_id, flags, subject, buffer[payload_at:attachment_at], attachment))
         start = end
-    return frames, start
+    return messages, start
 
 
 class Assembler:
@@ -155,7 +155,7 @@ class Assembler:
         self.damaged = False
         """The stream holds bytes that no sender of this program wrote; the rest is ignored."""
 
-    def feed(self, data: bytes) -> list[MessageFrame]:
+    def feed(self, data: bytes) -> list[Message]:
         """The messages that ``data`` completes, in order."""
         if self._parts:
             self._parts.append(data)
@@ -165,10 +165,10 @@ class Assembler:
             # Once for each message and header, so the same bytes are not joined again and again.
             data = b"".join(self._parts)
             self._parts.clear()
-        frames, consumed = decode_all(data)
+        messages, consumed = decode_all(data)
         if consumed < len(data) and not self.damaged:
             self._keep(data[consumed:] if consumed else data)
-        return frames
+        return messages
 
     def _keep(self, rest: bytes) -> None:
         length = announced_length(rest)

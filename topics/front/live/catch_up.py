@@ -4,8 +4,8 @@
     reader at its feed's seq --> live in the feed
 
 A stream has one task for each shard that it must catch up with, so a slow shard delays its own
-topics only; within a task the readers take turns. A page that arrives while the stream is stalled is
-discarded and read again later: nothing waits in memory for a client that does not read.
+topics only; within a task the readers take turns. A page that arrives while the stream is stalled
+is discarded and read again later: nothing waits in memory for a client that does not read.
 """
 
 from __future__ import annotations

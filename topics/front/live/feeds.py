@@ -5,8 +5,8 @@
                            '----> the kept pages (pages.py)
 
 A feed opens with its first reader and closes with its last one. It lives as long as its link
-session: when a shard goes, its feeds are dropped, and their readers subscribe again. A page is never
-shown to a reader that does not stand exactly where the page begins.
+session: when a shard goes, its feeds are dropped, and their readers subscribe again. A page is
+never shown to a reader that does not stand exactly where the page begins.
 """
 
 from __future__ import annotations

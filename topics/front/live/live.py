@@ -4,8 +4,8 @@
                    '-> the newest pages are kept for those a little below (pages.py)
 
 One task ticks all streams: heartbeats, slow readers, readers that wait for their shard. Another one
-runs deferred writes, so that what one batch of messages causes for a client is one write. No call of
-a stream may end another stream: streams are called with `Isolated.attempt` only.
+runs deferred writes, so that what one batch of messages causes for a client is one write. No call
+of a stream may end another stream: streams are called with `Isolated.attempt` only.
 """
 
 from __future__ import annotations

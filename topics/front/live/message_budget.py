@@ -7,8 +7,8 @@
                                                               not read (web_socket_publish.py)
 
 No socket waits for memory while it holds some, so there is no deadlock. A message that stalls ends
-before one that moves, so clients that never complete a message keep nobody out. A message that comes
-in one read is not counted.
+before one that moves, so clients that never complete a message keep nobody out. A message that
+comes in one read is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Holder(Protocol):
 
 
 class _Held:
-    """An incomplete message. ``marked`` is its length when it last made progress, at ``moved_at``."""
+    """An incomplete message; its length was ``marked`` when it made progress at ``moved_at``."""
 
     __slots__ = ("length", "marked", "moved_at")
 

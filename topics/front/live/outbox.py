@@ -3,10 +3,10 @@
     open --socket takes less than all--> stalled --client reads again--> open
       '------------------------------------'--close, socket error--> closed
 
-While the outbox is open, `write` sends from the caller's turn of the loop and nothing is kept. While
-it is stalled, a task of its own sends the unsent part of one write, and then the backlog: answers
-and ends that belong behind it. Streams show no further pages to a stalled client, so an outbox never
-holds more than the end of one write and what answers the client's own requests.
+While the outbox is open, `write` sends from the caller's turn of the loop and nothing is kept.
+While it is stalled, a task of its own sends the unsent part of one write, and then the backlog:
+answers and ends that belong behind it. Streams show no further pages to a stalled client, so an
+outbox never holds more than the end of one write and what answers the client's own requests.
 """
 
 from __future__ import annotations
@@ -44,13 +44,8 @@ class Outbox:
         self.backlog: list[bytes] = []  # to be sent behind the unsent part
         self.last_sent = live.now
         self.moved_at = live.now  # when the socket last took something
-        self._unsent: memoryview | None = None
+        self.unsent: memoryview | None = None  # while the outbox is stalled
         self._sending = trio.CancelScope()  # of the task that sends it
-
-    @property
-    def is_stalled(self) -> bool:
-        """The socket takes no more for now."""
-        return self._unsent is not None
 
     def write(self, data: bytes) -> None:
         """Send, or keep what the socket does not take.
@@ -59,7 +54,7 @@ class Outbox:
         """
         if self.is_closed:
             return
-        if self._unsent is not None:
+        if self.unsent is not None:
             self.backlog.append(data)
             return
         try:
@@ -71,7 +66,7 @@ class Outbox:
             return
         self.last_sent = time.monotonic()
         if sent < len(data):
-            self._unsent = memoryview(data)[sent:]
+            self.unsent = memoryview(data)[sent:]
             self.moved_at = self._live.now
             self._sending = trio.CancelScope()
             self._live.nursery.start_soon(self._send_unsent, self._sending)
@@ -82,8 +77,8 @@ class Outbox:
         """Send all that waits and ``data``, as much as the socket takes now; False when it takes
         nothing.
         """
-        if self._unsent is not None:
-            data = b"".join((self._unsent, *self.backlog, data))
+        if self.unsent is not None:
+            data = b"".join((self.unsent, *self.backlog, data))
         try:
             sent = self._sock.send(data)
         except OSError:
@@ -101,9 +96,9 @@ class Outbox:
         """A task of its own: it waits for this client only, and ends with the stream."""
         try:
             with scope:
-                while self._unsent is not None and not self.is_closed:
+                while self.unsent is not None and not self.is_closed:
                     await trio.lowlevel.wait_writable(self._sock)
-                    self._send_some(self._unsent)
+                    self._send_some(self.unsent)
         except (OSError, trio.ClosedResourceError):
             self._owner.end()
         if not self.is_closed:
@@ -113,7 +108,7 @@ class Outbox:
         with contextlib.suppress(BlockingIOError):
             sent = self._sock.send(unsent)
             self.moved_at = self.last_sent = time.monotonic()
-            self._unsent = unsent[sent:] if sent < len(unsent) else self._next_unsent()
+            self.unsent = unsent[sent:] if sent < len(unsent) else self._next_unsent()
 
     def _next_unsent(self) -> memoryview | None:
         self._owner.sent_whole()

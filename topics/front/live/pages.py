@@ -2,7 +2,8 @@
 the head (decision 0010).
 
 A reader that catches up takes a kept page instead of asking its shard. All feeds of a front share
-one bound in bytes; a new page evicts the oldest page of the feed that has received none for longest.
+one bound in bytes; a new page evicts the oldest page of the feed that has received none for
+longest.
 """
 
 from __future__ import annotations

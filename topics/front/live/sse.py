@@ -4,9 +4,9 @@
     event: NAME            record, tombstone, caught-up, topic-deleted, error
     data: JSON             one line, or one for each line of a payload's white space
 
-A record event without its id line is made once and shared by all streams of the page. So is one with
-its id, among sessions of one topic: their ids are equal. A cursor of the session moves with the
-session's own stream only, and what the socket has not taken whole when the stream ends was not
+A record event without its id line is made once and shared by all streams of the page. So is one
+with its id, among sessions of one topic: their ids are equal. A cursor of the session moves with
+the session's own stream only, and what the socket has not taken whole when the stream ends was not
 shown.
 """
 
@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from topics.errors import TopicsError
-from topics.formats.api.requests import json_bytes
+from topics.formats.json_text import json_bytes
 from topics.front.errors import status_of
 from topics.front.http.connection import Connection
 from topics.front.live.live import Live

@@ -111,7 +111,7 @@ class Stream(ABC):
     def tick(self, now: float) -> None:
         """Send a heartbeat, or end a stream whose client is too slow."""
         outbox = self.outbox
-        if outbox.is_stalled:
+        if outbox.unsent is not None:
             if now - outbox.moved_at >= STALL_MAX_S:
                 self.fail(408, "the client reads too slowly")
         elif now - outbox.last_sent >= self.heartbeat_s:
@@ -159,7 +159,7 @@ class Stream(ABC):
     @property
     def is_stalled(self) -> bool:
         """The socket takes no more for now."""
-        return self.outbox.is_stalled
+        return self.outbox.unsent is not None
 
     def sent_whole(self) -> None:  # noqa: B027 - only sessions keep account of it
         """The socket has taken all that was written; a backlog comes next."""

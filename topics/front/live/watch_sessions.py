@@ -31,7 +31,7 @@ Cursor = tuple[int, int]
 
 @dataclass(slots=True)
 class Earlier:
-    """The earlier incarnation of a topic that was recreated. It was shown up to ``last`` or less."""
+    """The earlier incarnation of a recreated topic. It was shown up to ``last`` or less."""
 
     last: int
     epoch: int
@@ -76,8 +76,8 @@ class WatchSession:
         self.cursors[topic] = seq, epoch
 
     def resume(self, last_event_id: bytes) -> None:
-        """A client is back. It is shown again what it was not sent whole, unless its id says that it
-        has seen it.
+        """A client is back. It is shown again what it was not sent whole, unless its id says that
+        it has seen it.
         """
         if last_event_id:
             self.rewind(last_event_id)
@@ -113,7 +113,7 @@ class WatchSession:
         ]
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
-        """What an id means by a seq: the earlier topic's, if no id has carried it for the new one."""
+        """What an id means by a seq: the earlier topic's, if no id carried it for the new one."""
         earlier = self.earlier.get(topic)
         is_old = earlier is not None and seq <= earlier.last and seq not in earlier.shown
         return seq, earlier.epoch if earlier and is_old else self.cursors[topic][1]

@@ -5,8 +5,8 @@
 Publishes to one topic that arrive in one read travel as one batch, and so do their answers, which
 come in the order of each topic. The shard decides each publish for itself. A batch ends when it is
 as long as a message may be inline, and a longer publish travels alone, through shared memory.
-Publishes are sent without waiting for each other; what is unanswered is bounded for a socket and for
-all of them (`is_full`): above the bound the socket is not read.
+Publishes are sent without waiting for each other; what is unanswered is bounded for a socket and
+for all of them (`is_full`): above the bound the socket is not read.
 """
 
 from __future__ import annotations

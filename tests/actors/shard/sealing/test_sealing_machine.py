@@ -23,10 +23,12 @@ from tests.actors.shard.sealing.sealing_support import Sealer, by_hand, findings
 from topics.engine.changes.append import Append
 from topics.engine.changes.delete_records import matching_seqs
 from topics.engine.topic import Topic
-from topics.formats.api.requests import TagMatch, decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.json_text import json_bytes
 from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom, WalFile
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])
@@ -275,14 +277,14 @@ class Machine(RuleBasedStateMachine):
         self._settle()
         if not client.commits:
             return
-        before = client.wal.position
+        before = client.wal.next_lsn
 
         def full(*_: object) -> None:
             raise NoRoom(errno.ENOSPC, "full")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "create", full)
-            while client.wal.position == before or not client.wal._new_file:
+            while client.wal.next_lsn == before or not client.wal._new_file:
                 outcome, answer = client.start("filler", records=[{"data": "x" * 900}])
                 if outcome.created:
                     self._made(outcome.topic)

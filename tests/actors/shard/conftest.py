@@ -1,0 +1,44 @@
+"""Desks of a shard for the tests of its services."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.feeds import Front, OnDisk
+from tests.support.shard import Desk
+from tests.support.streamed import LONG
+from topics.actors.shard import appends, streamed_appends
+from topics.formats.api import sliced
+
+
+@pytest.fixture
+def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
+    """One session of a front with a shard."""
+    return Desk(tmp_path, nursery)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of more than 4,000 bytes is streamed; it is decoded by 500 and written by 1,000."""
+    monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", LONG)
+    monkeypatch.setattr(streamed_appends, "RUN_BYTES", 1000)
+    monkeypatch.setattr(sliced, "SLICE_BYTES", 500)
+
+
+@pytest.fixture
+def front(tmp_path: Path, nursery: trio.Nursery) -> Front:
+    """A session that opens feeds."""
+    return Front(tmp_path, nursery)
+
+
+@pytest.fixture
+async def disk(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[OnDisk]:
+    """The same, of a shard on a real disk."""
+    front = OnDisk(tmp_path, nursery)
+    yield front
+    if front.log.writer._thread.is_alive():
+        await front.end()

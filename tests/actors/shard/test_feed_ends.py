@@ -1,0 +1,244 @@
+"""Feeds: what a feed tells of losses, and what ends it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.support.feeds import BROKEN, FULL, Front, seqs
+from topics.engine.now import Now
+from topics.formats.wire.calls import (
+    FEED_CLOSE,
+    FEED_TAKEN,
+)
+from topics.formats.wire.contract import Event
+from topics.storage.disk import Damaged
+
+# Loss
+
+
+async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_page(
+    front: Front,
+) -> None:
+    front.make("a", cap_records=2)
+    front.open("a")
+    for number in range(8):
+        front.append("a", number)
+        front.written()
+    assert front.pages() == [[1], [2]]
+    front.taken()
+    front.turn()
+    (page,) = front.events()
+    assert page["tombstone"] == {
+        "gap_from": 3, "gap_to": 6, "reason": "cap", "missed_estimate": 4, "earliest_seq": 7, "head_seq": 8,
+    }  # fmt: skip
+    assert (page["from_seq"], page["to_seq"], seqs(page)) == (2, 8, [7, 8])
+
+
+async def test_age_is_looked_at_before_a_page_is_made(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(10**12, 10**6)
+    front.loop.context.clock = lambda: now
+    front.commits.now = lambda: now
+    front.make("a", ttl_ms=100)
+    front.open("a")
+    for number in range(4):
+        front.append("a", number)
+        front.written()
+    assert front.pages() == [[1], [2]]
+    now = Now(now.ts + 101, now.ms + 101)
+    front.turn()
+    front.append("a", "young")
+    front.written()
+    front.taken()
+    front.turn()
+    (page,) = front.events()
+    assert (
+        page["tombstone"]["gap_from"],
+        page["tombstone"]["gap_to"],
+        page["tombstone"]["reason"],
+    ) == (3, 4, "ttl")
+    assert seqs(page) == [5]
+
+
+# Ends
+
+
+async def test_a_deleted_topic_ends_its_feeds_at_once(front: Front) -> None:
+    front.make("a")
+    front.open("a", 1)
+    front.open("a", 2)
+    front.append("a", 1)
+    front.delete("a")
+    front.append("a", "of the next one")
+    front.written()
+    assert [(event["event"], event["feed"]) for event in front.events()] == [
+        ("feed.page", 1),
+        ("feed.page", 2),
+    ]
+    front.synced()
+    ended = front.events()
+    assert ended == [{"event": "feed.ended", "feed": number, "head_seq": 1} for number in (1, 2)]
+    assert len(front.loop.services.feeds) == 0
+    front.taken(1)
+    front.append("a", 2)
+    front.written()
+    assert front.events() == []
+
+
+@pytest.mark.parametrize("error", [BROKEN, FULL])
+async def test_a_topic_that_was_never_made_ends_its_feeds_too(front: Front, error: OSError) -> None:
+    front.make("b")
+    front.put("a")
+    front.open("a", 1)
+    front.open("b", 2)
+    front.delete("b")  # undone as well: its feed goes on
+    front.wire.take()
+    front.failed(error)
+    if error is FULL:
+        front.failed(error)  # the delete was done once more, by itself
+    front.turn()
+    assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
+    assert len(front.loop.services.feeds) == 1
+
+
+async def test_a_closed_feed_gives_nothing_more_and_its_number_is_free(front: Front) -> None:
+    front.make("a")
+    front.open("a", 1, strong=True)
+    front.append("a", 1)
+    front.written()
+    front.close(1)
+    front.synced()
+    assert front.events() == []
+    front.open("a", 1)
+    front.append("a", 2)
+    front.written()
+    assert front.pages() == [[2]]
+    front.make("b")
+    front.open("b", 1)  # another one of the same number takes its place
+    front.append("a", 3)
+    front.append("b", 4)
+    front.written()
+    assert [seqs(event) for event in front.events()] == [[1]]
+    assert len(front.loop.services.feeds) == 1
+    assert set(front.loop.services.feeds._table._by_topic) == {front.engine.topic("b").id}
+
+
+@pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
+async def test_events_about_an_unknown_feed_are_ignored(front: Front, event: Event[Any]) -> None:
+    with structlog.testing.capture_logs() as logs:
+        front.tell(event, event.params(5))
+        front.make("a")
+        front.open("a", 1)
+        front.tell(event, event.params(5))
+    front.turn()
+    assert (front.events(), logs, len(front.loop.services.feeds)) == ([], [], 1)
+
+
+async def test_feeds_go_with_their_session(front: Front) -> None:
+    front.make("a")
+    front.open("a", 1)
+    front.open("a", 2, strong=True)
+    front.append("a", 1)
+    front.written()
+    front.wire.take()
+    front.session.close()
+    store = front.loop.services.feeds
+    assert (
+        len(store),
+        store._table._by_topic,
+        store._table._by_session,
+        store._due,
+        store._unsynced,
+        store._changed,
+    ) == (0, {}, {}, {}, {}, {})
+    front.session = front.loop.open_session("front-0", front.wire)
+    front.open("a", 1)
+    front.append("a", 2)
+    front.written()
+    assert front.pages() == [[2]]
+
+
+async def test_a_front_that_cannot_be_reached_costs_nobody_else_their_page(front: Front) -> None:
+    front.make("a")
+    front.open("a", 1)
+    first, front.wire.broken = front.wire, True
+    front.wire = type(first)()
+    front.session = front.loop.open_session("front-1", front.wire)
+    front.open("a", 1)
+    front.append("a", 1)
+    front.written()
+    assert front.pages() == [[1]]
+    assert len(front.loop.services.feeds) == 1
+
+
+async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front.make("a")
+    front.open("a", 1)
+    locators = []
+    for _ in range(3):
+        front.flush()
+        locators.append(front.log.next_lsn)
+        front.append("a", 1)
+    front.flush()
+    front.log.write()
+    real = front.commits.store.records
+
+    def records(at: int) -> Any:
+        if at == locators[1]:
+            raise Damaged(Path("segment"), 5, "test")
+        return real(at)
+
+    monkeypatch.setattr(front.commits.store, "records", records)
+    front.written()
+    front.taken()
+    front.written()
+    pages = [event for event in front.events() if event["event"] == "feed.page"]
+    gaps = [
+        gap and (gap["reason"], gap["gap_from"], gap["gap_to"])
+        for gap in (page["tombstone"] for page in pages)
+    ]
+    assert [(page["from_seq"], page["to_seq"], page["count"]) for page in pages] == [
+        (0, 1, 1),
+        (1, 3, 1),
+    ]
+    assert gaps == [None, ("damaged", 2, 2)]
+    assert len(front.loop.services.feeds) == 1
+
+
+async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(errno.EMFILE, "too many")
+    front.make("a")
+    front.make("b")
+    front.open("a", 1)
+    front.open("b", 2)
+    front.append("a", 1)
+    front.flush()
+    locator = front.log.next_lsn
+    front.append("b", 1)
+    front.flush()
+    front.log.write()
+    real = front.commits.store.records
+
+    def records(at: int) -> Any:
+        if at < locator:
+            raise error
+        return real(at)
+
+    monkeypatch.setattr(front.commits.store, "records", records)
+    with structlog.testing.capture_logs() as logs:
+        front.written()
+    assert [(event["event"], event["feed"], event.get("error")) for event in front.events()] == [
+        ("feed.ended", 1, "internal"), ("feed.page", 2, None),
+    ]  # fmt: skip
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert len(front.loop.services.feeds) == 1

@@ -1,0 +1,208 @@
+"""Feed reads: streams that catch up, and readers of only what is synced."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.support.feeds import Front, contiguous, seqs
+from topics.engine import reading
+from topics.formats.wire.calls import (
+    TOPIC_HEADS,
+    TopicHeadsParams,
+)
+
+
+async def test_a_reader_with_a_cursor_of_an_earlier_topic_is_told_so(front: Front) -> None:
+    front.make("a")
+    front.append("a", 1, 2)
+    front.written()
+    front.wire.take()
+    epoch = front.engine.topic("a").epoch
+    front.feed_read("a", 1, epoch=epoch - 1)
+    answer = front.answer()
+    assert (answer["from_seq"], answer["to_seq"], seqs(answer), answer["epoch"]) == (
+        0,
+        2,
+        [1, 2],
+        epoch,
+    )
+    assert (
+        answer["tombstone"]["reason"],
+        answer["tombstone"]["gap_from"],
+        answer["tombstone"]["gap_to"],
+    ) == ("recreated", 1, 2)
+    front.feed_read("a", 3)
+    assert front.answer()["tombstone"]["reason"] == "recreated"
+    front.feed_read("a", 1, epoch=epoch)
+    answer = front.answer()
+    assert (answer["tombstone"], seqs(answer)) == (None, [2])
+
+
+# Readers behind a feed
+
+
+async def test_a_reader_behind_a_feed_gets_nothing_past_the_seq_that_it_names(front: Front) -> None:
+    front.make("a")
+    front.append("a", 1, 2, 3)
+    front.append("a", 4, 5, 6)
+    front.written()
+    front.wire.take()
+    for from_seq, until_seq in itertools.product(range(8), repeat=2):
+        front.feed_read("a", from_seq, until_seq, epoch=front.engine.topic("a").epoch)
+        answer = front.answer()
+        assert seqs(answer) == [*range(from_seq + 1, min(until_seq, 6) + 1)]
+        assert (answer["to_seq"], answer["head_seq"]) == (
+            max(min(until_seq, 6), min(from_seq, 6)),
+            6,
+        )
+    front.feed_read("a", 1, limit=2)
+    answer = front.answer()
+    assert (seqs(answer), answer["from_seq"], answer["to_seq"]) == ([2, 3], 1, 3)
+
+
+async def test_a_gap_that_goes_past_the_seq_that_the_reader_names_is_told_whole(
+    front: Front,
+) -> None:
+    front.make("a", cap_records=2)
+    front.append("a", *range(10))
+    front.written()
+    front.wire.take()
+    front.feed_read("a", 1, until_seq=5)
+    answer = front.answer()
+    assert (
+        seqs(answer),
+        answer["to_seq"],
+        answer["tombstone"]["gap_from"],
+        answer["tombstone"]["gap_to"],
+    ) == ([9, 10], 10, 2, 8)
+
+
+async def test_a_read_that_has_too_much_to_pass_over_is_answered_with_how_far_it_came(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
+    front.make("a")
+    for _ in range(8):
+        front.append("a", 0, node="me")
+    front.append("a", 1)
+    front.written()
+    front.wire.take()
+    ends, seq = [], 0
+    while seq < 9:
+        front.feed_read("a", seq, nodes=["me"])
+        answer = front.answer()
+        seq = answer["to_seq"]
+        ends.append((seq, answer["count"]))
+    assert ends == [(3, 0), (6, 0), (9, 1)]
+
+
+async def test_heads_of_the_topics_that_are_there(front: Front) -> None:
+    front.make("a", cap_records=1)
+    front.make("b")
+    front.append("a", 1, 2)
+    front.written()
+    front.wire.take()
+    front.ask(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
+    a, b = front.engine.topic("a"), front.engine.topic("b")
+    assert front.answer()["heads"] == {"b": [0, 1, b.epoch], "a": [2, 2, a.epoch]}
+    assert a.last_read_ts is None
+
+
+async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it(
+    front: Front,
+) -> None:
+    for ask in (front.open, front.feed_read):
+        ask("a")
+        assert front.answer()["code"] == "topic_not_found"
+    assert len(front.loop.services.feeds) == 0
+    for ask in (front.open, front.feed_read):
+        front.make("a")
+        ask("a")
+        assert front.engine.topic("a").last_read_ts is not None
+        front.delete("a")
+        front.synced()
+
+
+# Only what is synced
+
+
+async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(front: Front) -> None:
+    front.make("a")
+    front.append("a", 1, 2)
+    front.synced()
+    front.append("a", 3)
+    front.written()
+    front.wire.take()
+    front.open("a", 1, strong=True)
+    assert front.answer()["head_seq"] == 2
+    front.open("a", 2)
+    assert front.answer()["head_seq"] == 3
+    front.turn()
+    front.append("a", 4, 5)
+    front.written()
+    assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [4, 5])]
+    front.feed_read("a", strong=True)
+    answer = front.answer()
+    assert (seqs(answer), answer["to_seq"], answer["head_seq"]) == ([1, 2], 2, 2)
+    front.synced()
+    (page,) = front.events()
+    assert (page["feed"], seqs(page), page["from_seq"], page["head_seq"]) == (1, [3, 4, 5], 2, 5)
+    front.append("a", 6)
+    front.written()
+    front.taken()
+    front.append("a", 7)  # handed over after the sync began
+    front.flush()
+    front.log.synced_lsn = front.log.written
+    front.turn()
+    assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [6]), (1, [6])]
+
+
+@pytest.mark.parametrize("durability", ["memory", "ephemeral"])
+async def test_nothing_waits_for_a_sync_where_none_is_promised(
+    front: Front, durability: str
+) -> None:
+    front.make("a", durability=durability)
+    front.open("a", strong=True)
+    front.append("a", 1)
+    front.written()
+    assert front.pages() == [[1]]
+    front.feed_read("a", strong=True)
+    assert seqs(front.answer()) == [1]
+
+
+async def test_a_strong_feed_goes_on_when_its_topic_no_longer_promises_a_sync(front: Front) -> None:
+    front.make("a")
+    front.open("a", strong=True)
+    front.append("a", 1)
+    front.written()
+    assert front.pages() == []
+    front.put("a", durability="memory")
+    front.synced()
+    front.append("a", 2)
+    front.written()
+    assert front.pages() == [[1], [2]]
+
+
+async def test_what_a_cap_took_before_it_was_synced_is_a_gap_for_a_strong_feed(
+    front: Front,
+) -> None:
+    front.make("a", cap_records=1)
+    front.open("a", strong=True)
+    front.append("a", 1)
+    front.synced()
+    front.append("a", 2)
+    front.append("a", 3)
+    front.written()
+    pages = front.events()
+    front.taken()
+    front.synced()
+    pages += front.events()
+    assert contiguous(pages, 0) == 3
+    assert [seq for page in pages for seq in seqs(page)] == [1, 3]
+    assert [
+        (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"])
+        for page in pages
+        if page["tombstone"]
+    ] == [(2, 2)]

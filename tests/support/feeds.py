@@ -1,0 +1,173 @@
+"""A front with feeds, as a desk of a shard's loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.actors.shard.sealing.sealing_support import FILE_BYTES
+from tests.support.shard import Desk
+from topics.engine.now import Now
+from topics.formats.wire.calls import (
+    CALLS,
+    EVENTS,
+    FEED_CLOSE,
+    FEED_OPEN,
+    FEED_PAGE,
+    FEED_READ,
+    FEED_TAKEN,
+    FeedCloseParams,
+    FeedOpenParams,
+    FeedReadParams,
+    FeedTakenParams,
+    FeedView,
+)
+from topics.formats.wire.envelope import Notification, Success, decode
+from topics.formats.wire.message import Message
+from topics.storage.recovery.steps import recover
+from topics.storage.wal.file import NoRoom
+
+VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, strong=False)
+
+
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Front(Desk):
+    """A front with feeds. ``take`` sorts what the shard has sent; nothing is pumped before `turn`,
+    `written` or `synced`.
+    """
+
+    def open(self, topic: str, feed: int = 1, **view: Any) -> int:
+        return self.ask(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
+
+    def make(self, topic: str, **config: Any) -> None:
+        self.wire.take()
+        super().make(topic, **config)
+
+    def feed_read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        until_seq: int | None = None,
+        epoch: int | None = None,
+        **view: Any,
+    ) -> int:
+        params = FeedReadParams(topic, VIEW._replace(**view), from_seq, until_seq, epoch)
+        return self.ask(FEED_READ, params)
+
+    def close(self, feed: int = 1) -> None:
+        self.tell(FEED_CLOSE, FeedCloseParams(feed))
+
+    def taken(self, feed: int = 1) -> None:
+        self.tell(FEED_TAKEN, FeedTakenParams(feed))
+
+    def turn(self) -> None:
+        """What the actor does after each batch of messages."""
+        self.loop.context.now = self.commits.now()
+        self.loop.end_turn()
+
+    def written(self) -> OSError | None:
+        error = super().written()
+        self.turn()
+        return error
+
+    def synced(self) -> OSError | None:
+        error = super().synced()
+        self.turn()
+        return error
+
+    def events(self) -> list[dict[str, Any]]:
+        """Pages (their records decoded) and ends since the last call; answers are dropped."""
+        return [found for found in map(_told, self.wire.take()) if "answer" not in found]
+
+    def answer(self) -> dict[str, Any]:
+        """The one answer since the last call."""
+        (found,) = (found for found in map(_told, self.wire.take()) if "answer" in found)
+        return found
+
+    def pages(self, feed: int = 1) -> list[list[int]]:
+        """Seqs of each page of a feed."""
+        return [seqs(event) for event in self.events() if event["feed"] == feed]
+
+    def everything(self, feed: int = 1) -> list[dict[str, Any]]:
+        """All pages of a feed until it is at its head, each taken at once."""
+        found: list[dict[str, Any]] = []
+        while events := self.events():
+            for event in events:
+                found.append(event)
+                self.taken(feed)
+            self.turn()
+        return found
+
+
+def _told(frame: Message) -> dict[str, Any]:
+    envelope = decode(frame.payload)
+    records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
+    if isinstance(envelope, Notification):
+        (event,) = (event for event in EVENTS if event.subject == frame.subject)
+        told = {"event": envelope.method, **_fields(event.params_of(envelope.params))}
+        return told | (records if event is FEED_PAGE else {})
+    if isinstance(envelope, Success):
+        (call,) = (call for call in CALLS if call.subject == frame.subject)
+        return {"answer": envelope.cid, **_fields(call.result_of(envelope.result)), **records}
+    return {"answer": 0, "code": envelope.data["code"]}  # type: ignore[union-attr]
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    """By the names of the API; without an error that is none."""
+    fields: dict[str, Any] = params._asdict()
+    if "record_count" in fields:
+        fields["count"] = fields.pop("record_count")
+    return {name: value for name, value in fields.items() if name != "error" or value}
+
+
+def seqs(page: dict[str, Any]) -> list[int]:
+    found = [record["$seq"] for record in page["records"]]
+    assert page["count"] == len(found)
+    return found
+
+
+def contiguous(pages: list[dict[str, Any]], start: int) -> int:
+    """Check that there is no hole; where they end."""
+    for page in pages:
+        assert page["from_seq"] == start < page["to_seq"] <= page["head_seq"]
+        assert all(start < seq <= page["to_seq"] for seq in seqs(page))
+        start = page["to_seq"]
+    return start
+
+
+class OnDisk(Front):
+    """A shard on a real directory, whose log is followed as the actor does it."""
+
+    def __init__(self, path: Path, nursery: trio.Nursery, boot: str = "first") -> None:
+        now = Now(10**12, 10**6)
+        shard = recover(path, 0, 1, now, wal_file_bytes=FILE_BYTES, wal_sync_ms=20, boot=boot)
+        super().__init__(path, nursery, shard=shard)
+        self._following = trio.CancelScope()
+        nursery.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        with self._following:
+            await self.loop.follow_log()
+
+    async def settled(self) -> None:
+        """All is committed."""
+        self.turn()
+        with trio.fail_after(20):
+            while len(self.commits):
+                await trio.lowlevel.checkpoint()
+
+    async def end(self) -> None:
+        self._following.cancel()
+        await wait_all_tasks_blocked()
+        self.log.stop()

@@ -1,0 +1,93 @@
+"""Streamed appends whose writes a test holds up."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.shard import Desk
+from topics.actors.shard.blob_sinks import MemorySink
+from topics.storage.wal import blobs
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+LONG = 4000
+
+
+PADDING = ["x" * 100] * 60  # more than LONG
+
+
+class Held:
+    """Holds every write to a blob, or to memory, until opened; the writes wait in threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = 0
+        self.after: dict[int, OSError] = {}  # what to raise at the n-th write
+        self._opened = False
+        for where, name in ((blobs, "write_all"), (MemorySink, "write")):
+            monkeypatch.setattr(where, name, self._holding(getattr(where, name)))
+
+    def _holding(self, real: Callable[..., None]) -> Callable[..., None]:
+        def write(*args: Any) -> None:
+            self.reached += 1
+            if self.reached in self.after:
+                raise self.after[self.reached]
+            while not self._opened:
+                trio.from_thread.run(trio.lowlevel.checkpoint)
+            real(*args)
+
+        return write
+
+    def open(self) -> None:
+        self._opened = True
+
+
+def body(datas: Iterable[Any], **fields: Any) -> bytes:
+    return json.dumps(
+        {"records": [{"data": data} for data in datas], **fields}, ensure_ascii=False
+    ).encode()
+
+
+async def until(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
+    """Let the log sync and the tasks run until these are answered; all answers in order of time."""
+    found: dict[int, dict[str, Any]] = {}
+    with trio.fail_after(20):
+        while not set(numbers) <= set(found):
+            desk.synced()
+            found |= dict(desk.bodies())
+            await trio.lowlevel.checkpoint()
+    return found
+
+
+async def held_up(desk: Desk, held: Held, writes: int = 1) -> None:
+    """Until so many blobs wait in their first write."""
+    with trio.fail_after(20):
+        while held.reached < writes:
+            desk.synced()
+            await trio.lowlevel.checkpoint()
+
+
+def files(desk: Desk) -> list[str]:
+    return sorted(path.name for path in desk.log.blobs.folder.iterdir())
+
+
+def stored(desk: Desk, topic: str) -> list[dict[str, Any]]:
+    desk.diff(topic, limit=1000, max_batch_bytes=8 << 20, include_tags=True)
+    ((_, page),) = desk.bodies()
+    records: list[dict[str, Any]] = page["records"]
+    return records
+
+
+def datas(desk: Desk, topic: str) -> list[Any]:
+    return [record["data"] for record in stored(desk, topic)]

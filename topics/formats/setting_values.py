@@ -1,0 +1,103 @@
+"""Setting values: the text of a variable to its value. A ``ValueError`` says what is allowed.
+
+Nothing is guessed: what is not exactly one of the documented forms is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from typing import NamedTuple
+
+ENDLESS = 2**63 - 1
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def boolean(text: str) -> bool:
+    """true, 1, yes or on; false, 0, no or off; in any case."""
+    if text.lower() not in _BOOLEANS:
+        raise ValueError("must be true or false (also 1, 0, yes, no, on, off)")
+    return _BOOLEANS[text.lower()]
+
+
+class Bound(NamedTuple):
+    """The integers that a field takes, both ends included."""
+
+    low: int
+    high: int = ENDLESS
+    power_of_two: bool = False
+
+    def __str__(self) -> str:
+        kind = "a power of two" if self.power_of_two else "an integer"
+        return f"must be {kind} " + (
+            f"of at least {self.low}" if self.high == ENDLESS else f"from {self.low} to {self.high}"
+        )
+
+    def parse(self, text: str) -> int:
+        """Plain decimal digits only: ``1e6``, ``+5``, ``1_000`` and ``64MiB`` are refused."""
+        if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+            raise ValueError(str(self))
+        number = int(text)
+        if not self.low <= number <= self.high or (self.power_of_two and number & (number - 1)):
+            raise ValueError(str(self))
+        return number
+
+
+class HostNames:
+    """A comma-separated list of host names; parsed in lower case."""
+
+    most = 64
+    rule = (
+        f"must be at most {most} host names without ports, comma-separated; .example means all"
+        " names below it, * any name"
+    )
+    name = re.compile(r"\*|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """``ValueError`` for what is not a name or an address."""
+        names = tuple(self._normal(name.strip().lower()) for name in text.split(","))
+        if len(names) > self.most:
+            raise ValueError(self.rule)
+        return names
+
+    def _normal(self, name: str) -> str:
+        if self.name.fullmatch(name):
+            return name
+        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+        try:
+            return f"[{ipaddress.IPv6Address(bare)}]"
+        except ValueError:
+            raise ValueError(self.rule) from None
+
+
+class Host:
+    """A name or an address to listen on; an IPv6 address may be in brackets, as in a URL."""
+
+    def parse(self, text: str) -> str:
+        """The host without brackets. ``ValueError`` for what no resolver takes."""
+        host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return host
+        if not host or host != text or re.search(r"[\s/@?#\[\]]", host) or not _has_idna(host):
+            raise ValueError("must be a host name or an IP address")
+        if ":" in host:
+            raise ValueError("must be a host name or an IP address; the port goes into TOPICS_PORT")
+        return host
+
+
+def _has_idna(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:  # a label that is empty or too long, a lone surrogate
+        return False
