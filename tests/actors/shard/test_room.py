@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.storage.log_support import START
-from tests.support.log import failing
+from tests.support.log import START, failing
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
