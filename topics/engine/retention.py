@@ -1,7 +1,21 @@
 """Retention: caps and age decide what a topic keeps (§0.7, §1.1).
 
 Caps are applied when a write or a config is committed, age before every answer. The oldest records
-go first. A topic that rejects keeps what it has, and refuses what does not fit.
+go first. A topic that rejects keeps what it has, and refuses what does not fit: what is committed
+and what is pending count.
+
+    start_seq     the first live record, or head_seq + 1: `earliest_seq` of every answer
+    floors        for cap, ttl, loss and damage: the seq below which that cause took something
+    evict_floor   the highest of them
+
+A cursor with ``from_seq + 1 < evict_floor`` gets a tombstone up to ``start_seq - 1``. Its reason is
+the one cause whose floor lies above the cursor; ``mixed`` for several, and for a loss.
+
+- A replay applies the same caps in the same order as the first time, so no eviction is logged.
+- Age is taken by the clock. A floor that an answer has shown goes into the log (FLOOR frame, no
+  sync awaited), so a clock that steps back finds it there.
+- A PUT logs the floors with the config: a relaxed cap brings nothing back.
+- A DELETE frame holds runs of seqs, not a predicate: it cannot reach later records.
 """
 
 from __future__ import annotations

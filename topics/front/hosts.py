@@ -8,6 +8,11 @@ pages may open a WebSocket.
 
 In DNS rebinding a foreign name comes to mean 127.0.0.1, and a browser takes this server for the
 foreign site. A request without a name (HTTP/1.0) passes: no browser sends one.
+
+A browser asks no preflight for a WebSocket, so without keys an upgrade with a foreign ``Origin`` is
+refused; ``null`` is foreign, ports do not count. The other routes need no such rule: their bodies
+must be ``application/json``, which wants a preflight, and the preflight gets 405. GETs go out, but
+change nothing, and the page may not read the answer.
 """
 
 from __future__ import annotations

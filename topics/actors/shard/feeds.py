@@ -9,7 +9,11 @@ next page longer.
                      '--topic deleted, or its records unreadable ("error")--> feed.ended
 
 Between two pages of a feed there is no hole. A page may have no records: all between its ends was
-filtered, deleted or lost; or the scan was long and the next page goes on after other feeds.
+filtered, deleted or lost; or the scan was long and the next page goes on after other feeds. A gap
+is told whole: its tombstone ends by the page's ``to_seq``, except that of a recreated topic.
+
+A *strong* feed ends its pages, and its ``head_seq``, at the last record whose frame is synced; any
+other at the last committed one. Of classes that wait for no sync the two are the same.
 """
 
 from __future__ import annotations

@@ -6,7 +6,17 @@
 
 A checkpoint is fuzzy: appends go on while it is made. Each topic is stored as committed, with the
 LSN below which all of its frames are; replay from ``replay_from`` over newer state comes to the
-same end (decision 0009). A checkpoint never holds a change that may still be undone: it is given up
+same end:
+
+- Appends at or below an extent's last seq are known; heads and floors only grow.
+- Caps and configs are not applied again below a topic's LSN: later records would go.
+- Delete flags are set twice without harm. A flag whose DELETE frame lies beyond the topic's LSN
+  counts as live until that frame is replayed: a cap on the way finds what it found at first.
+- A segment counts when it is installed in all of its topics.
+- Frames of a topic that the checkpoint does not know are skipped below its LSN; above it they are
+  damage.
+
+A checkpoint never holds a change that may still be undone: it is given up
 when a group of the log fails meanwhile.
 """
 

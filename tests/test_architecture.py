@@ -1,0 +1,44 @@
+"""What ARCHITECTURE.md and the decisions name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "topics/ARCHITECTURE.md", *sorted((ROOT / "topics/decisions").glob("*.md"))]
+PATH = re.compile(r"`((?:[\w*]+/)+(?:[\w*]+\.(?:py|md))?|(?:[\w*]+/)+[\w*]+)`")
+FILES_MAX = 12
+FOLDERS = {path.name for path in (ROOT / "topics").iterdir() if path.is_dir()} | {"tests", "topics"}
+
+
+def missing(page: Path) -> list[str]:
+    """Paths that a page names, from the root or from topics/, and that are not there."""
+    named = [path for path in PATH.findall(page.read_text()) if path.split("/")[0] in FOLDERS]
+    return [
+        path
+        for path in named
+        if not any([*ROOT.glob(path.rstrip("/")), *(ROOT / "topics").glob(path.rstrip("/"))])
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+    assert missing(page) == []
+
+
+@pytest.mark.parametrize("title", ["One append", "One diff", "One live record"])
+def test_an_operation_is_followed_in_at_most_twelve_files(title: str) -> None:
+    text = PAGES[0].read_text()
+    section = text.split(f"## {title}\n")[1].split("\n## ")[0]
+    steps = [int(number) for number in re.findall(r"(?:^|, )(\d+)\. `", section, re.MULTILINE)]
+    assert steps == [*range(1, len(steps) + 1)]
+    assert 0 < len(steps) <= FILES_MAX
+
+
+def test_a_path_that_is_not_there_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`engine/reading.py`, `tests/engine`, `engine/nowhere.py`")
+    assert missing(page) == ["engine/nowhere.py"]
