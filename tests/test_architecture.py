@@ -14,13 +14,18 @@ FILES_MAX = 12
 FOLDERS = {path.name for path in (ROOT / "topics").iterdir() if path.is_dir()} | {"tests", "topics"}
 
 
+def pattern(path: str) -> str:
+    """A decision is named by its number."""
+    return f"{path}-*" if path.startswith("decisions/") else path.rstrip("/")
+
+
 def missing(page: Path) -> list[str]:
     """Paths that a page names, from the root or from topics/, and that are not there."""
     named = [path for path in PATH.findall(page.read_text()) if path.split("/")[0] in FOLDERS]
     return [
         path
         for path in named
-        if not any([*ROOT.glob(path.rstrip("/")), *(ROOT / "topics").glob(path.rstrip("/"))])
+        if not any(found for root in (ROOT, ROOT / "topics") for found in root.glob(pattern(path)))
     ]
 
 
