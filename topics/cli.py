@@ -144,7 +144,8 @@ def _verify(arguments: argparse.Namespace) -> ExitCode:
 
 def _look_for_damage(directory: Path) -> ExitCode:
     from topics.storage.data_dir import held_for_reading
-    from topics.storage.verify import Finding, verify_directory
+    from topics.storage.verify.directory import verify_directory
+    from topics.storage.verify.finding import Finding
 
     files = findings = 0
     with held_for_reading(directory) as shards:

@@ -24,7 +24,9 @@ from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
-from topics.formats.api.requests import Diff, Limits, decode_append
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
 from topics.formats.disk.frames import FrameKind, encode_frame
 from topics.formats.disk.records import RecordsView
 
@@ -47,7 +49,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.engine = ShardEngine()
-        self.position = 0
+        self.next_lsn = 0
         self.locators: dict[int, RecordsView] = {}
         self.ms = itertools.count(1)
 
@@ -59,10 +61,10 @@ class Bench:
         change = self.engine.append("topic", decode_append(body, key, LIMITS), now)
         assert isinstance(change, Append)
         reservation = self.engine.reserve(change.topic)
-        locator = self.position
+        locator = self.next_lsn
         for frame in (*change.frames, *(reservation.frames if reservation else ())):
             if frame.kind == FrameKind.APPEND:
-                locator = self.position
+                locator = self.next_lsn
                 if keep:
                     self.locators[locator] = RecordsView(
                         frame.flags,
@@ -70,8 +72,8 @@ class Bench:
                         frame.ext_len,
                         memoryview(b"".join(frame.parts)),
                     )
-            encode_frame(frame, self.position, 0, 7)
-            self.position += frame.length
+            encode_frame(frame, self.next_lsn, 0, 7)
+            self.next_lsn += frame.length
         self.engine.commit(change, locator, now)
         if reservation is not None:
             self.engine.commit(reservation, 0, now)

@@ -33,8 +33,8 @@ from msgspec import Raw
 from topics.config import MIB, Settings
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
-from topics.formats.api.requests import AppendBody, RecordIn
-from topics.storage.recovery import recover
+from topics.formats.api.append_body import AppendBody, RecordIn
+from topics.storage.recovery.steps import recover
 
 DATA = Raw(b'{"pad":"' + b"x" * 190 + b'"}')
 GROUP_BYTES = 4 * MIB
@@ -79,8 +79,8 @@ def build(folder: Path, records: int, batch: int, topics: int, keys: bool) -> No
         for frame in reservation.frames if reservation else ():
             wal.append(frame)
         engine.commit(change, 0, now())
-        if wal.position - flushed > GROUP_BYTES:
-            flushed = wal.position
+        if wal.next_lsn - flushed > GROUP_BYTES:
+            flushed = wal.next_lsn
             wal.flush(sync=False)
             wal.take_progress()
     wal.stop()
@@ -104,7 +104,7 @@ def start(folder: Path) -> Figures:
     anon = anonymous_bytes() - before
     records = sum(topic.count for topic in shard.engine.topics.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    log_bytes = shard.wal.position
+    log_bytes = shard.wal.next_lsn
     shard.wal.stop()
     return Figures(seconds, floor_s, log_bytes, records, anon, peak)
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from topics.engine.locators import in_extent
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, View, encode
+from topics.formats.disk.records import RecordsView, View
+from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment_build import EXTENT_RECORDS, Source, build
 from topics.storage.segments.file import Segment
 from topics.storage.segments.store import SegmentStore

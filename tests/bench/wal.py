@@ -67,18 +67,18 @@ def through_the_log(
     """Seconds for all groups, microseconds for one alone, syncs made."""
     log = Log(folder)
     log.hand_over(groups[0], sync=True)  # makes the file
-    log.wait(log.wal.position, sync=True)
+    log.wait(log.wal.next_lsn, sync=True)
     before, began = log.wal.counters.fsyncs, time.perf_counter()
     for group in groups:
         log.hand_over(group, sync=sync)
-        log.wait(log.wal.position - IN_FLIGHT_BYTES, sync=sync)
-    log.wait(log.wal.position, sync=sync)
+        log.wait(log.wal.next_lsn - IN_FLIGHT_BYTES, sync=sync)
+    log.wait(log.wal.next_lsn, sync=sync)
     seconds, syncs = time.perf_counter() - began, log.wal.counters.fsyncs - before
     waits = []
     for group in groups[:50]:
         began = time.perf_counter()
         log.hand_over(group, sync=sync)
-        log.wait(log.wal.position, sync=sync)
+        log.wait(log.wal.next_lsn, sync=sync)
         waits.append(time.perf_counter() - began)
     log.wal.stop()
     return seconds, statistics.median(waits) * 1e6, syncs

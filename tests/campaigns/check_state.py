@@ -33,7 +33,8 @@ from typing import Any
 
 from tests.campaigns.opened import Found, Opened
 from tests.model import Kept, TopicModel
-from topics.storage.verify import Finding, verify_directory
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")  # the weakest first
 ASK = """

@@ -33,14 +33,15 @@ import structlog
 import trio
 
 from tests.campaigns.fault_disk import FaultDisk
-from tests.storage.log_support import Client
+from tests.support.log import Client
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import appends
 from topics.actors.shard.context import clock
 from topics.storage.data_dir import DataDirectory
-from topics.storage.recovery import recover
-from topics.storage.verify import Finding, verify_directory
+from topics.storage.recovery.steps import recover
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
 from topics.storage.wal import writer as wal_writer
 
 FILE_BYTES = 16 << 10

@@ -22,8 +22,8 @@ from tests.support.sse import CAUGHT_UP, DELETED, RECORD, TOMBSTONE, Decoder, Ss
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicNotFound
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.watch import View
+from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.limits import make_slots

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.storage.log_support import Client
+from tests.support.log import Client
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.errors import TopicNotFound
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.storage.data_dir import DataDirectory
 
 FILE_BYTES = 64 << 10

@@ -34,7 +34,7 @@ from topics.formats.disk.segment import CHUNK_BYTES
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged
-from topics.storage.verify import verify_blob
+from topics.storage.verify.blobs import verify_blob
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.put_topic import PutTopic
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
 from topics.engine.now import Now
@@ -15,18 +18,16 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    AppendBody,
-    Diff,
-    Limits,
-    decode_append,
-    decode_config,
-    decode_delete,
-    json_bytes,
-)
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
-from topics.formats.disk.records import EncodedRecords, RecordsView, Rendering
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import EncodedRecords, Rendering
+from topics.formats.json_text import json_bytes
 from topics.formats.ranges import IndexRun
 
 LIMITS = Limits(
@@ -46,7 +47,7 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
-    """A streamed append that is decided. Where it would have a blob, its frame holds the records."""
+    """A streamed append that is decided. Instead of a blob, its frame holds the records."""
     rendering = Rendering(body, keep_key=keeps_key(topic, body))
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
     change = engine.append_streamed(topic, body, rendering, ends[-1], now)
@@ -157,3 +158,47 @@ class Desk:
 
     def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)
+
+
+def fill(desk: Desk, *writes: int, **config: Any) -> None:
+    """Topic ``a`` with so many records in each write."""
+    desk.put("a", **config)
+    for count in writes:
+        desk.append("a", *range(count))
+    desk.commit()
+
+
+def told(page: Page) -> tuple[int, int, str] | None:
+    return page.tombstone and (
+        page.tombstone.gap_from,
+        page.tombstone.gap_to,
+        page.tombstone.reason,
+    )
+
+
+def expire(desk: Desk) -> object:
+    return desk.engine.expire(desk.engine.topic("a"), desk.now)
+
+
+def records_of(page: Page) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = msgspec.json.decode(
+        b"[%b]" % b",".join(map(bytes, page.pieces))
+    )
+    assert len(records) == page.count
+    return records
+
+
+def seqs_of(page: Page) -> list[int]:
+    return [record["$seq"] for record in records_of(page)]
+
+
+ONE = b'{"records":[{"data":1}]%b}'
+
+
+def body(more: bytes = b"") -> AppendBody:
+    return decode_append(ONE % more, None, LIMITS)
+
+
+def kinds(change: object) -> list[FrameKind]:
+    assert isinstance(change, Append | PutTopic)
+    return [frame.kind for frame in change.frames]

@@ -153,7 +153,7 @@ def test_the_same_key_twice_is_refused() -> None:
 
 
 def test_only_commas_are_refused_because_somebody_meant_keys() -> None:
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="without a key"):
         Access.parse(" , ,")
 
 

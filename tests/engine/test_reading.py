@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import Desk, records_of, seqs_of
 from topics.engine.losses import lose
-from topics.engine.page import Page
 from topics.engine.reading import SCAN_RECORDS_MAX, read
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.formats.ranges import SeqRange
-
-
-def records_of(page: Page) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = msgspec.json.decode(
-        b"[%b]" % b",".join(map(bytes, page.pieces))
-    )
-    assert len(records) == page.count
-    return records
-
-
-def seqs_of(page: Page) -> list[int]:
-    return [record["$seq"] for record in records_of(page)]
 
 
 def filled(*writes: int, **body: Any) -> Desk:
@@ -165,8 +151,16 @@ def test_a_read_that_has_found_something_does_not_look_for_more_for_ever() -> No
 
 @pytest.mark.parametrize(
     ("from_seq", "epoch", "recreated"),
-    [(0, None, False), (2, None, False), (3, None, True), (0, "right", False), (3, "right", False), (0, "wrong", True), (2, "wrong", True)],
-)  # fmt: skip
+    [
+        (0, None, False),
+        (2, None, False),
+        (3, None, True),
+        (0, "right", False),
+        (3, "right", False),
+        (0, "wrong", True),
+        (2, "wrong", True),
+    ],
+)
 def test_a_cursor_of_an_earlier_topic_is_told_so(
     from_seq: int, epoch: str | None, recreated: bool
 ) -> None:
@@ -272,8 +266,11 @@ def test_no_loss_is_told_past_the_head_that_the_reader_may_see() -> None:
 # Against the obvious model
 
 RECORD = st.tuples(
-    st.sampled_from([None, "me", "you", "é\"\\"]), st.sampled_from([None, "t", "tag,\"$ts\":"]), st.booleans(), st.integers(0, 40)
-)  # fmt: skip
+    st.sampled_from([None, "me", "you", 'é"\\']),
+    st.sampled_from([None, "t", 'tag,"$ts":']),
+    st.booleans(),
+    st.integers(0, 40),
+)
 
 
 @pytest.mark.slow
@@ -328,8 +325,14 @@ def test_pages_put_together_are_what_the_reader_asked_for(
     cursor, scanned = 0, 0
     while True:
         page = desk.read(
-            "a", cursor, limit=limit, max_batch_bytes=budget, nodes=frozenset(nodes), include_tags=include_tags, include_meta=include_meta
-        )  # fmt: skip
+            "a",
+            cursor,
+            limit=limit,
+            max_batch_bytes=budget,
+            nodes=frozenset(nodes),
+            include_tags=include_tags,
+            include_meta=include_meta,
+        )
         got = records_of(page)
         assert len(got) <= limit
         assert len(got) == 1 or sum(len(piece) for piece in page.pieces) <= budget

@@ -8,339 +8,30 @@ checkpoints and restarts in any order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from tests.engine.shard_support import LIMITS, decide_long
-from tests.engine.topic_model import Record, TopicModel
-from tests.engine.world import World
-from topics.engine.changes.append import Append
-from topics.engine.changes.change import Change
-from topics.engine.changes.floor import FloorMoved
-from topics.engine.now import Now
+from tests.engine.topic_machine import (
+    NAMES,
+    Flags,
+    Models,
+)
+from tests.engine.topic_machine_changes import TopicChanges
 from topics.engine.reading import read
 from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
-from topics.errors import TopicFull, TopicNotEmpty
-from topics.formats.api.requests import (
-    AppendBody,
-    Diff,
-    decode_append,
-    decode_config,
-    decode_delete,
-    json_bytes,
-)
-from topics.formats.api.topic_config import TopicConfig, merge
+from topics.formats.api.diff_body import Diff
 from topics.formats.disk.frames import FrameKind
 
-NAMES = st.sampled_from(["a", "a", "a", "b"])
-TAGS = ["x", "xy", "xyz", 'é"', ""]
-RECORDS = st.lists(
-    st.fixed_dictionaries(
-        {"data": st.sampled_from([1, "data" * 10])},
-        optional={
-            "tag": st.sampled_from(TAGS),
-            "node": st.sampled_from(["n", "m"]),
-            "meta": st.just({"k": 1}),
-        },
-    ),
-    min_size=1,
-    max_size=6,
-)
-CONFIGS = st.fixed_dictionaries(
-    {},
-    optional={
-        "cap_records": st.sampled_from([0, 0, 2, 8, 20]),
-        "cap_bytes": st.sampled_from([0, 0, 400, 1500]),
-        "ttl_ms": st.sampled_from([0, 0, 20, 100]),
-        "discard": st.sampled_from(["old", "reject"]),
-        "durability": st.sampled_from(["ephemeral", "disk", "disk", "fsync"]),
-        "dedupe_node": st.booleans(),
-    },
-)
-MATCHES = st.sampled_from(
-    [
-        *TAGS,
-        *(["tag", "Eq", tag] for tag in TAGS),
-        *(["tag", "Glob", f"{tag}*"] for tag in TAGS),
-        ["tag", "Eq", "x*"],
-    ]
-)
 EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
-Models = dict[int, TopicModel]
-Flags = tuple[bool, bool, bool]
-"""A reader wants tags, meta, data."""
 
 
-class Retention(RuleBasedStateMachine):
-    """``models`` holds what is committed, by topic id; ``names`` what is decided."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.world = World()
-        self.now = Now(1_000_000, 0)
-        self.models: Models = {}
-        self.names: dict[str, int] = {}
-        self.checkpoint: dict[str, Any] | None = None
-        self.checkpointing: dict[str, Any] | None = None
-        self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = (
-            set()
-        )  # topics of which a floor was shown, and the frame that tells of it was lost
-        self.held: tuple[Append, Callable[[], None]] | None = (
-            None  # a streamed append that is decided, and how it is submitted
-        )
-        self.number = 0
-
-    # Ways in
-
-    def _fresh(self, name: str) -> Topic | None:
-        """The topic after what is too old has gone, as before every answer."""
-        topic = self.world.engine.topics.get(name)
-        if topic is None:
-            return None
-        if topic.is_perishable:
-            self.models[topic.id].expire(self.now.ts)
-            change = self.world.engine.expire(topic, self.now)
-            if change is not None:
-                model = self.models[topic.id]
-                self._submit(
-                    change,
-                    {FrameKind.FLOOR: partial(_raise, topic.id, model.start, dict(model.floors))},
-                    _nothing,
-                )
-        return topic
-
-    def _submit(
-        self,
-        change: Change,
-        effects: dict[FrameKind, Callable[[Models], None]],
-        commit: Callable[[], None],
-    ) -> None:
-        self.world.submit(change, effects, commit)
-
-    @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
-    def append(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
-        if self._is_taken(name):
-            return
-        topic = self._fresh(name)
-        decided = self._decide(
-            topic, records, node, lambda body: self.world.engine.append(name, body, self.now)
-        )
-        if decided is not None:
-            _, submit = decided
-            submit()
-
-    @precondition(lambda self: self.held is None)
-    @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
-    def begin_long(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
-        """Its records are being written: until then the topic is its own, but for its readers."""
-        topic = self.world.engine.topics.get(name)
-        if topic is None:
-            return
-        if topic.pending:
-            self.commit_all()
-        self._fresh(name)
-        self.held = self._decide(
-            topic, records, node, lambda body: decide_long(self.world.engine, topic, body, self.now)
-        )
-
-    def _is_taken(self, name: str) -> bool:
-        """What writes to this topic waits behind a streamed append."""
-        return self.held is not None and self.names.get(name) == self.held[0].topic.id
-
-    @precondition(lambda self: self.held is not None)
-    @rule()
-    def submit_long(self) -> None:
-        assert self.held is not None
-        (_, submit), self.held = self.held, None
-        submit()
-
-    @precondition(lambda self: self.held is not None)
-    @rule()
-    def fail_long(self) -> None:
-        """There is no room for its records."""
-        assert self.held is not None
-        (change, _), self.held = self.held, None
-        self.world.engine.undo(change)
-
-    @rule(name=NAMES, records=RECORDS, ts=st.sampled_from([1, 51, 101]))
-    def no_room_midway(self, name: str, records: list[dict[str, Any]], ts: int) -> None:
-        """A disk is full while a streamed append is under way, and what readers moved meanwhile
-        cannot be told to the log.
-        """
-        if self.held is None:
-            self.begin_long(name, records, None)
-        if self.held is not None:
-            self.time_passes(ts)
-            self._fresh(self.held[0].topic.name)
-            if self.world.pending:
-                self.fail()
-
-    def _decide(
-        self,
-        topic: Topic | None,
-        records: list[dict[str, Any]],
-        node: str | None,
-        decide: Callable[[AppendBody], Any],
-    ) -> tuple[Append, Callable[[], None]] | None:
-        """The change and what submits it; None when it is refused."""
-        self.number += 1
-        body = decode_append(json_bytes({"records": records, "node": node}), None, LIMITS)
-        config = topic.config if topic else TopicConfig()
-        has_room = topic is None or self._has_room(topic, records, node)
-        try:
-            change = decide(body)
-        except TopicFull:
-            assert topic is not None
-            assert config.discard == "reject"
-            assert not has_room
-            return None
-        assert isinstance(change, Append)
-        assert config.discard == "old" or has_room
-        topic_id, name = change.topic.id, change.topic.name
-        logged = config.durability != "ephemeral"
-        if not logged:
-            self.kept_in_memory.add(topic_id)
-        made = [
-            Record(shown["$seq"], change.ts, shown, len(json_bytes(shown)) + 1, logged)
-            for shown in (
-                _shown(change.first_seq + index, change.ts, record, node)
-                for index, record in enumerate(records)
-            )
-        ]
-        assert sum(record.size for record in made) == change.size
-        if change.created:
-            self.names[name] = topic_id
-            self.models[topic_id] = TopicModel(name, config, change.topic.epoch)
-        effects: dict[FrameKind, Callable[[Models], None]] = {
-            FrameKind.APPEND: lambda models: models[topic_id].append(
-                [replace(record, live=True) for record in made]
-            ),
-            FrameKind.TOPIC: lambda models: models.update(
-                {topic_id: TopicModel(name, config, change.topic.epoch)}
-            ),
-        }
-
-        def submit() -> None:
-            self._submit(change, effects, lambda: self.models[topic_id].append(made))
-            reservation = self.world.engine.reserve(change.topic)
-            if reservation is not None:
-                self._submit(reservation, {}, _nothing)
-
-        return change, submit
-
-    def _has_room(self, topic: Topic, records: list[dict[str, Any]], node: str | None) -> bool:
-        model, ts = self.models[topic.id], max(self.now.ts, topic.last_ts)
-        pending = [
-            waiting.change
-            for waiting in self.world.pending
-            if isinstance(waiting.change, Append) and waiting.change.topic is topic
-        ]
-        sizes = [
-            len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1
-            for index, record in enumerate(records)
-        ]
-        count = model.count + sum(change.count for change in pending) + len(records)
-        size = model.bytes + sum(change.size for change in pending) + sum(sizes)
-        config = topic.config
-        return (not config.cap_records or count <= config.cap_records) and (
-            not config.cap_bytes or size <= config.cap_bytes
-        )
-
-    @rule(name=NAMES, patch=CONFIGS)
-    def put(self, name: str, patch: dict[str, Any]) -> None:
-        if self._is_taken(name):
-            return
-        self._fresh(name)
-        if any(
-            isinstance(waiting.change, Append) and waiting.change.resident
-            for waiting in self.world.pending
-        ):
-            self.commit_all()
-        before = self.world.engine.topics.get(name)
-        change = self.world.engine.put(name, decode_config(json_bytes(patch)), self.now)
-        topic = change.topic
-        topic_id, config = topic.id, topic.config
-        if before is None:
-            self.names[name] = topic_id
-            self.models[topic_id] = TopicModel(name, config, topic.epoch)
-        assert config == merge(name, before and change.before, decode_config(json_bytes(patch)))
-        self._submit(
-            change,
-            {FrameKind.TOPIC: self._told(topic, config)},
-            lambda: self.models[topic_id].configure(config),
-        )
-
-    def _told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
-        """What a replay makes of a TOPIC frame that is written now."""
-        model = self.models[topic.id].copy()
-        head, losses = topic.next_seq - 1, model.losses_at_restart
-
-        def effect(models: Models) -> None:
-            told = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
-            told.losses, told.head = list(losses), max(told.head, head)
-            _raise(topic.id, model.start, model.floors, models)
-            told.configure(config)
-
-        return effect
-
-    @rule(name=NAMES, if_empty=st.booleans())
-    def delete(self, name: str, if_empty: bool) -> None:
-        if self._is_taken(name):
-            return
-        topic = self._fresh(name)
-        try:
-            change = self.world.engine.delete(name, if_empty, self.now)
-        except TopicNotEmpty:
-            assert topic is not None
-            assert self.models[topic.id].count or topic.next_seq > topic.head_seq + 1
-            return
-        if topic is None:
-            assert change is None
-            return
-        assert change is not None
-        del self.names[name]
-        topic_id = topic.id
-        self._submit(
-            change,
-            {FrameKind.TOPIC_DELETED: lambda models: _drop(models, topic_id)},
-            lambda: _drop(self.models, topic_id),
-        )
-
-    @rule(name=NAMES, back=st.none() | st.integers(-5, 30), match=st.none() | MATCHES)
-    def delete_records(self, name: str, back: int | None, match: Any) -> None:
-        if self._is_taken(name):
-            return
-        topic = self._fresh(name)
-        if topic is None or (back is None and match is None):
-            return
-        before = None if back is None else max(topic.head_seq - back, 0)
-        asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
-        if asked.match is not None and self.world.engine.delete_must_wait(name):
-            self.commit_all()
-        topic_id, head = topic.id, topic.head_seq
-        bound = head + 1 if before is None else min(before, head + 1)
-        seqs = self.models[topic_id].matching(bound, asked.match)
-        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
-
-        def effect(models: Models) -> None:
-            models[topic_id].delete(
-                seqs if match is not None else models[topic_id].matching(bound, None)
-            )
-
-        def commit() -> None:
-            assert change.deleted == self.models[topic_id].delete(seqs)
-
-        self._submit(change, {FrameKind.DELETE: effect}, commit)
+class Retention(TopicChanges):
+    """Readers, checkpoints and restarts, and what is always true."""
 
     @rule(
         name=NAMES,
@@ -430,57 +121,6 @@ class Retention(RuleBasedStateMachine):
             else (found and found[:2]) == (expected.tombstone and expected.tombstone[:2])
         )
 
-    # What time and the log do
-
-    @rule(ts=st.sampled_from([1, 4, 6, 30, 51, -3, -60]))
-    def time_passes(self, ts: int) -> None:
-        self.now = Now(self.now.ts + ts, self.now.ms + abs(ts))
-
-    @precondition(lambda self: self.world.pending)
-    @rule()
-    def commit_one(self) -> None:
-        self.world.commit_next(self.now)
-
-    @rule()
-    def commit_all(self) -> None:
-        while self.world.pending:
-            self.world.commit_next(self.now)
-
-    @precondition(lambda self: self.world.pending)
-    @rule()
-    def fail(self) -> None:
-        """The log could not be written: nothing that waits has happened, but what was shown as
-        gone.
-        """
-        engine, waiting = self.world.engine, self.world.pending
-        self.untold |= {
-            pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
-        }
-        self.world.cut(
-            min(
-                pending.end - sum(frame.length for frame in pending.change.frames)
-                for pending in waiting
-            )
-        )
-        for pending in reversed(waiting):
-            engine.undo(pending.change)
-        self.world.pending = []
-        self.names = {topic.name: topic.id for topic in engine.topics.values()}
-        self.models = {topic_id: self.models[topic_id] for topic_id in engine.by_id}
-        self.checkpointing = None
-
-    @rule()
-    def next_file(self) -> None:
-        self.commit_all()
-        self.world.next_file()
-
-    @precondition(lambda self: self.world.sealed < self.world.base or self.world.log)
-    @rule(now=st.booleans())
-    def seal(self, now: bool) -> None:
-        if now or self.world.sealed == self.world.base:
-            self.next_file()
-        self.world.seal_next()
-
     # Checkpoints and restarts
 
     @precondition(lambda self: self.checkpointing is None)
@@ -488,9 +128,11 @@ class Retention(RuleBasedStateMachine):
     def begin_checkpoint(self) -> None:
         world = self.world
         self.checkpointing = {
-            "replay_from": world.sealed, "extents": set(world.extents) - world.released, "topics": [],
+            "replay_from": world.sealed,
+            "extents": set(world.extents) - world.released,
+            "topics": [],
             "steps": topics_to_keep(world.engine.table),
-        }  # fmt: skip
+        }
 
     @precondition(lambda self: self.checkpointing is not None)
     @rule()
@@ -639,32 +281,6 @@ class Retention(RuleBasedStateMachine):
                     size,
                     topic.head_seq + 1 + count,
                 )
-
-
-def _shown(seq: int, ts: int, record: dict[str, Any], node: str | None) -> dict[str, Any]:
-    shown: dict[str, Any] = {"$seq": seq, "$ts": ts}
-    if (stamped := record.get("node", node)) is not None:
-        shown["$node"] = stamped
-    if "tag" in record:
-        shown["$tag"] = record["tag"]
-    shown["data"] = record["data"]
-    if "meta" in record:
-        shown["meta"] = record["meta"]
-    return shown
-
-
-def _raise(topic_id: int, start: int, floors: dict[str, int], models: Models) -> None:
-    model = models[topic_id]
-    model.cut(start)
-    model.floors = {cause: max(floor, floors[cause]) for cause, floor in model.floors.items()}
-
-
-def _drop(models: Models, topic_id: int) -> None:
-    del models[topic_id]
-
-
-def _nothing() -> None:
-    pass
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 
 
@@ -157,8 +157,15 @@ class TopicModel:
     # What a reader gets
 
     def read(
-        self, from_seq: int, limit: int, nodes: set[str], recreated: bool, flags: tuple[bool, bool, bool], head: int, until: int
-    ) -> Expected:  # fmt: skip
+        self,
+        from_seq: int,
+        limit: int,
+        nodes: set[str],
+        recreated: bool,
+        flags: tuple[bool, bool, bool],
+        head: int,
+        until: int,
+    ) -> Expected:
         """``flags``: tags, meta, data. The reader does not know of what is past ``head``, and wants
         nothing past ``until``
         but what follows a gap that goes past it."""
@@ -204,8 +211,11 @@ class TopicModel:
 
     def copy(self) -> TopicModel:
         return replace(
-            self, records=[replace(record) for record in self.records], floors=dict(self.floors), losses=list(self.losses)
-        )  # fmt: skip
+            self,
+            records=[replace(record) for record in self.records],
+            floors=dict(self.floors),
+            losses=list(self.losses),
+        )
 
 
 def _matches(match: TagMatch, tag: str | None) -> bool:

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.engine.test_topic_machine import TAGS, Retention
+from tests.engine.test_topic_machine import Retention
+from tests.engine.topic_machine import TAGS
 
 STEPS = 200
 
@@ -25,11 +26,26 @@ class Walk:
         self.machine = Retention()
         self.machine.begin()
         self.steps: list[tuple[int, Callable[[], None]]] = [
-            (30, self.append), (3, self.begin_long), (4, self.submit_long), (1, self.fail_long), (1, self.no_room_midway),
-            (4, self.put), (1, self.delete), (12, self.delete_records), (12, self.read), (10, self.time),
-            (12, self.commit_one), (12, self.machine.commit_all), (1, self.fail), (2, self.machine.next_file), (4, self.seal),
-            (2, self.begin_checkpoint), (5, self.step_of_checkpoint), (2, self.machine.whole_checkpoint), (3, self.restart),
-        ]  # fmt: skip
+            (30, self.append),
+            (3, self.begin_long),
+            (4, self.submit_long),
+            (1, self.fail_long),
+            (1, self.no_room_midway),
+            (4, self.put),
+            (1, self.delete),
+            (12, self.delete_records),
+            (12, self.read),
+            (10, self.time),
+            (12, self.commit_one),
+            (12, self.machine.commit_all),
+            (1, self.fail),
+            (2, self.machine.next_file),
+            (4, self.seal),
+            (2, self.begin_checkpoint),
+            (5, self.step_of_checkpoint),
+            (2, self.machine.whole_checkpoint),
+            (3, self.restart),
+        ]
 
     def run(self, steps: int) -> None:
         weights = [weight for weight, _ in self.steps]
@@ -76,10 +92,13 @@ class Walk:
     def put(self) -> None:
         choice = self.random.choice
         options: dict[str, list[Any]] = {
-            "cap_records": [0, 0, 3, 10, 30], "cap_bytes": [0, 0, 700, 2000], "ttl_ms": [0, 0, 50, 200],
+            "cap_records": [0, 0, 3, 10, 30],
+            "cap_bytes": [0, 0, 700, 2000],
+            "ttl_ms": [0, 0, 50, 200],
             "discard": ["old", "old", "reject"],
-            "durability": ["ephemeral", "disk", "disk", "fsync"], "dedupe_node": [True, False],
-        }  # fmt: skip
+            "durability": ["ephemeral", "disk", "disk", "fsync"],
+            "dedupe_node": [True, False],
+        }
         chosen = {
             name: choice(values) for name, values in options.items() if choice([True, False, False])
         }

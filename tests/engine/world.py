@@ -61,7 +61,7 @@ class Extent:
     )  # with the end of the log then
 
     def forget_marks(self, position: int) -> None:
-        """Power is lost, and marks that came after this end of the log have not reached the disk."""
+        """Power is lost: marks behind this end of the log have not reached the disk."""
         self.flags[:] = self.sealed_flags
         self.marked = [mark for mark in self.marked if mark[0] <= position]
         for _, runs in self.marked:
@@ -166,17 +166,31 @@ class World:
             self.serial += 1
             locator = in_memory(self.serial)
             self.resident[locator] = RecordsView(
-                encoded.flags, encoded.record_count, len(encoded.ext), memoryview(b"".join(encoded.parts))
-            )  # fmt: skip
+                encoded.flags,
+                encoded.record_count,
+                len(encoded.ext),
+                memoryview(b"".join(encoded.parts)),
+            )
         self.pending.append(Pending(change, locator, self.position, commit))
 
     def write(self, frame: Frame, effect: Callable[[Any], None] | None = None) -> int:
         body = b"".join(map(bytes, frame.parts))
         position = self.position
         header = FrameHeader(
-            b"", 0, position, 0, frame.topic_id, frame.first_seq, frame.ts_ms, len(body), frame.record_count, frame.ext_len,
-            frame.kind, frame.flags, 0,
-        )  # fmt: skip
+            b"",
+            0,
+            position,
+            0,
+            frame.topic_id,
+            frame.first_seq,
+            frame.ts_ms,
+            len(body),
+            frame.record_count,
+            frame.ext_len,
+            frame.kind,
+            frame.flags,
+            0,
+        )
         self.log.append(Logged(header, body, effect))
         self.position = header.end
         return position

@@ -1,4 +1,4 @@
-"""Checkpoints on a full disk: the room that is kept for the next one."""
+"""Checkpoints: their bytes, and the room that is kept for the next one on a full disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import table
 from tests.support.wal import leave_room
 from topics.storage import checkpoints
 
@@ -47,3 +48,16 @@ def test_the_room_for_a_checkpoint_is_twice_the_last_one(tmp_path: Path) -> None
     reserve = tmp_path / checkpoints.RESERVE_NAME
     assert reserve.stat().st_size == 2 * next(tmp_path.glob("*.ckpt")).stat().st_size
     assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size
+
+
+def test_the_table_of_a_checkpoint_is_its_structs() -> None:
+    doc = checkpoints.__doc__ or ""
+    rows = table(doc, "Integers little-endian:")
+    sizes = [int(row["size"]) for row in rows[:-1]]
+    assert [int(row["offset"]) for row in rows] == [sum(sizes[:at]) for at in range(len(rows))]
+    assert int(rows[-1]["offset"]) == checkpoints.HEADER_BYTES
+    head, *_ = checkpoints.encode(8, 4, items(), clean=True)
+    fields = {row["field"]: bytes(head)[int(row["offset"]) :] for row in rows}
+    assert fields["magic"].startswith(checkpoints.MAGIC)
+    assert (fields["lsn"][0], fields["replay_from"][0], fields["clean"][0]) == (8, 4, 1)
+    assert fields["body_len"][0] == len(items()[0])

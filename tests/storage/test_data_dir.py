@@ -1,4 +1,4 @@
-"""The data directory: one owner, one shard count for life, nothing believed that cannot be trusted."""
+"""Data directory: one owner, one shard count for life, nothing believed that is damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from topics.storage import data_dir
 from topics.storage.data_dir import (
     DataDirectory,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.formats.disk.segment_support import Write, plain
-from tests.storage.log_support import Client, log_files
 from tests.storage.segments.segments_support import add
+from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
 from topics.formats.disk.segment import HEADER_BYTES, TRAILER_BYTES, ExtentEntry, encode_entry
 from topics.storage.data_dir import (
@@ -26,7 +26,9 @@ from topics.storage.data_dir import (
 from topics.storage.disk import mapped
 from topics.storage.inspect import ForeignFile, describe
 from topics.storage.segments.store import SegmentStore
-from topics.storage.verify import Finding, verify_directory, verify_segment
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
+from topics.storage.verify.segments import verify_segment
 
 MIXED = [
     (
@@ -118,8 +120,8 @@ def test_another_segments_file_is_found(store: SegmentStore) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"offset": 8192}, "does not stand where the one before it ends"),
-        ({"flags_at": 1}, "does not stand where"),
+        ({"offset": 8192}, "does not begin where the one before it ends"),
+        ({"flags_at": 1}, "does not begin where"),
         ({"record_count": 0}, "another length than its parts"),
         ({"first_seq": 6}, "seq 6 is not that of the tables"),
         ({"first_ts": 1}, "other times"),

@@ -30,7 +30,7 @@ from topics.formats.wire.calls import (
 )
 from topics.formats.wire.envelope import Notification, Success, decode
 from topics.formats.wire.message import Message
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 from topics.storage.wal.file import NoRoom
 
 VIEW = FeedView([], tags=False, meta=True, data=True, limit=256, bytes=1 << 20, strong=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.storage.log_support import (
+from tests.support.log import (
     Client,
     state,
 )

@@ -16,9 +16,10 @@ from tests.actors.wire import Wire
 from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine
-from topics.formats.api.requests import Limits, json_bytes
+from topics.formats.api.limits import Limits
 from topics.formats.disk.frames import Frame
 from topics.formats.disk.records import RecordFlags, RecordsView
+from topics.formats.json_text import json_bytes
 from topics.formats.wire import calls
 from topics.formats.wire.calls import AppendOutcome
 from topics.formats.wire.contract import Call, Event, P, R
@@ -33,7 +34,7 @@ from topics.formats.wire.message import Message
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 LIMITS = Limits(
     batch_records=20_000,
@@ -56,7 +57,7 @@ class Log:
         self.blobs = BlobStore(folder / "blob")
         self.frames: dict[int, Frame] = {}
         self.groups: list[tuple[int, bool]] = []  # end, sync
-        self.position = self.written = self.synced = 0
+        self.next_lsn = self.written = self.synced_lsn = 0
         self.failed: OSError | None = None
         self.folder, self.short_of_room = folder, False
         self.at_once = self.is_syncing = False
@@ -69,21 +70,21 @@ class Log:
         """There is one file."""
 
     def append(self, frame: Frame) -> int:
-        position = self.position
-        self.frames[position] = frame
-        self.position += frame.length
-        return position
+        lsn = self.next_lsn
+        self.frames[lsn] = frame
+        self.next_lsn += frame.length
+        return lsn
 
     def flush(self, *, sync: bool) -> Progress | None:
-        if self.position == self._start and not (sync and self.synced < self.position):
+        if self.next_lsn == self._start and not (sync and self.synced_lsn < self.next_lsn):
             return None
-        self.groups.append((self.position, sync))
+        self.groups.append((self.next_lsn, sync))
         may = self.at_once and not sync and self.written == self._start
-        self._start = self.position
+        self._start = self.next_lsn
         if not may:
             return None
-        self.written = self.position
-        return Progress(self.written, self.synced, 1.5, 0.0)
+        self.written = self.next_lsn
+        return Progress(self.written, self.synced_lsn, 1.5, 0.0)
 
     def take_progress(self) -> list[Progress]:
         taken, self._done = self._done, []
@@ -92,13 +93,11 @@ class Log:
                 self.failed = progress.error
         return taken
 
-    def resume(self, position: int) -> None:
-        self.frames = {
-            locator: frame for locator, frame in self.frames.items() if locator < position
-        }
-        self.position = self._start = position
+    def resume(self, lsn: int) -> None:
+        self.frames = {locator: frame for locator, frame in self.frames.items() if locator < lsn}
+        self.next_lsn = self._start = lsn
 
-    def generation(self, locator: int) -> int:
+    def base_of(self, locator: int) -> int:
         return 0
 
     def records(self, locator: int) -> RecordsView:
@@ -117,15 +116,15 @@ class Log:
     def write(self) -> None:
         """Everything handed over is in the kernel's hands."""
         self.written = self._start
-        self._done.append(Progress(self.written, self.synced, 1.5, 0.0))
+        self._done.append(Progress(self.written, self.synced_lsn, 1.5, 0.0))
 
     def sync(self) -> None:
         """Everything handed over is on the disk."""
-        self.written = self.synced = self._start
-        self._done.append(Progress(self.written, self.synced, 1.5, 2.5))
+        self.written = self.synced_lsn = self._start
+        self._done.append(Progress(self.written, self.synced_lsn, 1.5, 2.5))
 
     def fail(self, error: OSError) -> None:
-        self._done.append(Progress(self.written, self.synced, 0.0, 0.0, error))
+        self._done.append(Progress(self.written, self.synced_lsn, 0.0, 0.0, error))
 
 
 class Desk:
@@ -147,7 +146,12 @@ class Desk:
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(
-                engine=self.engine, wal=self.log, segments=segments, kept=[], absorbed=[], unsaid=[]
+                engine=self.engine,
+                wal=self.log,
+                segments=segments,
+                kept=[],
+                absorbed=[],
+                unwritten_frames=[],
             )
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from topics.formats.disk.frames import (
     Frame,
     FrameHeader,
@@ -57,14 +57,14 @@ class Log(Wal):
         sync_ms: int,
         file_bytes: int,
         files: Sequence[WalFile] = (),
-        position: int = 0,
+        lsn: int = 0,
     ) -> None:
         self._reports: deque[Progress] = deque()
         super().__init__(
             folder,
             0,
             [*files],
-            position,
+            lsn,
             blobs=BlobStore(folder.parent / "blob"),
             file_bytes=file_bytes,
             sync_ms=sync_ms,
@@ -100,16 +100,16 @@ def hand_over(wal: Log, *frames: Frame, sync: bool = False) -> Progress:
 def frames_on_disk(folder: Path) -> list[FrameHeader]:
     """Every frame of every file, in order; the log must be without a hole."""
     found: list[FrameHeader] = []
-    position = 0
+    lsn = 0
     for path in sorted(folder.glob("*.wal")):
         file = WalFile.open(path, 0)
-        assert file.base == position
+        assert file.base == lsn
         while isinstance(
-            header := check_frame(file.view(), file.offset(position), position, file.seed),
+            header := check_frame(file.view(), file.offset(lsn), lsn, file.seed),
             FrameHeader,
         ):
             found.append(header)
-            position = header.end
+            lsn = header.end
         assert header is Stop.END
         file.close()
     return found

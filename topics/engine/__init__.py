@@ -1,1 +1,1 @@
-"""The rules of topics: values in, values out. Time is an argument; what must happen is the result."""
+"""The rules of topics. Time is an argument; what must happen is the result."""

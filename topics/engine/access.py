@@ -1,5 +1,5 @@
-"""Who may do what (§0.2): keys, scopes and name prefixes. Of a secret only its SHA-256 digest is
-kept.
+"""Access: which key may do what (§0.2), by scopes and name prefixes. Of a secret only its SHA-256
+digest is kept.
 
 One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
 
@@ -9,7 +9,7 @@ One entry of ``TOPICS_API_KEYS``; entries are separated by commas:
     key::prefixes           all scopes, names that start with one of the prefixes
 
 ``scopes`` are joined by ``+``, ``prefixes`` by ``|``; prefixes may contain ``:``. An empty field
-does not restrict; white space around an entry and empty entries mean nothing. Anything else is
+does not restrict; white space around an entry and empty entries are ignored. Everything else is
 refused: a key must never grant more, or less, than its author meant.
 """
 
@@ -46,15 +46,14 @@ _TOKENS = {
     "a": Scope.ADMIN,
     "rw": Scope.READ | Scope.WRITE,
 }
-_PREFIX = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII
-)  # what the name of a topic or a router can start with
+# What the name of a topic or a router can start with.
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 _ENTRY = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
-_SECRET = re.compile(rb"[\x21-\x7e]+")  # what fits into an Authorization header
+_SECRET = re.compile(rb"[\x21-\x7e]+")  # as in an Authorization header
 
 
 class Principal:
-    """One key without its secret; also what a request is accounted to (``digest``)."""
+    """One key, without its secret. ``digest`` names it: requests are accounted to that."""
 
     __slots__ = ("_mask", "digest", "prefixes", "scopes")
 
@@ -67,13 +66,11 @@ class Principal:
         self._mask = scopes.value
 
     def allows(self, scope: Scope) -> bool:
-        """Does the key have every scope asked for?"""
+        """Whether the key has every scope that is asked for."""
         return not scope.value & ~self._mask
 
     def covers(self, name: str) -> bool:
-        """Is the name of a topic or a router inside the key's allowlist? A byte prefix of the raw
-        name; names are ASCII.
-        """
+        """Whether the name of a topic or a router begins with one of the key's prefixes."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
 
@@ -86,25 +83,25 @@ class Access:
     __slots__ = ("enabled", "principals")
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
-        """``ValueError`` when two keys have the same secret: which of them would speak?"""
+        """``ValueError`` when two keys have the same secret: their rights would be ambiguous."""
         self.principals = tuple(principals)
         self.enabled = bool(self.principals)
         if len({principal.digest for principal in self.principals}) < len(self.principals):
-            raise ValueError("the same key stands there twice")
+            raise ValueError("the same key is configured twice")
 
     @classmethod
     def parse(cls, text: str | bytearray) -> Access:
-        """Read comma-separated entries; ``ValueError`` names the entry by its position, never by
+        """Read comma-separated entries. ``ValueError`` names a bad entry by its number, never by
         its content.
 
-        Nothing but white space configures no key. A bytearray is read in place and overwritten with
-        zeros, whatever happens.
+        White space alone configures no key. A bytearray is read in place, and overwritten with
+        zeros on every way out.
         """
         buffer = bytearray(text, "utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
             entries = [found.span() for found in _ENTRY.finditer(buffer)]
             if not entries and b"," in buffer:
-                raise ValueError("there are commas and no key")
+                raise ValueError("commas without a key")
             return cls(
                 _principal(position, buffer, *span)
                 for position, span in enumerate(entries, start=1)
@@ -113,7 +110,7 @@ class Access:
             buffer[:] = bytes(len(buffer))
 
     def authenticate(self, token: bytes) -> Principal | None:
-        """The key of a bearer token, or None. Compares with every key, so that the time tells
+        """The key of a bearer token, or None. It is compared with every key, so that the time tells
         nothing about which one matched.
         """
         if not self.enabled:
@@ -127,7 +124,7 @@ class Access:
 
 
 def _principal(position: int, buffer: bytearray, start: int, end: int) -> Principal:
-    """One entry. The secret is hashed where it lies and never copied."""
+    """One entry. The secret is hashed in place and never copied."""
     colon = buffer.find(b":", start, end)
     secret_end = end if colon < 0 else colon
     with memoryview(buffer) as view, view[start:secret_end] as secret:
@@ -141,13 +138,14 @@ def _principal(position: int, buffer: bytearray, start: int, end: int) -> Princi
 
 
 def _scopes(position: int, field: str) -> Scope:
-    # The token itself is not shown: a ':' inside a secret makes its second half look like a scope.
+    # The token is not shown: a ':' inside a secret makes the rest of it look like a scope.
     tokens = field.split("+")
     if not field:
         return ALL_SCOPES
     if any(token not in _TOKENS for token in tokens):
+        known = ", ".join(_TOKENS)
         raise ValueError(
-            f"entry {position}: a scope is none of {', '.join(_TOKENS)} (joined by '+'), or the key contains ':'"
+            f"entry {position}: a scope is none of {known} (joined by '+'), or the key contains ':'"
         )
     return reduce(or_, (_TOKENS[token] for token in tokens))
 

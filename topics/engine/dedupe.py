@@ -1,5 +1,5 @@
-"""Idempotency keys of one topic (§0.8): key to the seqs of the write that used it, for the length
-of the topic's window.
+"""Dedupe window: the idempotency keys of one topic (§0.8). A key stands for the seqs of the write
+that used it, for the length of the topic's window.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 
 class DedupeEntry(NamedTuple):
-    """The write that a key stands for; ``at_ms`` on the monotonic clock, so that a step of the wall
-    clock changes nothing.
-    """
+    """The write that a key stands for. ``at_ms``: on the monotonic clock, which never steps."""
 
     first_seq: int
     record_count: int
@@ -26,8 +24,7 @@ class DedupeWindow:
 
     def __init__(self) -> None:
         self._keys: dict[str, DedupeEntry] = {}
-        # A dict alone would do, but looking for its first entry passes over all that were deleted
-        # before it.
+        # The dict alone would do, but its first entry is found behind all that were deleted.
         self._order: deque[str] = deque()
 
     def __len__(self) -> int:
@@ -37,39 +34,38 @@ class DedupeWindow:
         return key in self._keys
 
     def items(self) -> Iterator[tuple[str, DedupeEntry]]:
-        """All keys with their writes, the oldest first. The window may change between two of them."""
+        """All keys with their writes, the oldest first. The window may change between two steps."""
         for key in tuple(self._order):
             write = self._keys.get(key)
             if write is not None:
                 yield key, write
 
     def oldest_seq(self, otherwise: int) -> int:
-        """First seq of the oldest write that is remembered."""
+        """First seq of the oldest write in the window, ``otherwise`` when it is empty."""
         return self._keys[self._order[0]].first_seq if self._order else otherwise
 
     def first_seq(self, key: str) -> int:
-        """First seq of the write that it stands for, 0 for none."""
+        """First seq of the write that a key stands for, 0 for none."""
         return self._keys[key].first_seq if key in self._keys else 0
 
     def find(self, key: str, now_ms: int, window_ms: int) -> DedupeEntry | None:
-        """What ``key`` stands for while it is younger than ``window_ms``."""
+        """The write that a key stands for, if that is younger than ``window_ms``."""
         found = self._keys.get(key)
         return found if found and now_ms - found.at_ms < window_ms else None
 
     def remember(self, key: str, write: DedupeEntry, window_ms: int) -> None:
-        """Keep ``key`` from now on and let go of those that have grown too old."""
+        """Keep a key from now on, and drop those that are too old."""
         self.expire(write.at_ms, window_ms)
-        if self._keys.pop(
-            key, None
-        ):  # it was not alive, so this is rare: an expired entry must not keep its early place
+        if self._keys.pop(key, None):
+            # Rare, for an entry of this key was too old: it must not keep its early rank.
             self._order.remove(key)
         if window_ms:
             self._keys[key] = write
             self._order.append(key)
 
     def expire(self, now_ms: int, window_ms: int) -> None:
-        """Drop keys of ``window_ms`` and more. They stand in order of time, so this looks at no
-        more than it drops.
+        """Drop keys that are ``window_ms`` old or older. They are in order of time: no other key is
+        looked at.
         """
         keys, order = self._keys, self._order
         while order and now_ms - keys[order[0]].at_ms >= window_ms:

@@ -13,7 +13,7 @@ from topics.engine.locators import Locator, in_log
 from topics.engine.page import Page, Tombstone
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View, json_nodes, live_runs
 from topics.formats.ranges import SeqRange

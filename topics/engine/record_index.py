@@ -1,10 +1,15 @@
-"""Where the live records of one topic lie: one entry for each write or extent, in five arrays (32
-bytes an entry).
+"""Record index: where the live records of one topic are. One entry for each write or extent.
 
-``size`` counts the rendered bytes of what is live in the entry; 0 means that nothing is. Records
-that are gone from an entry by a delete, or because the topic now begins behind them, are counted in
-a sparse dict as long as others of the entry live. *Which* records of an entry are deleted stands in
-its flags (`Store.dead`); where the topic begins is ``Topic.start_seq``.
+    column      type  holds
+    first_seqs  u64   seq of the first record
+    counts      u32   records, live or not
+    locators    u64   where the store finds them
+    sizes       u32   rendered bytes of the live ones; 0: none lives
+    ts          i64   `$ts` of the first record
+
+Records that are gone while others of their entry live are counted in a sparse dict: by a delete, or
+because the topic begins behind them. *Which* records of an entry are deleted is in its delete flags
+(`Store.delete_flags`); where the topic begins is ``Topic.start_seq``.
 """
 
 from __future__ import annotations
@@ -16,14 +21,14 @@ from typing import NamedTuple, cast
 
 from topics.engine.locators import FIRST_EXTENT, Locator
 
-_EMPTY = array("Q")  # shared by all that hold nothing: most topics are idle
+_EMPTY = array("Q")  # shared by all empty indexes: most topics are idle
 _NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
-_NOBODY: dict[int, int] = {}  # shared likewise
-FRONT_SLACK = 16
+_NONE_GONE: dict[int, int] = {}  # shared likewise
+FRONT_SLACK_ENTRIES = 16
 
 
 class IndexEntry(NamedTuple):
-    """Contiguous seqs that are found again as a whole. ``ts`` is the `$ts` of the first."""
+    """Contiguous records with one locator. ``ts``: `$ts` of the first."""
 
     first_seq: int
     record_count: int
@@ -38,7 +43,7 @@ class IndexEntry(NamedTuple):
 
 
 class RecordIndex:
-    """Entries in seq order; between two of them there may be a hole."""
+    """Entries in seq order. Seqs may be missing between two of them."""
 
     __slots__ = (
         "_counts",
@@ -52,20 +57,21 @@ class RecordIndex:
     )
 
     def __init__(self) -> None:
-        self.gone = _NOBODY  # by first seq, how many records of an entry are gone while others live
+        # By first seq of an entry, how many of its records are gone while others live.
+        self.gone = _NONE_GONE
         self._reset()
 
     def _reset(self) -> None:
         self._first_seqs = self._counts = self._sizes = self._ts = _EMPTY
         self._locators = _NO_LOCATORS
-        self._front = 0  # entries that were dropped and are not yet taken out of the arrays
-        self.dead_entries = 0  # of which nothing lives
+        self._front = 0  # dropped entries that are still in the arrays
+        self.dead_entries = 0  # entries of which nothing lives
 
     def __len__(self) -> int:
         return len(self._locators) - self._front
 
     def add(self, first_seq: int, count: int, locator: Locator, size: int, ts: int) -> None:
-        """Note an entry after all others."""
+        """Append an entry."""
         if self._locators is _NO_LOCATORS:
             self._first_seqs, self._counts = array("Q"), array("I")
             self._locators = cast("MutableSequence[Locator]", array("Q"))
@@ -89,7 +95,7 @@ class RecordIndex:
         )
 
     def whole_entry(self, index: int) -> IndexEntry:
-        """All that is known of it."""
+        """All columns of an entry."""
         return IndexEntry(*self.entry(index), self._ts[index + self._front])
 
     def find(self, seq: int) -> int:
@@ -106,8 +112,8 @@ class RecordIndex:
         return bisect_left(self._ts, ts, self._front) - self._front
 
     def find_locator(self, lsn: int) -> int:
-        """Index of the first entry that stands in the log at ``lsn`` or later. Behind it no
-        other kind of entry may stand.
+        """Index of the first entry that is in the log at ``lsn`` or later. All entries behind it
+        must be in the log, too.
         """
         locators = self._locators
         return bisect_left(
@@ -135,13 +141,13 @@ class RecordIndex:
         return live, sum(sizes)
 
     def locators(self, start: int = 0, stop: int | None = None) -> Sequence[Locator]:
-        """Places of a range of entries, of all if nothing is said."""
+        """Locators of a range of entries, by default of all."""
         return self._locators[
             start + self._front : len(self._locators) if stop is None else stop + self._front
         ]
 
     def from_seq(self, seq: int) -> Iterator[IndexEntry]:
-        """The entries that hold ``seq`` or what follows. The index may change between two of them."""
+        """The entries that hold ``seq`` or a later one. The index may change between two steps."""
         while (index := self.find(seq)) < len(self):
             entry = self.whole_entry(index)
             yield entry
@@ -162,7 +168,7 @@ class RecordIndex:
 
     def not_whole(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
         """What does not live wholly among the seqs from ``begin`` to ``end`` (exclusive):
-        ``(first_seq, count, place)`` of entries of which some records live, and without a place
+        ``(first_seq, count, locator)`` of entries of which some records live, and without a locator
         holes and entries of which none does. Both may reach over the ends.
         """
         start, gone, expected = self.find(begin) + self._front, self.gone, begin
@@ -186,11 +192,11 @@ class RecordIndex:
         if expected < end:
             yield expected, end - expected, None
 
-    # What goes
+    # Removing
 
     def take(self, index: int, count: int, size: int) -> int:
-        """So many live records of an entry are gone; how many bytes that are. ``size`` may be a
-        guess.
+        """Note that so many live records of an entry are gone. Their bytes; ``size`` may be a guess
+        of them.
         """
         first_seq, whole, _, left = self.entry(index)
         gone = self.gone.get(first_seq, 0) + count
@@ -200,18 +206,18 @@ class RecordIndex:
             self.gone.pop(first_seq, None)
             self.dead_entries += 1
             return left
-        taken = min(size, left - 1)  # what is live has bytes
+        taken = min(size, left - 1)  # the live ones have at least one
         self._note_gone(first_seq, gone)
         self._sizes[index + self._front] = left - taken
         return taken
 
     def _note_gone(self, first_seq: int, count: int) -> None:
-        if self.gone is _NOBODY:
+        if self.gone is _NONE_GONE:
             self.gone = {}
         self.gone[first_seq] = count
 
     def drop(self, number: int) -> None:
-        """Remove the first entries. The arrays are cut now and then, so that each entry is moved a
+        """Remove the first entries. The arrays are cut only now and then, so that an entry moves a
         few times at most.
         """
         if self.gone:
@@ -221,7 +227,7 @@ class RecordIndex:
         self._front += number
         if self._front == len(self._locators):
             self._reset()
-        elif self._front > FRONT_SLACK + len(self._locators) // 32:
+        elif self._front > FRONT_SLACK_ENTRIES + len(self._locators) // 32:
             for column in (self._first_seqs, self._locators, self._counts, self._sizes, self._ts):
                 del column[: self._front]
             self._front = 0
@@ -229,10 +235,10 @@ class RecordIndex:
     def replace(
         self, first: int, stop: int, entries: Sequence[IndexEntry], gone: Sequence[int]
     ) -> None:
-        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were; of each so many
-        records are gone, never all.
+        """Put ``entries`` where those from ``first`` to ``stop`` (exclusive) were. ``gone``: how
+        many records of each are gone, never all.
         """
-        assert first < stop, "entries take the place of others"
+        assert first < stop, "entries replace others"
         self._forget_gone(first, stop)
         start, end = first + self._front, stop + self._front
         self.dead_entries -= self._sizes[start:end].count(0)
@@ -258,6 +264,3 @@ class RecordIndex:
         """Memory of the arrays, spare room included."""
         columns = (self._first_seqs, self._locators, self._counts, self._sizes, self._ts)
         return sum(column.__sizeof__() for column in columns if column is not _EMPTY)
-
-
-__all__ = ["IndexEntry", "RecordIndex"]

@@ -93,7 +93,7 @@ def _cut_point_within(topic: Topic, at: int, over_count: int, over_bytes: int, s
 
 
 def expire(topic: Topic, now_ts: int, store: Store) -> None:
-    """Remove what is older than the committed TTL. ``floor_due`` is set when the log must be told."""
+    """Remove what is older than the committed TTL. ``floor_due``: the log must be told."""
     ttl_ms = topic.committed.ttl_ms
     if not ttl_ms or not topic.count:
         return

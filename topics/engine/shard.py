@@ -33,9 +33,10 @@ from topics.engine.now import Now
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.requests import AppendBody, TagMatch
+from topics.formats.api.append_body import AppendBody
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.topic_config import TopicConfigPatch
-from topics.formats.disk.records import Rendering
+from topics.formats.disk.rendering import Rendering
 
 
 class ShardEngine:

@@ -1,9 +1,7 @@
-"""The one way from the rules to bytes: what an index calls a place, and what may be asked of one.
+"""Store: the one way from the rules to bytes. It finds records by their locator.
 
-place         what                                               deleted records are marked
-bit 63 set    records of an `ephemeral` topic, in memory         in memory (`DeleteFlags`)
-bit 62 set    extent of a segment: segment << 24 | extent        in the segment
-otherwise     position of an APPEND frame of the log             in memory (`DeleteFlags`), until they are sealed
+Deleted records are flagged in the segment when they are in an extent, else in memory
+(`DeleteFlags`), until they are sealed.
 """
 
 from __future__ import annotations
@@ -11,40 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
+from topics.engine.locators import Locator
 from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View
 from topics.formats.ranges import IndexRun
 
-RESIDENT = FIRST_MEMORY
-EXTENT = FIRST_EXTENT
-FLAGS_AT_ONCE = 4096
+FLAGS_STEP = 4096
 
 
 class Unreadable(Exception):
-    """What stands at a place is not what was written there. Whoever raises it has it logged."""
+    """Bytes at a locator are not those that were written there. The store logs it once."""
 
 
 class Store(Protocol):
-    """Finds records again by the place that was noted when they were committed."""
+    """Finds records by the locator that was given when they were committed."""
 
     def records(self, locator: Locator) -> View:
-        """What stands there; valid until the next change of the store. Reading it may raise
-        `Unreadable`.
+        """The records at a locator; valid until the next change of the store. Reading them may
+        raise `Unreadable`.
         """
 
     def delete_flags(self, locator: Locator) -> Buffer | None:
-        """A byte for each record, 1 for a deleted one; None when none is. May raise `Unreadable`."""
+        """A byte for each record, 1: deleted; None when none is. May raise `Unreadable`."""
 
     def flag_deleted(self, locator: Locator, runs: Sequence[IndexRun]) -> None:
-        """These records are deleted."""
+        """Flag these records as deleted."""
 
     def release(self, locators: Sequence[Locator]) -> None:
-        """Nobody will ask for these again: no record that stands there is left in the topic."""
+        """Free what these locators find: the topic has no record there any more."""
 
 
 class DeleteFlags:
-    """Flags of deleted records that are kept in memory, by place."""
+    """Delete flags that are kept in memory, by locator."""
 
     __slots__ = ("_flags",)
 
@@ -63,9 +59,8 @@ class DeleteFlags:
         flags = self._flags.get(locator)
         if flags is None:
             if count == 1:
-                self._flags[locator] = (
-                    b"\1"  # one object for all writes of one record, and these are most
-                )
+                # One object for all writes of one record, and these are most.
+                self._flags[locator] = b"\1"
                 return
             flags = self._flags[locator] = bytearray(count)
         if isinstance(flags, bytearray):
@@ -73,30 +68,27 @@ class DeleteFlags:
                 flags[start:stop] = b"\1" * (stop - start)
 
     def forget(self, locators: Iterable[int]) -> None:
-        """Let go of the flags of these places."""
+        """Drop the flags of these locators."""
         if self._flags:
             for locator in locators:
                 self._flags.pop(locator, None)
 
 
-def first_live(dead: Buffer, start: int, stop: int) -> int:
+def first_live(deleted: Buffer, start: int, stop: int) -> int:
     """Index of the first record of the range that is not deleted, ``stop`` when there is none."""
-    for begin in range(start, stop, FLAGS_AT_ONCE):
-        end = min(begin + FLAGS_AT_ONCE, stop)
-        live = len(bytes(dead[begin:end]).lstrip(b"\1"))
+    for begin in range(start, stop, FLAGS_STEP):
+        end = min(begin + FLAGS_STEP, stop)
+        live = len(bytes(deleted[begin:end]).lstrip(b"\1"))
         if live:
             return end - live
     return stop
 
 
-def last_live(dead: Buffer, start: int, stop: int) -> int:
+def last_live(deleted: Buffer, start: int, stop: int) -> int:
     """Index of the last record of the range that is not deleted, -1 when there is none."""
-    for end in range(stop, start, -FLAGS_AT_ONCE):
-        begin = max(end - FLAGS_AT_ONCE, start)
-        live = len(bytes(dead[begin:end]).rstrip(b"\1"))
+    for end in range(stop, start, -FLAGS_STEP):
+        begin = max(end - FLAGS_STEP, start)
+        live = len(bytes(deleted[begin:end]).rstrip(b"\1"))
         if live:
             return begin + live - 1
     return -1
-
-
-__all__ = ["EXTENT", "RESIDENT", "DeleteFlags", "Store", "Unreadable", "first_live", "last_live"]

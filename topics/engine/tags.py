@@ -1,10 +1,10 @@
-"""Which records have which tag (§5): one index for each (topic, log file), in memory, dropped as a
-whole when the file is sealed.
+"""Tag index: which records have which tag (§5). One for each topic and log file, in memory; it is
+dropped as a whole when the file is sealed.
 
-Tags are JSON strings. An index is a row of portions of 4,096 tags: a portion is a dict from tag to
-seqs, and when it is full its tags are put in order once. So no append waits for more than that: no
-table of all tags ever grows, and nothing is merged. A tag is looked up in each portion, a prefix by
-bisection in each: a million tags are 250 portions, and take about a millisecond.
+Tags are JSON strings. The index is a list of portions of 4,096 tags. A portion is a dict from tag
+to seqs; when it is full, its tags are sorted once. So no append waits for more than that: no table
+of all tags grows, and nothing is merged. A tag is looked up in every portion, a prefix by bisection
+in each of them: a million tags are 250 portions, which take about a millisecond.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from topics.formats.api.requests import TagMatch, json_string
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.packed import PackedTexts
+from topics.formats.json_text import json_string
 
 PORTION_TAGS = 4096
+PORTIONS_FREED_AT_ONCE = 4
 Portion = dict[bytes, "int | array[int]"]
 
 
@@ -27,9 +29,8 @@ class TagIndex:
     def __init__(self) -> None:
         self.last_seq = 0
         self._open: Portion = {}
-        self._full: list[
-            tuple[Portion, PackedTexts]
-        ] = []  # each with its tags in order; some may have been forgotten since
+        # Each with its tags in order, of which some may have been forgotten since.
+        self._full: list[tuple[Portion, PackedTexts]] = []
 
     def add(self, tagged: Iterable[tuple[int, bytes]], first_seq: int) -> None:
         """Note ``(index, tag)`` of the records of a write."""
@@ -58,7 +59,7 @@ class TagIndex:
                 yield from found
 
     def forget(self, match: TagMatch, bound: int) -> None:
-        """The records below ``bound`` that match are gone."""
+        """Forget the records below ``bound`` that match: they are deleted."""
         for portion, tag in list(self._matching(match)):
             found = portion[tag]
             rest = [seq for seq in ((found,) if isinstance(found, int) else found) if seq >= bound]
@@ -67,12 +68,12 @@ class TagIndex:
             else:
                 del portion[tag]
 
-    def let_go(self) -> bool:
+    def free_some(self) -> bool:
         """Free a part of the memory; True while there is more. Nothing is found in an index that is
-        being let go.
+        being freed.
         """
         self._open = {}
-        del self._full[-4:]
+        del self._full[-PORTIONS_FREED_AT_ONCE:]
         return bool(self._full)
 
     def _matching(self, match: TagMatch) -> Iterator[tuple[Portion, bytes]]:
@@ -93,10 +94,7 @@ class TagIndex:
 
 
 def json_prefix(text: str) -> bytes:
-    """How the JSON string of each text begins that begins with ``text``: every character is
-    rendered by itself.
+    """The JSON string of every text that begins with ``text`` begins so: each character is rendered
+    by itself.
     """
     return json_string(text)[:-1]
-
-
-__all__ = ["TagIndex", "json_prefix"]

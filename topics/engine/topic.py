@@ -7,9 +7,9 @@ to the disk gives its seqs back (`Topic.give_back`).
 Two configs. ``config`` is the one decided last and rules writes, ``committed`` is durable and rules
 what may be seen.
 
-Four floors: the seq below which a cap, age, a restart or damage has taken something. All are at most
-``start_seq``, the seq of the first live record, or ``head_seq + 1``. What a restart took above live
-records stands in ``losses``, what was found damaged there in ``damaged``, until it becomes a floor.
+Four floors: the seq below which a cap, age, a restart or damage has taken something. All are at
+most ``start_seq``, the seq of the first live record, or ``head_seq + 1``. What a restart took above
+live records is in ``losses``, what was found damaged there in ``damaged``, until it is a floor.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Topic:
         self.last_read_ts, self.last_read_ms = now_ts, now_ms
 
     def effective_priority(self, now_ms: int) -> int:
-        """The manual priority; else 500, less one for each second since the last read, at least 0."""
+        """The manual priority; else 500, less one for each second since the last read."""
         if self.config.priority is not None:
             return self.config.priority
         if not self.config.auto_priority or self.last_read_ms is None:

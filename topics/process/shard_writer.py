@@ -23,12 +23,12 @@ from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
 from topics.errors import ExitCode
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.process import interpreter
 from topics.process.children import note_sigterm
 from topics.process.measure import measure
 from topics.storage.disk import BOOT_ID, Damaged
-from topics.storage.recovery import Shard, recover
+from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import WalCounters
 
 log = structlog.get_logger()

@@ -1,5 +1,6 @@
 """Checkpoints: what a shard knows at one moment, so that its log need not be kept for ever.
-Integers little-endian.
+
+One file each. Integers little-endian:
 
     offset  size  field        meaning
     0       8     magic        "TPCKPT01"
@@ -10,13 +11,16 @@ Integers little-endian.
     32      1     clean        1: the shard was stopped in order and nothing followed
     33      7     zero
     40      8     body_len
-    48      ...   body         CBOR items: the shard's map (last_id, last_epoch, reserved_ts, segments, boot), then
-                                     one for each topic, and some with keys that outlive their
-                                     records
+    48      ...   body         CBOR maps, one after the other
 
-Written aside, synced and renamed under the name NUMBER.ckpt; the newest two are kept, and the
-newest that is whole is used. A file without a meaning, ``next.reserve``, holds room for the next
-one: on a full disk it is written into those blocks.
+The first map is the shard's: last_id, last_epoch, reserved_ts, segments (numbers), boot. Then comes
+one for each topic, as `snapshot_topic` makes it; its ``position`` is the LSN as of which it holds
+the topic. Maps with ``id`` and ``keys`` hold idempotency keys that outlive their records: key,
+first seq, count, `$ts`.
+
+A checkpoint is written aside, synced and renamed to NUMBER.ckpt. The newest two are kept, and the
+newest that is whole is used. The file ``next.reserve`` has no content: it holds room for the next
+checkpoint, which is written into those blocks on a full disk (``decisions/0015``).
 """
 
 from __future__ import annotations
@@ -79,16 +83,14 @@ class Checkpoint(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a checkpoint that stands on the disk needs."""
+    """What a checkpoint on the disk needs: the log from ``replay_from`` on, and its segments."""
 
     replay_from: int
     segments: frozenset[int]
 
 
 class UnknownVersion(Exception):
-    """A checkpoint of a version that this program does not read. ``path``: its file, once that is
-    known.
-    """
+    """A checkpoint of a version that this program does not read. ``path``: its file, if known."""
 
     path: Path | None = None
 
@@ -123,9 +125,7 @@ def is_whole(data: bytes) -> bool:
 
 
 def decode(data: bytes, pulse: Pulse | None = None) -> Checkpoint | None:
-    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`. ``pulse`` gets signs
-    of life.
-    """
+    """None when the bytes are not a whole checkpoint. Raises `UnknownVersion`."""
     if not is_whole(data):
         return None
     lsn, replay_from, clean, _ = _BODY_HEAD.unpack_from(data, _HEAD.size)
@@ -151,10 +151,10 @@ def _items(stream: BytesIO, end: int) -> Iterator[dict[str, Any]]:
 def write(
     folder: Path, lsn: int, replay_from: int, items: Sequence[Buffer], *, clean: bool = False
 ) -> None:
-    """Make a checkpoint durable, then let go of all but the newest one before it that is whole.
-    Raises OSError: then there is none.
+    """Make a checkpoint durable, then remove all before it but the newest that is whole.
 
-    ``items``: as `encode_item` gave them, the shard's first.
+    ``items``: as `encode_item` gave them, the shard's first. Raises OSError: then there is no new
+    checkpoint.
     """
     make_directory(folder)
     earlier = _paths(folder)
@@ -167,8 +167,7 @@ def write(
             path.unlink(missing_ok=True)  # its name may be there and not be durable
         raise
     with contextlib.suppress(OSError):  # the next one tries again
-        # A damaged one counts for nothing: it must not push out the one that a start would fall
-        # back on.
+        # A damaged one does not count: a start would fall back on the one before it.
         kept = next((old for old in earlier if is_whole(old.read_bytes())), None)
         for old in earlier:
             if old != kept:
@@ -188,8 +187,9 @@ def _write(path: Path, pieces: Sequence[Buffer]) -> None:
 
 
 def keep_room(folder: Path, size: int = 0) -> None:
-    """Hold room for the next checkpoint; ``size``: bytes of the last one. Raises OSError where
-    there is none.
+    """Hold room for the next checkpoint; ``size``: bytes of the last one.
+
+    Raises OSError where there is no room.
     """
     wanted = max(RESERVE_MIN_BYTES, 2 * size)
     fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -203,9 +203,7 @@ def keep_room(folder: Path, size: int = 0) -> None:
 
 
 def whole(folder: Path, pulse: Pulse | None = None) -> list[Checkpoint]:
-    """All whole checkpoints, the newest first. Raises `UnknownVersion`. ``pulse`` gets signs of
-    life.
-    """
+    """All whole checkpoints, the newest first. Raises `UnknownVersion`."""
     found = []
     for path in _paths(folder):
         try:

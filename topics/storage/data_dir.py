@@ -1,14 +1,14 @@
-"""The data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
+"""Data directory: who owns it (``LOCK``), and what is fixed for its whole life (``meta``).
 
-``LOCK`` is held by flock(2) and names its holder's pid. The file descriptor goes to every forked
-process on purpose: as long as one of them lives, nobody else can write here.
+``LOCK`` is held by flock(2) and names the pid of its holder. Every forked process inherits the file
+descriptor on purpose: as long as one of them lives, nobody else can write in the directory.
 
 ``meta``, integers little-endian:
 
     offset  size  field     meaning
     0       8     magic     "topicsdd"
     8       4     version   of everything in the directory
-    12      4     shards    topics are spread by their names' hash over this many shards; it never changes
+    12      4     shards    how many shards topics are spread over, by a hash; never changes
     16      4     reserved  zero
     20      4     crc32c    of bytes 0..20
 """
@@ -32,7 +32,7 @@ assert META.size == 24
 MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
-PARTS = frozenset({"wal", "blob", "segment", "checkpoint"})  # the directories beside meta
+PARTS = frozenset({"wal", "blob", "segment", "checkpoint"})  # the folders beside meta
 _OURS = frozenset(
     {"LOCK", "meta", "meta.new", "lost+found"}
 )  # what a directory without meta may hold
@@ -43,42 +43,40 @@ class DataDirectoryInUse(Exception):
 
 
 class DataDirectoryDamaged(Exception):
-    """What stands there is not ours, is damaged, or is of a version that this program does not
-    know.
-    """
+    """The directory holds foreign files, is damaged, or is of an unknown version."""
 
 
 class NotADataDirectory(Exception):
-    """A wrong path, not damage: it names nothing, a file, or a directory of somebody else."""
+    """A wrong path, not damage: nothing is there, a file, or a directory of somebody else."""
 
 
 def check_place(path: Path) -> None:
-    """Raise ``NotADataDirectory`` when a server cannot have ``path``; nothing is touched."""
-    for place in (path, *path.absolute().parents):
-        if place.exists():
-            if not place.is_dir():
-                raise NotADataDirectory(f"{place} is not a directory")
+    """Raise `NotADataDirectory` when ``path`` cannot be a data directory. Nothing is changed."""
+    for folder in (path, *path.absolute().parents):
+        if folder.exists():
+            if not folder.is_dir():
+                raise NotADataDirectory(f"{folder} is not a directory")
             break
     if not path.is_dir() or (path / "meta").exists():
         return
     strangers = _strangers(path)
-    # With parts of ours it is a data directory that has lost its meta, which is damage.
+    # With our folders it is a data directory that has lost its meta: that is damage.
     if strangers and not PARTS & {*strangers}:
         held = ", ".join(strangers[:5])
         raise NotADataDirectory(f"{path} is no data directory and not empty: it holds {held}")
 
 
 class DataDirectory:
-    """A locked data directory whose ``shards`` is the stored count. Closing gives the lock back."""
+    """A locked data directory. ``shards`` is the stored count. Closing releases the lock."""
 
     def __init__(self, path: Path, *, shards: int) -> None:
-        """Make (0700), lock and read the directory; ``shards`` only counts when it is new.
+        """Make (0700), lock and read the directory; ``shards`` is for a new one.
 
         Raises ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
         """
         self.path = path
         _make(path)
-        _refuse_strangers(path)  # before LOCK: what is not ours stays as it is
+        _refuse_strangers(path)  # before LOCK: a foreign directory stays as it is
         self._lock = _lock(path)
         try:
             stored = _read_meta(path)
@@ -92,14 +90,15 @@ class DataDirectory:
             raise
 
     def close(self) -> None:
-        """Let go of the lock, once every process that inherited it is gone."""
+        """Close the descriptor; the lock ends with the last process that inherited it."""
         os.close(self._lock)
 
 
 @contextlib.contextmanager
 def held_for_reading(path: Path) -> Iterator[int]:
-    """The shard count of a directory that no server has, nor can take meanwhile. Nothing in it is
-    changed.
+    """The shard count of a directory that no server has, nor can take meanwhile.
+
+    Nothing in it is changed.
 
     Raises ``NotADataDirectory``, ``DataDirectoryInUse``, ``DataDirectoryDamaged`` or ``OSError``.
     """
@@ -114,7 +113,7 @@ def held_for_reading(path: Path) -> Iterator[int]:
                 f"{path} has {', '.join(ours)}, but its file meta is missing"
             )
         raise NotADataDirectory(f"{path} is no data directory: it has no file meta")
-    # A copy may have no LOCK; then nobody can hold it, and the directory itself stands in.
+    # A copy may have no LOCK: then nobody can hold it, and the directory itself is locked.
     lock = os.open(path / "LOCK" if (path / "LOCK").exists() else path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -156,16 +155,17 @@ def _make(path: Path) -> None:
 
 
 def _sync_above(path: Path) -> None:
-    """Make the way to ``path`` durable, whoever made it: what is kept here must not go with a
-    folder above that no disk knows of.
+    """Make the names of all folders above ``path`` durable, whoever made them.
+
+    What is kept in the directory must not be lost with a folder above that the disk does not know.
     """
     for folder in path.absolute().parents:
-        with contextlib.suppress(PermissionError):  # then it was not made by us
+        with contextlib.suppress(PermissionError):  # then this program has not made it
             sync_directory(folder)
 
 
 def _lock(path: Path) -> int:
-    """The locked descriptor of ``LOCK``, which then holds our pid."""
+    """The locked descriptor of ``LOCK``, which then holds the pid of this process."""
     lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +173,7 @@ def _lock(path: Path) -> int:
         error = _in_use(path, lock)
         os.close(lock)
         raise error from None
-    # It is for people; a disk that is full does not keep a server from its data.
+    # The pid is for people: on a full disk the server starts without.
     with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
         os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order the file keeps its room
@@ -216,7 +216,7 @@ def _strangers(path: Path) -> list[str]:
 
 
 def _write_meta(path: Path, shards: int) -> None:
-    """Aside, synced, renamed, directory synced: after any crash there is a whole meta or none."""
+    """Write aside, sync, rename, sync the directory: a crash leaves a whole meta or none."""
     aside = os.open(path / "meta.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(aside, encode_meta(shards))

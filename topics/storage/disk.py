@@ -1,4 +1,8 @@
-"""The few things that durable files need beyond open and write."""
+"""Durable files: the few calls that they need beyond open and write.
+
+No call here swallows an error of a write or a sync, apart from calls that the file system does not
+support, which have a slower way.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +19,23 @@ from topics.engine.store import Unreadable
 from topics.formats.buffers import Buffer
 
 IOV_MAX = 1024  # pieces that one pwritev takes
-ADVICE_BYTES = (
-    128 * 1024
-)  # the kernel reads no more for one advice than its own read-ahead, which is this much unless set otherwise
-MARGIN_BYTES = 1 << 20  # a file that is made whole leaves so much to others
+# The kernel reads no more for one advice than its own read-ahead, which is this much by default.
+ADVICE_BYTES = 128 * 1024
+MARGIN_BYTES = 1 << 20  # a file that is allocated whole leaves so much to others
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
-DAMAGED = ".damaged"  # ends the name of what was kept aside
+DAMAGED = ".damaged"  # suffix of a damaged file that is kept for people
 _KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 0x01, 0x02, 0x10  # of fallocate(2)
 _ZEROS = bytes(1 << 20)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Damaged(Unreadable):
-    """Bytes on disk that cannot be trusted, with path, offset and reason; nothing is repaired by
-    itself.
+    """Bytes on disk that cannot be trusted, with path, offset and reason. Nothing is repaired.
 
-    At a start it stops the process, unless it is in an extent of a segment: readers are told of
-    that.
+    At a start it stops the process, unless it is in an extent of a segment, where it costs its
+    readers these records (``decisions/0016``).
     """
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
@@ -42,8 +44,9 @@ class Damaged(Unreadable):
 
 
 def boot_id() -> str:
-    """Changes when the machine starts anew: what was written and not synced before is then in
-    doubt. Empty where unknown.
+    """Names this run of the machine; empty where unknown.
+
+    After another run, everything that was written and not synced is in doubt.
     """
     try:
         return BOOT_ID.read_text().strip()
@@ -61,7 +64,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def keep_aside(path: Path) -> None:
-    """Give a damaged file a second name, durably, under which it stays for people. Raises OSError."""
+    """Give a damaged file a second name, durably: it stays for people. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         path.with_name(path.name + DAMAGED).hardlink_to(path)
     sync_directory(path.parent)
@@ -88,28 +91,28 @@ def mapped(path: Path) -> memoryview:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise ENOSPC where so many bytes have no room, and take none of it.
+    """Raise ENOSPC where ``size`` bytes have no room, and take none of it.
 
-    An allocation that fails half-way has all the room there is for a moment, and fails everybody
-    else's writes.
+    An allocation that fails half-way takes all the room that is left for a moment, and the writes
+    of others fail.
     """
     found = os.statvfs(folder)
-    # No blocks at all: it does not tell.
+    # No blocks at all: the file system does not tell.
     if found.f_blocks and found.f_bavail * found.f_frsize < size + MARGIN_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def allocate(fd: int, folder: Path, size: int) -> None:
-    """Give an empty file in ``folder`` all its room. Raises OSError."""
+    """Allocate an empty file in ``folder`` whole. Raises OSError."""
     check_room(folder, size)
     os.posix_fallocate(fd, 0, size)
 
 
 def write_aside(path: Path, pieces: Sequence[Buffer], room: Path | None = None) -> None:
-    """Make ``path`` hold exactly these bytes, or leave it as it was: written beside it, synced,
-    renamed, the name synced.
+    """Make ``path`` hold exactly these bytes, or leave it as it was. Raises OSError.
 
-    ``room``: a file whose blocks are used for that; it is gone afterwards.
+    Written beside it, synced, renamed, the name synced. ``room``: a file whose blocks are used for
+    that; it is gone afterwards.
     """
     aside = path.with_name(path.name + ".tmp")
     try:
@@ -122,7 +125,7 @@ def write_aside(path: Path, pieces: Sequence[Buffer], room: Path | None = None) 
             os.fdatasync(fd)
         aside.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)  # on a full disk its room is wanted
+        aside.unlink(missing_ok=True)  # a full disk needs its room
         raise
     sync_directory(path.parent)
 
@@ -142,8 +145,9 @@ def write_all(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
 
 
 def zero(fd: int, offset: int, length: int) -> None:
-    """Make these allocated bytes zeros without giving up their room; nothing is durable yet. Raises
-    OSError.
+    """Turn allocated bytes into zeros and keep them allocated; nothing is durable yet.
+
+    Raises OSError.
     """
     if _fallocate is None or not length:
         return write_zeros(fd, offset, length)
@@ -172,8 +176,10 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 def write_again(fd: int, offset: int, length: int) -> None:
-    """Write the bytes that stand there once more, so that a sync has something to do: after one
-    that failed, the kernel takes pages for written that no disk has. Raises OSError.
+    """Write the bytes of this range once more, so that the next sync writes them to the disk.
+
+    After a sync that failed, the kernel takes pages for written that the disk does not have. Raises
+    OSError.
     """
     end = offset + length
     while offset < end and (data := os.pread(fd, min(end - offset, len(_ZEROS)), offset)):
@@ -182,23 +188,23 @@ def write_again(fd: int, offset: int, length: int) -> None:
 
 
 def write_back(fd: int, offset: int, length: int) -> None:
-    """Bring what was written there to the disk, without promising anything: a later sync finds
-    little to do. Raises OSError.
+    """Bring what was written there to the disk, so that a later sync finds little to do.
 
-    A sync now and then would do it, too. But each also commits the journal of the file system, and
-    while that stands in a queue with the data of a large file, writes to the log wait: 50 ms.
+    Nothing is promised. A sync now and then would do the same, but it also commits the journal of
+    the file system: while that waits behind the data of a large file, writes to the log wait 50 ms.
+    Raises OSError.
     """
     if _sync_file_range is None:
         os.fdatasync(fd)
     elif _sync_file_range(fd, offset, length, _WRITE_AND_WAIT):
-        # An error is told once for each descriptor: the sync that follows would not hear of it.
+        # The kernel reports an error once for each descriptor: the next sync would succeed.
         code = ctypes.get_errno()
         if code not in NOT_SUPPORTED:
             raise OSError(code, os.strerror(code))
 
 
 def will_need(path: Path, offset: int, length: int) -> None:
-    """Let the kernel begin to read there, without waiting for it. Raises OSError."""
+    """Ask the kernel to read this range ahead, without waiting for it. Raises OSError."""
     with _opened(path, os.O_RDONLY) as fd:
         for start in range(offset, offset + length, ADVICE_BYTES):
             os.posix_fadvise(

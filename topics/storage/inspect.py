@@ -1,4 +1,4 @@
-"""Shows what stands in a file of a data directory, in lines for people."""
+"""Inspection: what a file of a data directory holds, in lines for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ForeignFile(Exception):
 
 
 def describe(path: Path) -> Iterator[str]:
-    """Lines about any file of ours, known by its first bytes. Damage is said in its line.
+    """Lines about any file of a data directory, known by its first bytes. Damage has a line, too.
 
     Raises ForeignFile or OSError.
     """
@@ -49,7 +49,8 @@ def describe_segment(path: Path) -> Iterator[str]:
     data = mapped(path)
     try:
         header = segment.decode_header(data[: segment.HEADER_BYTES])
-        yield f"segment {header.number} of shard {header.shard}, log {header.base:#x} to {header.end:#x}, {len(data)} bytes"
+        log = f"log {header.base:#x} to {header.end:#x}"
+        yield f"segment {header.number} of shard {header.shard}, {log}, {len(data)} bytes"
         trailer = segment.decode_trailer(data[-segment.TRAILER_BYTES :], len(data))
         directory = data[trailer.directory_at : len(data) - segment.TRAILER_BYTES]
         segment.check_directory(directory, trailer)
@@ -62,10 +63,12 @@ def describe_segment(path: Path) -> Iterator[str]:
 
 
 def _extent(entry: ExtentEntry, data: memoryview) -> str:
-    dead = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
+    deleted = bytes(data[entry.flags_at : entry.flags_at + entry.record_count]).count(1)
+    last_seq = entry.first_seq + entry.record_count - 1
     text = (
-        f"topic {entry.topic_id}, seqs {entry.first_seq} to {entry.first_seq + entry.record_count - 1}, {dead} deleted, "
-        f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, {_flags(entry.flags)}"
+        f"topic {entry.topic_id}, seqs {entry.first_seq} to {last_seq}, {deleted} deleted, "
+        f"{entry.blob_bytes} bytes, {_time(entry.first_ts)} to {_time(entry.last_ts)}, "
+        f"{_flags(entry.flags)}"
     )
     if is_punched(entry, data):
         return f"{text}; its room was given back"
@@ -73,7 +76,8 @@ def _extent(entry: ExtentEntry, data: memoryview) -> str:
         view = ExtentView(entry, data)
     except BadSegment as error:
         return f"{text}; offset {error.offset}: {error.reason}"
-    return f"{text}; {len(view.nodes)} nodes, {len(view.tags)} tags, {sum(1 for _ in view.idempotency_keys())} keys"
+    keys = sum(1 for _ in view.idempotency_keys())
+    return f"{text}; {len(view.nodes)} nodes, {len(view.tags)} tags, {keys} keys"
 
 
 def describe_log(path: Path) -> Iterator[str]:
@@ -90,7 +94,8 @@ def describe_log(path: Path) -> Iterator[str]:
         kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
         about = f" topic {frame.topic_id}," if frame.topic_id else ""
         shape = f", {_flags(frame.flags)}" if frame.kind == FrameKind.APPEND else ""
-        yield f"offset {offset}: {kind},{about}{_seqs(frame)} {frame.body_len} bytes, {_time(frame.ts_ms)}{shape}"
+        what = f"{kind},{about}{_seqs(frame)} {frame.body_len} bytes"
+        yield f"offset {offset}: {what}, {_time(frame.ts_ms)}{shape}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
@@ -111,14 +116,14 @@ def _seqs(frame: FrameHeader) -> str:
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:
-    """Its position, then its members."""
+    """Its LSN, then its members."""
     try:
         checkpoint = checkpoints.decode(path.read_bytes())
     except checkpoints.UnknownVersion as error:
         yield f"offset 8: {error}"
         return
     if checkpoint is None:
-        yield "offset 0: is no whole checkpoint"
+        yield "offset 0: is not a whole checkpoint"
         return
     end = ", of an orderly stop" if checkpoint.clean else ""
     yield f"checkpoint at {checkpoint.lsn:#x}, replay from {checkpoint.replay_from:#x}{end}"

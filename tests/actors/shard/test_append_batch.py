@@ -14,8 +14,8 @@ import trio
 from tests.support.shard import Desk
 from topics.actors.shard import appends
 from topics.errors import Internal
-from topics.formats.api.requests import json_bytes
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.envelope import Failure, decode
 from topics.storage.wal.file import NoRoom
 

@@ -185,7 +185,7 @@ async def test_a_feed_tells_of_damage_and_goes_on_behind_it(
     locators = []
     for _ in range(3):
         front.flush()
-        locators.append(front.log.position)
+        locators.append(front.log.next_lsn)
         front.append("a", 1)
     front.flush()
     front.log.write()
@@ -223,7 +223,7 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     front.open("b", 2)
     front.append("a", 1)
     front.flush()
-    locator = front.log.position
+    locator = front.log.next_lsn
     front.append("b", 1)
     front.flush()
     front.log.write()

@@ -154,7 +154,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     front.taken()
     front.append("a", 7)  # handed over after the sync began
     front.flush()
-    front.log.synced = front.log.written
+    front.log.synced_lsn = front.log.written
     front.turn()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [6]), (1, [6])]
 

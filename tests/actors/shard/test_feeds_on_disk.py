@@ -22,8 +22,8 @@ from topics.actors.rpc.session import LinkSession
 from topics.actors.shard.context import clock
 from topics.actors.shard.loop import ShardLoop
 from topics.config import Settings
-from topics.engine.store import EXTENT
-from topics.formats.api.requests import json_bytes
+from topics.engine.locators import is_extent
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     APPEND,
     FEED_OPEN,
@@ -35,7 +35,7 @@ from topics.formats.wire.calls import (
     FeedTakenParams,
 )
 from topics.formats.wire.message import Message
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 
 
 async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
@@ -62,7 +62,7 @@ async def test_a_sealed_topic_is_read_on_and_followed(disk: OnDisk) -> None:
     with trio.fail_after(20):
         while topic.sealed_seq < 101:
             await disk.loop.services.sealing._round()
-    assert any(locator & EXTENT for locator in topic.index.locators())
+    assert any(is_extent(locator) for locator in topic.index.locators())
     disk.feed_read("a", 3, 101, limit=1000, nodes=["me"])
     assert disk.answer() == before | {"answer": disk._cid}
     disk.feed_read("a", 3, 101, limit=1000, data=False, tags=True)

@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.shard import Desk
 from topics.engine.changes.put_topic import PutTopic
-from topics.formats.api.requests import decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 
@@ -189,7 +190,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(desk: Desk
     assert len(desk.answers()) == 1
     assert desk.seqs("a") == [2, 3, 4, 5]
     assert kinds(desk)[-2:] == [FrameKind.APPEND, FrameKind.FLOOR]
-    assert desk.log.written == desk.log.position, "nothing is left in the group under way"
+    assert desk.log.written == desk.log.next_lsn, "nothing is left in the group under way"
     assert not len(desk.commits)
 
 

@@ -15,10 +15,12 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.topic import RESERVE_MIN
-from topics.formats.api.requests import decode_append, decode_config, json_bytes
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
 from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -90,7 +92,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     desk.make("a", durability=durability)
     kept = desk.append("a", "kept")
     desk.synced()
-    position = desk.log.position
+    position = desk.log.next_lsn
     lost = [
         desk.append("a", "lost", key="k"),
         desk.append("a", "lost"),
@@ -99,7 +101,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     ]
     assert desk.failed(FULL) is None
     assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
-    assert (desk.log.position, len(desk.commits)) == (position, 0)
+    assert (desk.log.next_lsn, len(desk.commits)) == (position, 0)
     assert desk.seqs("a") == [1]
     assert desk.engine.topics["a"].config.priority is None
     assert "new" not in desk.engine.topics

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.storage.log_support import START, failing
+from tests.support.log import START, failing
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
 from topics.engine.now import Now
 from topics.formats.disk.frames import FrameKind
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
 
@@ -78,7 +78,7 @@ async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_
     desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
     assert desk.seqs("a") == []
     desk.loop.context.room._owed = []
-    before = desk.log.position
+    before = desk.log.next_lsn
     assert desk.seqs("a") == []
     assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
         FrameKind.FLOOR

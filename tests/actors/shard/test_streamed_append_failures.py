@@ -106,7 +106,7 @@ async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
     desk.append("a", 2)
     number = desk.delete_records("a", match=["tag", "Glob", "*"])
     assert await later(desk, mock_clock) == [(number, ErrorCode.TIMEOUT)]
-    position = desk.log.position
+    position = desk.log.next_lsn
     last = desk.append("a", 3)
     await until(desk, last)
     kinds = [frame.kind for place, frame in desk.log.frames.items() if place >= position]

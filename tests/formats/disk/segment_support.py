@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from topics.config import Settings
-from topics.formats.api.requests import decode_append, json_string, limits_of
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.limits import limits_of
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.records import RecordsView, encode
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import encode
 from topics.formats.disk.segment import (
     ENTRY_BYTES,
     TRAILER_BYTES,
@@ -21,6 +23,7 @@ from topics.formats.disk.segment import (
     decode_trailer,
 )
 from topics.formats.disk.segment_build import Source, build
+from topics.formats.json_text import json_string
 
 LIMITS = limits_of(Settings(max_record_bytes=1 << 24))
 HEADER = SegmentHeader(shard=3, number=7, base=0x1000, end=0x2000)

@@ -20,7 +20,6 @@ from tests.formats.disk.segment_support import (
     source,
     writes,
 )
-from topics.formats.api.requests import json_string
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.records import json_nodes, live_runs
 from topics.formats.disk.segment import (
@@ -29,6 +28,7 @@ from topics.formats.disk.segment import (
     BadSegment,
 )
 from topics.formats.disk.segment_build import Source
+from topics.formats.json_text import json_string
 
 
 @given(writes(), st.data())

@@ -11,9 +11,9 @@ import pytest
 from msgspec import Raw
 
 from tests.support.tables import byte_rows, table
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.topic_config import TopicConfig
-from topics.formats.disk import frame_bodies, records
+from topics.formats.disk import frame_bodies, rendering
 from topics.formats.disk.frame_bodies import (
     Floors,
     TopicBody,
@@ -54,7 +54,7 @@ TOPIC = TopicBody(
 
 def append_of_a_write() -> Frame:
     body = AppendBody([RecordIn(Raw(b"1"), "t")], None, "key")
-    encoded = records.encode(body, 7, 1000, keep_key=True)
+    encoded = rendering.encode(body, 7, 1000, keep_key=True)
     flags, count, ext, parts, _ = encoded
     return append_frame(5, 7, 1000, count, flags, len(ext), parts)
 

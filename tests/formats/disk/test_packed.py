@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.formats.disk.segment_support import HEADER, plain
 from topics.engine.tags import PORTION_TAGS, TagIndex, json_prefix
-from topics.formats.api.requests import json_string
 from topics.formats.disk.packed import PackedTexts
 from topics.formats.disk.segment_build import Source, build
+from topics.formats.json_text import json_string
 
 TEXTS = 10_000
 CLOSE = st.text('ab\\"\n\x1f/é', max_size=3)

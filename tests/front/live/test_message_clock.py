@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.live_desk import Desk, socket_pair
 from topics.config import Settings
 from topics.engine.access import ANYONE
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.live.live import TICK_S

@@ -15,7 +15,7 @@ from tests.support.live_desk import Client, Desk, desk, page, records
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import Internal
-from topics.formats.api.requests import limits_of
+from topics.formats.api.limits import limits_of
 from topics.front.http.connection import Connection, Timings
 from topics.front.http.connections import Connections
 from topics.front.live.live import TICK_S

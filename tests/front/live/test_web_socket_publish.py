@@ -15,8 +15,9 @@ import pytest
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotReady, TopicFull, TopicsError
-from topics.formats.api.requests import json_bytes, limits_of
+from topics.formats.api.limits import limits_of
 from topics.formats.api.websocket_messages import Close, CloseCode, Text
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
 from topics.formats.wire.contract import Call, P, R
 from topics.front.http.connection import Timings

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.storage.log_support import START, Client, append_streamed
+from tests.support.log import START, Client, append_streamed
 from topics.engine.changes import start as process_start
 from topics.storage.disk import Damaged
-from topics.storage.recovery import recover
 from topics.storage.recovery import steps as recovery_steps
+from topics.storage.recovery.steps import recover
 from topics.storage.wal import blobs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile

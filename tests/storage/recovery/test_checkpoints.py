@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import (
+from tests.support.log import (
     Client,
 )
 from topics.errors import TopicNotFound

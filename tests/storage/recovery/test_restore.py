@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import Client, state
+from tests.support.log import Client, state
 from topics.engine.now import Now
 
 

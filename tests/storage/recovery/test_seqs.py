@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import (
+from tests.support.log import (
     Client,
     ForgetfulDisk,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.storage.log_support import (
+from tests.support.log import (
     FILE_BYTES,
     START,
     Client,
@@ -25,7 +25,7 @@ from topics.errors import TopicNotFound
 from topics.formats.disk.frames import FrameKind
 from topics.storage import disk as disk_functions
 from topics.storage.disk import boot_id, make_directory
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 from topics.storage.wal import file as wal_file
 from topics.storage.wal.file import WalFile
 
@@ -134,7 +134,7 @@ def test_a_file_that_was_never_finished_is_removed(tmp_path: Path) -> None:
 
 def test_before_the_first_write_the_disk_knows_of_this_start(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
-    assert client.wal.synced == client.wal.position > 0
+    assert client.wal.synced_lsn == client.wal.next_lsn > 0
     client.kill()
 
 
@@ -149,11 +149,11 @@ def test_a_log_without_room_for_a_start_is_read_and_told_of_it_later(
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         patch.setattr(WalFile, "holds", lambda *_: False)
         full = Client(tmp_path / "data")
-    assert [frame.kind for frame in full.shard.unsaid] == [FrameKind.START]
+    assert [frame.kind for frame in full.shard.unwritten_frames] == [FrameKind.START]
     assert full.wal.short_of_room
     assert state(full) == expected
     assert full.wal.find_room()
-    full.wal.begin(full.shard.unsaid)
+    full.wal.begin(full.shard.unwritten_frames)
     full.wal.wait_synced()
     full.append("after", 1)
     full.kill()
@@ -213,7 +213,7 @@ def ts_of(client: Client, name: str, seq: int) -> int:
     return int(record["$ts"])
 
 
-def test_ts_does_not_go_back_after_a_change_to_ephemeral_an_orderly_stop_and_a_clock_that_steps_back(
+def test_ts_does_not_go_back_by_a_change_to_ephemeral_a_stop_and_a_clock_that_steps_back(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.storage.log_support import (
+from tests.support.log import (
     FILE_BYTES,
     START,
     Client,
@@ -20,7 +20,7 @@ from tests.support.recovery import frames_of
 from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
-from topics.storage.recovery import recover
+from topics.storage.recovery.steps import recover
 
 # Torn tails and damage
 
@@ -187,7 +187,7 @@ def test_a_frame_whose_sectors_never_came_hides_no_frame_behind_it(tmp_path: Pat
     assert seqs == [1, 2]
     # The frames behind the hole must not come back once the log has grown up to them.
     client = Client(tmp_path / "left", boot="second")
-    while client.wal.position <= header.lsn + 3000:
+    while client.wal.next_lsn <= header.lsn + 3000:
         client.append("a", "y" * 400)
     before = client.records("a")
     client.kill()

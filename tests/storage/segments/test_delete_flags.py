@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.formats.disk.segment_support import plain
-from tests.storage.log_support import ForgetfulDisk
 from tests.storage.segments.segments_support import add, dead_of, reopened
+from tests.support.log import ForgetfulDisk
 from topics.engine.locators import in_extent
 from topics.storage.segments.delete_flags import BLOCK_BYTES
 from topics.storage.segments.store import SegmentStore

@@ -39,10 +39,9 @@ def again(store: BlobStore) -> BlobStore:
 
 def test_the_header_to_the_byte() -> None:
     crc = blob.crc32c.crc32c(b"xyz", blob.body_crc(2, 7, 3))
-    assert blob.encode_header(2, 7, 3, crc) == (
-        b"TPBLOB01" + b"\x01\0\0\0" + crc.to_bytes(4, "little")
-        + b"\x02" + bytes(7) + b"\x07" + bytes(7) + b"\x03" + bytes(7) + bytes(24)
-    )  # fmt: skip
+    numbers = b"".join(number.to_bytes(8, "little") for number in (2, 7, 3))
+    head = b"TPBLOB01\x01\0\0\0" + crc.to_bytes(4, "little")
+    assert blob.encode_header(2, 7, 3, crc) == head + numbers + bytes(24)
 
 
 def test_what_was_written_is_read(store: BlobStore) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.storage.log_support import ForgetfulDisk
+from tests.support.log import ForgetfulDisk
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from topics.storage.disk import Damaged
 from topics.storage.wal import file as wal_file

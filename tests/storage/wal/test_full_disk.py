@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from tests.support.wal import (
     Gate,
     Log,
@@ -50,7 +50,7 @@ def test_without_room_for_a_new_file_the_log_goes_on_where_it_was(
     assert (refused.written, refused.synced) == (before.written, before.written)
     assert wal.failed is None
     wal.resume(refused.written)
-    assert hand_over(wal, frame(100, seq=4)).written == wal.position  # fits the old file
+    assert hand_over(wal, frame(100, seq=4)).written == wal.next_lsn  # fits the old file
     hand_over(wal, frame(3000, seq=5), sync=True)
     wal.wait_synced()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 4, 5]
@@ -71,7 +71,7 @@ def test_a_delete_gets_the_reserve_where_an_append_has_no_room(
             assert isinstance(refused.error, NoRoom)
             assert wal.short_of_room
             wal.resume(refused.written)
-        assert hand_over(wal, delete, sync=True).synced == wal.position
+        assert hand_over(wal, delete, sync=True).synced == wal.next_lsn
         assert not wal.find_room()
     assert [header.kind for header in frames_on_disk(wal.folder)] == [
         FrameKind.APPEND,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import ForgetfulDisk, failing
+from tests.support.log import ForgetfulDisk, failing
 from tests.support.wal import (
     FILE_BYTES,
     ROOM,
@@ -107,7 +107,7 @@ def test_waiting_for_the_disk_raises_what_went_wrong(
     wal.append(frame())
     wal.flush(sync=True)
     wal.wait_synced()
-    assert wal.synced == wal.position
+    assert wal.synced_lsn == wal.next_lsn
     wal.stop()
 
 
@@ -116,7 +116,7 @@ def test_stopping_writes_and_syncs_what_was_appended(tmp_path: Path) -> None:
     hand_over(wal, frame(seq=1))
     wal.append(frame(seq=2))
     wal.stop()
-    assert wal.synced == wal.position
+    assert wal.synced_lsn == wal.next_lsn
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2]
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
         wal.append(frame(ROOM - 200, seq))
         wal.flush(sync=True)
     wal.wait_synced()
-    retired = wal.detach(wal.whole_files()[-1][1])
+    retired = wal.detach(wal.full_files()[-1][1])
     wal.retire(retired)
     disk.power_loss(tmp_path / "wal", tmp_path / "left")
     wal.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from tests.support.wal import (
     at_once,
     frame,
@@ -46,7 +46,7 @@ def test_after_an_error_nothing_is_ever_written_again(
     wal.flush(sync=True)
     wal.stop()
     assert (wal.folder / "0000000000000000.wal").read_bytes() == content
-    assert wal.synced == good.synced
+    assert wal.synced_lsn == good.synced
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
@@ -57,7 +57,7 @@ def test_what_is_refused_is_cut_off_before_its_refusal_is_known(
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)
     hand_over(wal, frame(seq=2))
-    end = wal.position
+    end = wal.next_lsn
     real = os.pwritev
 
     def torn(fd: int, pieces: list[bytes], offset: int) -> int:

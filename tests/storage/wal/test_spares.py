@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from tests.support.wal import leave_room
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.wal import FileHeader

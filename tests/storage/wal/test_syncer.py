@@ -22,18 +22,18 @@ from tests.support.wal import (
 def test_what_nobody_waits_for_is_synced_after_its_time(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", sync_ms=1)
     assert hand_over(wal, frame()).synced == 0
-    assert wal.next_progress().synced == wal.position
+    assert wal.next_progress().synced == wal.next_lsn
     wal.stop()
 
 
 def test_steady_writing_does_not_put_the_sync_off(tmp_path: Path) -> None:
     wal = start(tmp_path / "wal", sync_ms=200, file_bytes=64 << 20)
     end = time.monotonic() + WAIT_MS / 1000
-    while not wal.synced:
+    while not wal.synced_lsn:
         assert time.monotonic() < end, "a record waits no longer than sync_ms for its sync"
         wal.append(frame())
         wal.flush(sync=False)
-        while wal.synced < wal.position and not wal.take_progress():
+        while wal.synced_lsn < wal.next_lsn and not wal.take_progress():
             select.select([wal.progress_fd], [], [], 1)
     wal.stop()
 

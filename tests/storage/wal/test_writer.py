@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from tests.support.wal import (
     FILE_BYTES,
     WAIT_MS,
@@ -35,7 +35,7 @@ def test_frames_stand_in_the_order_in_which_they_were_appended(wal: Log) -> None
     locators = [wal.append(frame(seq=seq)) for seq in range(1, 6)]
     wal.flush(sync=False)
     progress = wal.next_progress()
-    assert progress.written == wal.position
+    assert progress.written == wal.next_lsn
     found = frames_on_disk(wal.folder)
     assert [header.lsn for header in found] == locators
     assert [header.first_seq for header in found] == [1, 2, 3, 4, 5]
@@ -55,20 +55,20 @@ def test_records_are_found_again_by_their_place(wal: Log) -> None:
 def test_nothing_is_written_before_flush(wal: Log) -> None:
     wal.append(frame())
     assert wal.counters.batches == 0
-    assert hand_over(wal).written == wal.position
+    assert hand_over(wal).written == wal.next_lsn
 
 
 def test_only_a_group_that_asks_for_it_is_synced(wal: Log) -> None:
     first = hand_over(wal, frame())
-    assert (first.written, first.synced, first.sync_ms) == (wal.position, 0, 0.0)
+    assert (first.written, first.synced, first.sync_ms) == (wal.next_lsn, 0, 0.0)
     second = hand_over(wal, frame(), sync=True)
-    assert (second.written, second.synced) == (wal.position, wal.position)
+    assert (second.written, second.synced) == (wal.next_lsn, wal.next_lsn)
     assert wal.counters.fsyncs == 1
 
 
 def test_a_sync_without_frames_syncs_what_was_written_before(wal: Log) -> None:
     hand_over(wal, frame())
-    assert hand_over(wal, sync=True).synced == wal.position
+    assert hand_over(wal, sync=True).synced == wal.next_lsn
 
 
 def test_flush_without_anything_to_do_does_nothing(wal: Log) -> None:
@@ -91,15 +91,15 @@ def test_groups_that_wait_share_one_write_and_one_sync(
         wal.append(frame(seq=seq))
         wal.flush(sync=seq % 2 == 0)
     gate.open()
-    assert wal.next_progress().synced < wal.position
-    assert wal.next_progress().synced == wal.position
+    assert wal.next_progress().synced < wal.next_lsn
+    assert wal.next_progress().synced == wal.next_lsn
     assert (wal.counters.batches, wal.counters.fsyncs) == (2, 2)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == list(range(1, 10))
 
 
 def test_a_frame_knows_how_far_the_log_was_synced(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
-    synced = wal.position
+    synced = wal.next_lsn
     hand_over(wal, frame())
     hand_over(wal, frame())
     assert [header.durable_lsn for header in frames_on_disk(wal.folder)] == [0, synced, synced]
@@ -119,7 +119,7 @@ def test_a_short_group_is_written_when_flush_returns(wal: Log) -> None:
     hand_over(wal, frame(seq=1))
     progress = at_once(wal, frame(seq=2), frame(seq=3))
     assert progress is not None
-    assert (progress.written, progress.error) == (wal.position, None)
+    assert (progress.written, progress.error) == (wal.next_lsn, None)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
     assert wal.take_progress() == []
     assert wal.counters.batches == 2
@@ -146,7 +146,7 @@ def test_nothing_is_written_at_once_beside_a_sync_or_before_what_is_on_its_way(
     gate.wait()
     assert at_once(wal, frame(seq=3)) is None, "a sync is under way"
     gate.open()
-    while wal.next_progress().written < wal.position:
+    while wal.next_progress().written < wal.next_lsn:
         pass
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3]
 
@@ -165,7 +165,7 @@ def test_what_the_writer_is_asked_meanwhile_stands_where_it_belongs(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
         again = Log(
-            wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], position=wal.position
+            wal.folder, sync_ms=60_000, file_bytes=FILE_BYTES, files=[file], lsn=wal.next_lsn
         )
     for seq in (2, 3):
         assert at_once(again, frame(seq=seq)) is not None

@@ -21,7 +21,7 @@ from topics.formats.api import answers
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import AppendOutcome, AppendParams, AppendResult, Failure
 from topics.formats.wire.envelope import Encoded
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 AppendCall: TypeAlias = InboundCall[AppendParams, AppendResult]
 

@@ -17,7 +17,7 @@ from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes.append import Append, InFlightDuplicate
-from topics.formats.api.requests import decode_append
+from topics.formats.api.append_body import decode_append
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 

@@ -24,9 +24,9 @@ from topics.actors.shard.room import Room, unwritable
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
-from topics.formats.api.requests import Limits
+from topics.formats.api.limits import Limits
 from topics.storage.disk import Damaged
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 Args = TypeVarTuple("Args")
 

@@ -19,7 +19,7 @@ from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import decode_delete
+from topics.formats.api.delete_body import decode_delete
 from topics.formats.wire.calls import (
     DELETE_RECORDS,
     NO_RESULT,
@@ -29,7 +29,7 @@ from topics.formats.wire.calls import (
     TopicDeleteParams,
 )
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 
 class Deletes(Service):

@@ -57,7 +57,7 @@ class DiskWatch:
         is_waited_for = len(commits) > 0 or commits.wal.is_syncing
         if not is_waited_for or self._room.broken is not None:
             return self._log.look(now, now)
-        return self._log.look((commits.oldest, commits.wal.synced), now)
+        return self._log.look((commits.oldest, commits.wal.synced_lsn), now)
 
     def _blobs_silent_s(self, now: float) -> float:
         return self._blobs.look((self._streaming, self._steps) if self._streaming else now, now)

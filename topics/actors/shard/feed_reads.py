@@ -18,13 +18,8 @@ from topics.actors.shard.service import Service
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
-from topics.formats.api.requests import (
-    BATCH_BYTES_MAX,
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_LIMIT,
-    Diff,
-    Limits,
-)
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits, clamped_batch_bytes, clamped_limit
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import (
     FEED_READ,
@@ -53,7 +48,7 @@ class FeedReads(Service):
         topic = topic_to_read(context, params.topic)
         cursor = {"from_seq": params.from_seq, "until_seq": params.until_seq}
         view, strong = diff_of(params.view, context.limits, **cursor, epoch=params.epoch)
-        head_seq = visible_head(topic, context.wal.synced, strong=strong)
+        head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
         context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
@@ -90,12 +85,12 @@ def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff,
     """The diff that a view asks for, clamped as one of a client; and whether it is strong."""
     view = FeedView._make(fields)
     diff = Diff(
-        limit=min(view.limit or DEFAULT_LIMIT, limits.limit),
+        limit=clamped_limit(view.limit, limits),
         nodes=frozenset(view.nodes),
         include_tags=view.tags,
         include_meta=view.meta,
         include_data=view.data,
-        max_batch_bytes=min(view.bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
+        max_batch_bytes=clamped_batch_bytes(view.bytes),
         **cursor,
     )
     return diff, view.strong

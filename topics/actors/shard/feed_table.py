@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topics.actors.rpc.inbound import PeerSession
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 
 
 class Feed:

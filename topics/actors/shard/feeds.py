@@ -129,7 +129,7 @@ class Feeds(Service):
 
     def _note_sync(self) -> None:
         """Strong feeds are due when the log has been synced further."""
-        synced = self._context.wal.synced
+        synced = self._context.wal.synced_lsn
         if self._unsynced and self._synced != synced:
             self._due.update(self._unsynced)
             self._unsynced.clear()
@@ -207,7 +207,7 @@ class Feeds(Service):
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
             self._forget(earlier)
-        head_seq = visible_head(topic, self._context.wal.synced, strong=strong)
+        head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
         if head_seq < topic.head_seq:

@@ -35,7 +35,7 @@ from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
@@ -99,7 +99,7 @@ class GroupCommit:
         """Every change with a frame before this LSN is committed."""
         return min(
             (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
-            default=self.wal.position,
+            default=self.wal.next_lsn,
         )
 
     def leaving(self) -> list[Topic]:
@@ -111,7 +111,7 @@ class GroupCommit:
     def position_of(self, topic: Topic) -> int:
         """LSN before which every change of the topic is committed, and from which on none is."""
         if not topic.pending:
-            return self.wal.position
+            return self.wal.next_lsn
         # Reservations and floors may overtake others and be overtaken: replaying them twice does no
         # harm.
         return min(
@@ -121,7 +121,7 @@ class GroupCommit:
                 if each.change.topic is topic
                 and not isinstance(each.change, FloorMoved | Reservation)
             ),
-            default=self.wal.position,
+            default=self.wal.next_lsn,
         )
 
     def _pending(self) -> chain[PendingChange]:
@@ -142,7 +142,7 @@ class GroupCommit:
             # One of them without the others would come back after a restart, though the change was
             # undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
-        locator, start = in_log(0), self.wal.position
+        locator, start = in_log(0), self.wal.next_lsn
         for frame in frames:
             lsn = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
@@ -152,7 +152,7 @@ class GroupCommit:
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
-        pending = PendingChange(change, locator, start, self.wal.position, self._serial, settle)
+        pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
         if change.sync:
             self._wants_sync = True
             self._until_synced.append(pending)
@@ -238,7 +238,7 @@ class GroupCommit:
 
     def _generation(self, locator: Locator) -> int:
         """Base of the log file of tagged records: their tags leave memory with the file."""
-        return 0 if is_in_memory(locator) else self.wal.generation(locator)
+        return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 
     def _lose(self, error: OSError) -> None:
         self.losses += 1
@@ -292,7 +292,7 @@ class GroupCommit:
         """
         losses = self.losses
         while self.wal.failed is None and self.losses == losses:
-            if self.wal.synced >= lsn:
+            if self.wal.synced_lsn >= lsn:
                 return True
             await self.wait_progress()
         return False

@@ -33,7 +33,7 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 from topics.formats.wire.calls import CALL_CANCELLED, CallCancelledParams, DiffParams, DiffResult
 from topics.formats.wire.envelope import ErrorCode
 from topics.storage.disk import Damaged

@@ -27,9 +27,9 @@ from topics.actors.shard.inbox import Inbox
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
-from topics.formats.api.requests import Limits
+from topics.formats.api.limits import Limits
 from topics.formats.wire.message import Message
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 # A long poll takes up to 30 s (§3); the router's own limit must not cut it short. A change that
 # waits for its topic longer than this is not done; one that is decided is answered when the log has

@@ -21,7 +21,7 @@ from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import Diff, decode_diff
+from topics.formats.api.diff_body import Diff, decode_diff
 from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
 
 AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go

@@ -44,7 +44,7 @@ class RecordStore:
     def __init__(self, engine: ShardEngine, wal: Wal, segments: SegmentStore) -> None:
         self._engine, self._wal, self._segments = engine, wal, segments
         engine.store = self
-        self.committed_to = wal.position  # no frame of a committed change ends after this LSN
+        self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
         self.on_release: Callable[[int], None] = lambda _: None  # told of each released extent
         self._prefetch = Prefetch(segments)
         self._in_memory: dict[int, RecordsView] = {}

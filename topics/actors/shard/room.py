@@ -21,7 +21,7 @@ from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.service import Service
 from topics.errors import NotReady
 from topics.storage import disk
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import NoRoom
 
 FILES_CHECK_S = 0.5  # between two checks that the log's files are there
@@ -39,7 +39,9 @@ class Room(Service):
 
     def __init__(self, shard: Shard, commits: GroupCommit, words: ShardWords) -> None:
         self.wal, self.commits, self._words = shard.wal, commits, words
-        self._owed = list(shard.unsaid)  # frames of this start that the log had no room for
+        self._owed = list(
+            shard.unwritten_frames
+        )  # frames of this start that the log had no room for
         self.broken: OSError | None = None
 
     def refusal(self, *, grows: bool) -> OSError | None:
@@ -102,7 +104,7 @@ class Room(Service):
     async def _note_start(self) -> bool:
         """Write the frames of this start; whether the log has them now."""
         self.wal.begin(self._owed)
-        return await self.commits.wait_synced(self.wal.position)
+        return await self.commits.wait_synced(self.wal.next_lsn)
 
 
 def unwritable(error: OSError) -> NotReady:

@@ -17,7 +17,7 @@ from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 
 class ShardServices(NamedTuple):

@@ -24,12 +24,14 @@ from topics.engine.changes.append import Append, keeps_key
 from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import Topic
-from topics.formats.api.requests import AppendBody, check_append, refusing_bad_bodies
+from topics.formats.api.append_body import AppendBody, check_append
+from topics.formats.api.decoding import refusing_bad_bodies
 from topics.formats.api.sliced import slices
 from topics.formats.buffers import Buffer
-from topics.formats.disk.records import RecordsView, Rendering
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import Rendering
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 STREAMED_MIN_BYTES = 4 << 20  # a shorter body takes a few milliseconds
 RUN_BYTES = 512 << 10  # of a body, between two chances for others

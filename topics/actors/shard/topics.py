@@ -13,7 +13,8 @@ from topics.actors.shard.service import Service
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.formats.api import answers
-from topics.formats.api.requests import decode_config, json_bytes
+from topics.formats.api.decoding import decode_config
+from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     NO_RESULT,
     TOPIC_GET,
@@ -26,7 +27,7 @@ from topics.formats.wire.calls import (
     TopicPutParams,
     TopicPutResult,
 )
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 
 class TopicCalls(Service):

@@ -1,1 +1,1 @@
-"""Changes of topics: one module per kind, with its decision, its frames, commit, undo and replay."""
+"""Changes of topics: one module per kind, with its decision, frames, commit, undo and replay."""

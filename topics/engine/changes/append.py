@@ -24,7 +24,7 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, check_room
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.requests import AppendBody, PlainAppend, json_string
+from topics.formats.api.append_body import AppendBody, PlainAppend
 from topics.formats.disk.frame_bodies import (
     TS_AHEAD_MS,
     append_frame,
@@ -33,7 +33,9 @@ from topics.formats.disk.frame_bodies import (
     ts_reserved_frame,
 )
 from topics.formats.disk.frames import FrameHeader
-from topics.formats.disk.records import EncodedRecords, RecordFlags, Rendering, blob_bytes, encode
+from topics.formats.disk.records import RecordFlags, blob_bytes
+from topics.formats.disk.rendering import EncodedRecords, Rendering, encode
+from topics.formats.json_text import json_string
 
 _TAGS = int(RecordFlags.TAGS)
 MEMORY_GENERATION_SEQS = 1 << 16  # tags of records in memory are dropped in portions of so many

@@ -28,7 +28,7 @@ class Change:
         raise NotImplementedError
 
     def undo(self, table: TopicTable, /) -> None:
-        """Take it back: its frames could not be written. It gives back what it took, and no more."""
+        """Take it back: its frames could not be written. It gives back what it took, no more."""
         raise NotImplementedError
 
     def note_pending(self) -> None:

@@ -21,11 +21,12 @@ from topics.engine.store import Store, Unreadable
 from topics.engine.tags import json_prefix
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.requests import TagMatch, json_string
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.buffers import Buffer
 from topics.formats.disk.extent_view import ExtentView
 from topics.formats.disk.frame_bodies import decode_runs, delete_below_frame, delete_runs_frame
 from topics.formats.disk.frames import Frame, FrameHeader
+from topics.formats.json_text import json_string
 from topics.formats.ranges import SeqRun, runs_of_seqs
 
 

@@ -18,7 +18,7 @@ from topics.engine.retention import apply_caps
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import Forbidden, TopicNotFound
-from topics.formats.api.requests import AppendBody
+from topics.formats.api.append_body import AppendBody
 from topics.formats.api.topic_config import TopicConfig, TopicConfigPatch, merge
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TopicBody, decode_topic, topic_frame

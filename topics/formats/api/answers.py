@@ -1,5 +1,7 @@
-"""JSON answers to topic requests (§1 to §3), rendered as bytes. Topic names are plain ASCII and
-need no escaping.
+"""JSON answers to topic requests (§1 to §5), rendered as bytes.
+
+Topic names are plain ASCII and need no escaping. An answer is rendered in two pieces where its end
+is known later: up to ``performance``, and from there on.
 """
 
 from __future__ import annotations
@@ -7,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_bytes
 
 _BOOL = (b"false", b"true")
 
@@ -30,8 +32,8 @@ def performance(
 def appended(
     topic: str, first_seq: int, count: int, *, with_seqs: bool, created: bool, deduped: bool
 ) -> bytes:
-    """Answer to an append (§2) up to ``performance``. The head after a write is its own last seq,
-    so a retry gets the same.
+    """Answer to an append (§2) up to ``performance``. Its ``head_seq`` is its own last seq, so a
+    retry gets the same.
     """
     last_seq = first_seq + count - 1
     if not with_seqs:
@@ -40,13 +42,23 @@ def appended(
         seqs = b'"seqs":[%d],' % first_seq
     else:
         seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, last_seq + 1)])
-    return b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b' % (
-        topic.encode(), first_seq, last_seq, seqs, last_seq, count, _BOOL[created], _BOOL[deduped],
-    )  # fmt: skip
+    return (
+        b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,'
+        b'"created":%b,"deduped":%b'
+    ) % (
+        topic.encode(),
+        first_seq,
+        last_seq,
+        seqs,
+        last_seq,
+        count,
+        _BOOL[created],
+        _BOOL[deduped],
+    )
 
 
 def difference(topic: str, pieces: Sequence[Buffer], end: bytes = b"") -> bytes:
-    """Answer to a diff (§3): records and `difference_end`. The one copy that is made of them."""
+    """Answer to a diff (§3): its records, and `difference_end`. The records are copied once."""
     spaced: list[Buffer] = [b","] * (2 * len(pieces) - 1)
     spaced[::2] = pieces
     return b"".join((b'{"topic":"%b","records":[' % topic.encode(), *spaced, end))
@@ -62,15 +74,22 @@ def difference_end(
     scanned: int,
     total_ms: float,
 ) -> bytes:
-    """What stands behind the records in the answer to a diff."""
+    """The answer to a diff from behind its records on."""
     caught_up = next_from_seq >= head_seq
     return (
-        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,"epoch":%d'
-        b',"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
+        b'"lag":%d,"epoch":%d,"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
     ) % (
-        next_from_seq, head_seq, earliest_seq, _BOOL[caught_up], json_bytes(tombstone), max(0, head_seq - next_from_seq), epoch,
-        total_ms, scanned,
-    )  # fmt: skip
+        next_from_seq,
+        head_seq,
+        earliest_seq,
+        _BOOL[caught_up],
+        json_bytes(tombstone),
+        max(0, head_seq - next_from_seq),
+        epoch,
+        total_ms,
+        scanned,
+    )
 
 
 def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) -> bytes:
@@ -90,8 +109,13 @@ def records_deleted(
 ) -> bytes:
     """Answer to a delete of records (§5) up to ``performance``."""
     return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
-        topic.encode(), removed, earliest_seq, head_seq, count, size,
-    )  # fmt: skip
+        topic.encode(),
+        removed,
+        earliest_seq,
+        head_seq,
+        count,
+        size,
+    )
 
 
 def state(fields: dict[str, Any]) -> bytes:

@@ -1,8 +1,8 @@
-"""Refusals of request bodies: what a JSON decoder says, in the words of the API.
+"""Refusals: errors of the JSON decoder in the words of the API.
 
-The decoder's lines (``Expected `int | null`, got `str` - at `$.priority```) speak of Python's
-types. A refusal names the field, what it must be and what came instead; ``detail.field`` is the
-path of the field without the leading ``$.``.
+The decoder names Python's types: ``Expected `int | null`, got `str` - at `$.priority```. A refusal
+names the field, what it must be and what came instead; ``detail.field`` is the path of the field
+without the leading ``$.``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from topics.errors import InvalidRequest
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES, lone_surrogate
 from topics.formats.api.topic_config import TopicConfigPatch
+from topics.formats.buffers import Buffer
 
-SHOWN_MAX = 100  # characters of what was sent that a refusal repeats
+SHOWN_MAX_CHARS = 100  # of what was sent, repeated in a refusal
 
 _LINE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
@@ -45,11 +46,16 @@ def _choices() -> dict[str, Sequence[str]]:
 CHOICES = _choices()
 
 
-def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> InvalidRequest:
-    """What the decoder said about ``body``, for a person."""
+def refusal(error: Exception, body: Buffer = b"") -> InvalidRequest:
+    """The refusal for an error of the decoder about ``body``."""
     said = _shortened(str(error))
     found = _LINE.fullmatch(said)
     what, path = (found["what"], found["path"]) if found else (said, None)
+    return _wrong_value(what, path) or _wrong_json(what, path, body)
+
+
+def _wrong_value(what: str, path: str | None) -> InvalidRequest | None:
+    """The JSON is right, and a value in it is not."""
     detail: dict[str, Any] = {"field": path} if path else {}
     subject = path or "the body"
     allowed = CHOICES.get((path or "").rpartition(".")[2])
@@ -67,10 +73,15 @@ def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> Inv
     if missing := _MISSING.fullmatch(what):
         where = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"{where} is required", field=where)
-    if (place := lone_surrogate(body)) is not None:
+    return None
+
+
+def _wrong_json(what: str, path: str | None, body: Buffer) -> InvalidRequest:
+    """The body is no JSON, or the decoder says something else."""
+    if (offset := lone_surrogate(body)) is not None:
         return InvalidRequest(
-            f"half of a surrogate pair at byte {place} of the body: it stands for no character",
-            offset=place,
+            f"half of a surrogate pair at byte {offset} of the body: it stands for no character",
+            offset=offset,
         )
     if what == "Input data was truncated":
         searched = 0 < len(body) <= SEARCH_MAX_BYTES
@@ -78,15 +89,16 @@ def refusal(error: Exception, body: bytes | bytearray | memoryview = b"") -> Inv
         return InvalidRequest(f"the body ends in the middle of its JSON{or_half}")
     if what.startswith("JSON is malformed: "):
         return InvalidRequest(f"the body is not JSON: {what.removeprefix('JSON is malformed: ')}")
-    return InvalidRequest(f"{subject}: {what[:1].lower()}{what[1:]}", **detail)
+    detail = {"field": path} if path else {}
+    return InvalidRequest(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", **detail)
 
 
 def _shortened(said: str) -> str:
-    """The decoder repeats a wrong word whole, and that may be most of a long body."""
-    if len(said) <= 2 * SHOWN_MAX:
+    """The decoder's error without most of a wrong word: it repeats that whole, however long."""
+    if len(said) <= 2 * SHOWN_MAX_CHARS:
         return said
-    path = said.rfind(" - at `", len(said) - SHOWN_MAX)
-    return f"{said[:SHOWN_MAX]}…{said[path:] if path >= 0 else ''}"
+    path = said.rfind(" - at `", len(said) - SHOWN_MAX_CHARS)
+    return f"{said[:SHOWN_MAX_CHARS]}…{said[path:] if path >= 0 else ''}"
 
 
 def _kinds(names: str) -> str:

@@ -1,8 +1,8 @@
-"""Decoding a long append body piece by piece, so that nobody else waits for all of it.
+"""Sliced decoding: a long append body slice by slice, so that nobody waits for all of it.
 
-JSON is read from left to right without looking back. So when the text from one record's start to
-some comma parses as whole records, that comma does stand between two records, however it was
-guessed: a guess inside a string or a nested list does not parse.
+JSON is read from left to right without looking back. So when the text from the start of a record to
+some comma parses as whole records, that comma is between two records, however it was guessed: a
+guess inside a string or a nested list does not parse.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import islice
 import msgspec
 
 from topics.errors import BatchTooLarge
-from topics.formats.api.requests import AppendBody, RecordIn
+from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 
-SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; what is left at the end may be twice as long
-GUESSES = 4  # commas to try before the slice is taken longer
-_HEAD_BYTES = 64 << 10
+SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as long
+GUESSES_MAX = 4  # commas to try before the slice gets longer
+HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
 _BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta)"\s*:""")
 _append = msgspec.json.Decoder(AppendBody)
@@ -28,13 +28,13 @@ _records = msgspec.json.Decoder(list[RecordIn])
 
 
 def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody | None]:
-    """Yields None after each piece of work, at last the request.
+    """Yields None after each step, at last the request.
 
-    Raises what the whole body would raise, and `BatchTooLarge` as soon as there are more records
-    than ``records_max``.
+    Raises what decoding the whole body would raise, and `BatchTooLarge` as soon as there are more
+    records than ``records_max``.
 
-    UTF-8 must be checked by the caller. A body whose records cannot be told apart by guessing is
-    decoded in one piece.
+    The caller checks UTF-8. A body whose records cannot be told apart by guessing is decoded in one
+    piece.
     """
     view = memoryview(body)
     start = _first_record(view)
@@ -48,7 +48,7 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
         for guess in _guess(view, start, found):
             comma = guess
             yield None
-        if len(found) > records_max:  # each takes far more memory than it had bytes
+        if len(found) > records_max:  # early: a record takes far more memory than bytes
             raise BatchTooLarge(f"more than {records_max} records in one write", max=records_max)
         if comma is None:
             break
@@ -56,8 +56,9 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     if not found:
         yield _append.decode(body)
         return
-    # Of a key that stands twice the last counts, and the rest may hold another list of records. So
-    # one is put before the rest that is longer than all of it: it is gone when another list counts.
+    # Of a key that is there twice the last one counts, and the rest of the body may hold another
+    # list of records. A record that is longer than the rest goes before it: when another list
+    # counts, that record is gone.
     rest = view[start:]
     mark = b'{"data":"%b"},' % (b"x" * len(rest))
     request = _append.decode(b"".join((head, mark, rest)))
@@ -68,10 +69,10 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
 
 
 def _first_record(view: memoryview) -> int | None:
-    """Where the records begin: after a bracket that, closed at once, leaves a request without
+    """Where the records begin: behind a bracket that, closed at once, leaves a request without
     records.
     """
-    match = _RECORDS.search(view[:_HEAD_BYTES])
+    match = _RECORDS.search(view[:HEAD_MAX_BYTES])
     if match is None:
         return None
     try:
@@ -88,7 +89,7 @@ def _guess(view: memoryview, start: int, found: list[RecordIn]) -> Iterator[int 
     length = SLICE_BYTES
     while start + length < len(view):
         window = view[start + length : start + length + SLICE_BYTES]
-        for match in islice(_BETWEEN.finditer(window), GUESSES):
+        for match in islice(_BETWEEN.finditer(window), GUESSES_MAX):
             comma = start + length + match.start(1)
             try:
                 found.extend(_records.decode(b"".join((b"[", view[start:comma], b"]"))))

@@ -1,10 +1,12 @@
-r"""Lone surrogates: ``"\ud800"`` follows JSON's grammar, stands for no character and has no UTF-8."""
+r"""Lone surrogates: ``"\ud800"`` is JSON by its grammar, but no character, and has no UTF-8."""
 
 from __future__ import annotations
 
 import re
 
-SEARCH_MAX_BYTES = 1 << 16  # a search takes up to 10 ms of somebody's loop
+from topics.formats.buffers import Buffer
+
+SEARCH_MAX_BYTES = 1 << 16  # searched in up to 10 ms
 
 # Everything up to the first escape of one half of a pair without its other half.
 _PAIRED = re.compile(
@@ -14,8 +16,8 @@ _PAIRED = re.compile(
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
-def lone_surrogate(text: bytes | bytearray | memoryview) -> int | None:
-    """Where the first escaped one stands, in bytes; None without one, and in a text above 64 KiB."""
+def lone_surrogate(text: Buffer) -> int | None:
+    """Byte offset of the first escaped one; None without one, and in a text above 64 KiB."""
     if len(text) > SEARCH_MAX_BYTES:
         return None
     found = _PAIRED.match(text)
@@ -23,5 +25,5 @@ def lone_surrogate(text: bytes | bytearray | memoryview) -> int | None:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether a string holds half of a pair, as an argument does that is not UTF-8."""
+    """Whether a string holds half of a pair. A command line argument that is no UTF-8 does."""
     return any("\ud800" <= character <= "\udfff" for character in text)

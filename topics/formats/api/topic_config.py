@@ -1,4 +1,4 @@
-"""The topic config object (§0.10): defaults, merge of a request, clamps."""
+"""Topic config (§0.10): its defaults, the merge of a request, its limits and clamps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.errors import InvalidRequest, TopicExistsIncompatible
+from topics.formats.api.limits import check_u64
 from topics.formats.names import valid_topic_name
 
-U64_MAX = 2**64 - 1
 PRIORITY_LIMIT = 1000
 LEASE_MS_BOUNDS = (100, 86_400_000)
 CLAIM_JITTER_MS_BOUNDS = (0, 5000)
@@ -58,7 +58,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicConfigPatch(msgspec.Struct, kw_only=True):
-    """What a request says of a config: only the named fields change (RULINGS, Topics)."""
+    """The fields of a config that a request names: only these change."""
 
     type: Kind | UnsetType = UNSET
     ttl_ms: int | UnsetType = UNSET
@@ -91,8 +91,7 @@ _UNSIGNED = (
 
 
 def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> TopicConfig:
-    """``base`` with the named fields of ``patch``, clamped; ``base`` None means a new topic with
-    the defaults.
+    """``base`` with the fields of ``patch``, clamped; None stands for the defaults of a new topic.
 
     Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
     ``type``.
@@ -103,8 +102,7 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
         if (value := getattr(patch, name)) is not UNSET
     }
     for name in _UNSIGNED:
-        if not 0 <= fields.get(name, 0) <= U64_MAX:
-            raise InvalidRequest(f"{name} must be an integer from 0 to 2^64 - 1", field=name)
+        check_u64(name, fields.get(name, 0))
     durable = fields.pop("durable", None)
     if durable is not None:
         fields.setdefault("durability", "fsync" if durable else "disk")

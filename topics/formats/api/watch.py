@@ -12,20 +12,20 @@ from typing import NamedTuple
 import msgspec
 
 from topics.errors import InvalidRequest
-from topics.formats.api.requests import (
-    BATCH_BYTES_MAX,
-    DEFAULT_BATCH_BYTES,
+from topics.formats.api.decoding import decode
+from topics.formats.api.limits import (
     DEFAULT_LIMIT,
     Limits,
     check_node,
-    decode,
+    check_u64,
+    clamped_batch_bytes,
+    clamped_limit,
 )
 from topics.formats.buffers import Buffer
 from topics.formats.names import valid_topic_name
 
 DEFAULT_EVENT_BYTES = 256 << 10  # default of max_batch_bytes
 HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 15_000, 1000, 60_000
-U64_MAX = (1 << 64) - 1
 
 
 class View(NamedTuple):
@@ -84,7 +84,7 @@ def decode_watch(body: Buffer, limits: Limits, max_topics: int) -> WatchRequest:
     """Body of ``POST /v0/watch``. Raises `InvalidRequest`."""
     asked = decode(_watch.decode, body or b"{}")
     check_starts(asked.topics, max_topics)
-    _check_integer("heartbeat_ms", asked.heartbeat_ms)
+    check_u64("heartbeat_ms", asked.heartbeat_ms)
     heartbeat_ms = min(max(asked.heartbeat_ms, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)
     return WatchRequest(asked.topics, view_of(asked, limits), heartbeat_ms)
 
@@ -103,20 +103,15 @@ def check_starts(starts: dict[str, Start], max_topics: int) -> None:
                 "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
                 field="topics",
             )
-        _check_integer("from_seq", start.from_seq)
+        check_u64("from_seq", start.from_seq)
         if start.epoch is not None:
-            _check_integer("epoch", start.epoch)
-
-
-def _check_integer(field: str, value: int) -> None:
-    if not 0 <= value <= U64_MAX:
-        raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
+            check_u64("epoch", start.epoch)
 
 
 def view_of(asked: ViewOptions, limits: Limits) -> View:
     """The view that a request chooses, clamped to the limits. Raises `InvalidRequest`."""
     for field in ("limit", "max_batch_bytes"):
-        _check_integer(field, getattr(asked, field))
+        check_u64(field, getattr(asked, field))
     nodes = [asked.node] if isinstance(asked.node, str) else asked.node or []
     for node in nodes:
         check_node(node, limits)
@@ -127,7 +122,7 @@ def view_of(asked: ViewOptions, limits: Limits) -> View:
         tags=asked.include_tags,
         meta=asked.include_meta and asked.include_data,
         data=asked.include_data,
-        limit=min(asked.limit or DEFAULT_LIMIT, limits.limit),
-        bytes=min(asked.max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX),
+        limit=clamped_limit(asked.limit, limits),
+        bytes=clamped_batch_bytes(asked.max_batch_bytes),
         strong=asked.consistency == "strong",
     )

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Raw
 
 from topics.errors import InvalidRequest
-from topics.formats.api.requests import Limits, decode
+from topics.formats.api.decoding import decode
+from topics.formats.api.limits import Limits
 from topics.formats.api.watch import (
     HEARTBEAT_MS,
     Start,

@@ -1,5 +1,6 @@
-"""Blob file: the records of one long write, kept beside the log so that small writes need not wait
-for it. Integers little-endian.
+"""Blob file: the records of one long write, beside the log. Integers little-endian.
+
+Small writes need not wait behind its bytes.
 
     offset  size      field      meaning
     0       8         magic      "TPBLOB01"
@@ -11,8 +12,8 @@ for it. Integers little-endian.
     40      24        zero
     64      body_len  body       as in an APPEND frame (records.py)
 
-The log holds an APPEND frame with flag EXTERNAL and the CBOR map alone, written after the blob is
-whole on disk.
+The log holds an APPEND frame with flag EXTERNAL, whose body is the ext map alone. That frame is
+written after the whole blob is on the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ assert _HEAD.size + _REST.size == HEADER_BYTES
 
 
 class BadBlob(Exception):
-    """The bytes are not the blob that the log speaks of. ``offset``: where that shows."""
+    """The bytes are not the blob that the log names. ``offset``: of what shows it."""
 
     def __init__(self, reason: str, offset: int = 0) -> None:
         super().__init__(reason)
@@ -39,24 +40,25 @@ class BadBlob(Exception):
 
 
 def body_crc(topic_id: int, first_seq: int, body_len: int) -> int:
-    """Checksum to go on from with the body's bytes."""
+    """The checksum before the bytes of the body are added."""
     return crc32c.crc32c(_REST.pack(topic_id, first_seq, body_len))
 
 
 def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> bytes:
-    """The 64 bytes at the start; ``crc`` as `body_crc` began it, with the body added."""
+    """The 64 bytes at the start; ``crc`` as of `body_crc`, with the body added."""
     return _HEAD.pack(MAGIC, VERSION, crc) + _REST.pack(topic_id, first_seq, body_len)
 
 
 def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
-    """The checksum to go on from with the body's bytes, and the one to come to. Raises `BadBlob`
-    with the reason.
+    """The checksum before the bytes of the body are added, and what it must come to.
+
+    Raises `BadBlob` with the reason.
     """
     if len(header) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
     magic, version, crc = _HEAD.unpack_from(header)
     if magic != MAGIC or version != VERSION:
-        raise BadBlob(f"is no blob of format version {VERSION}")
+        raise BadBlob(f"is not a blob of format version {VERSION}")
     held_topic, held_seq, body_len = _REST.unpack_from(header, _HEAD.size)
     if (held_topic, held_seq) != (topic_id, first_seq) or file_length != HEADER_BYTES + body_len:
         raise BadBlob("belongs to another write, or is cut", _HEAD.size)
@@ -64,14 +66,14 @@ def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int)
 
 
 def check(data: memoryview, topic_id: int, first_seq: int) -> memoryview:
-    """The body, when every byte is as it was written. Raises `BadBlob` with the reason."""
+    """The body, every byte of which is as it was written. Raises `BadBlob` with the reason."""
     for _ in checking(data, topic_id, first_seq, len(data)):
         pass
     return data[HEADER_BYTES:]
 
 
 def checking(data: memoryview, topic_id: int, first_seq: int, step_bytes: int) -> Iterator[None]:
-    """As `check`, so many bytes at a time."""
+    """As `check`, ``step_bytes`` at a time."""
     crc, wanted = check_header(bytes(data[:HEADER_BYTES]), len(data), topic_id, first_seq)
     for start in range(HEADER_BYTES, len(data), step_bytes):
         crc = crc32c.crc32c(data[start : start + step_bytes], crc)

@@ -1,46 +1,38 @@
-"""The records of one write, as they stand in an APPEND frame and in memory. Integers little-endian.
+"""Records of one write: the body of an APPEND frame and of a blob. Integers little-endian.
 
-    part            size                 present when     meaning
-    ext             ext_len              ext_len > 0      CBOR map: "k" idempotency key, "n" nodes, "t" tags
-    ends            u32[count]           always           end of each record in the blob, its comma included
-    node_refs       u32[count]           flag NODES       0: no node; n: the n-th of ext "n"
-    tag_refs        u32[count]           flag TAGS        0: no tag; n: the n-th of ext "t"
-    meta_lens       u32[count]           flag METAS       length of the record's meta piece, 0: none
-    blob            the rest             always           rendered records, each followed by a comma
+    part       size        present when  meaning
+    ext        ext_len     ext_len > 0   CBOR map: "k" idempotency key, "n" nodes, "t" tags
+    ends       u32[count]  always        end of each record in the blob, its comma included
+    node_refs  u32[count]  flag NODES    0: no node; n: the n-th of ext "n"
+    tag_refs   u32[count]  flag TAGS     0: no tag; n: the n-th of ext "t"
+    meta_lens  u32[count]  flag METAS    length of the record's meta piece, 0: none
+    blob       the rest    always        rendered records, each followed by a comma
 
-Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get,
-`$tag` included:
+Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get:
 
     {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
 
-so that a read of many records is one slice, and only a reader who wants fewer members makes us cut.
-Flag ONE_NODE says that every record has the first node of "n" (the usual batch of one writer) and
-saves the table.
+So a read of many records is one slice; only a reader who wants fewer members costs a cut. Flag
+ONE_NODE says that every record has the first node of "n", the usual batch of one writer, and saves
+the table. ``rendering.py`` writes this layout, the views here read it in place.
 """
 
 from __future__ import annotations
 
 import re
-import struct
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import IntEnum
-from itertools import accumulate
-from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import cbor2
 
-from topics.formats.api.requests import AppendBody, PlainAppend, RecordIn, json_string
 from topics.formats.buffers import Buffer
+from topics.formats.json_text import json_string
 from topics.formats.ranges import IndexRun
 
-U32_MAX = 2**32 - 1
-_U32 = struct.Struct("<I")
-_HEAD_MAX = (
-    len(b'{"$seq":,"$ts":,') + 20 + 20
-)  # a record's seq and time, with all the digits that they may have
+# The bytes of a record up to its `$ts`, with as many digits as a seq and a time can have.
+_HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20
 _NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
 _LIVE = re.compile(rb"[^\x01]+")
 
@@ -59,151 +51,6 @@ class RecordFlags(IntEnum):
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
-
-
-class EncodedRecords(NamedTuple):
-    """The records of a write, ready for a frame: ``parts`` in order are the frame's body."""
-
-    flags: int
-    record_count: int
-    ext: bytes
-    parts: tuple[Buffer, ...]
-    blob_bytes: int
-
-
-def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
-    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
-    records = request.records
-    if isinstance(request, PlainAppend) and request.node is None:
-        flags = 0
-        tables: list[bytes] = []
-        packed = (
-            cbor2.dumps({"k": request.idempotency_key})
-            if keep_key and request.idempotency_key is not None
-            else b""
-        )
-        ends, blob = _render_plain(records, first_seq, ts_ms)
-    else:
-        rendering = Rendering(request, keep_key=keep_key)
-        flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
-        rendered = rendering.render(0, len(records), first_seq, ts_ms)
-        ends, blob = array("I", accumulate(map(len, rendered))).tobytes(), b"".join(rendered)
-    assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
-    return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
-
-
-def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
-    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it
-    counts.
-    """
-    if len(records) == 1:
-        blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
-        return _U32.pack(len(blob)), blob
-    between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
-    heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
-    payloads: list[Buffer] = [record.data for record in records]
-    # The end of a record and the head of the next are one piece; the first head gives back what
-    # stands before it to the last end.
-    ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
-    heads[0] = heads[0][2:]
-    pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
-    pieces[0:-1:2], pieces[1::2] = heads, payloads
-    return ends, b"".join(pieces)
-
-
-class Rendering:
-    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables``
-    are those of the whole.
-    """
-
-    def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
-        self._records, batch_node = request.records, request.node
-        nodes, self._node_refs = _intern(
-            record.node if record.node is not None else batch_node for record in self._records
-        )
-        tags, self._tag_refs = _intern(record.tag for record in self._records)
-        self._nodes = [b"", *(b',"$node":' + node for node in nodes)]
-        self._tags = [b"", *(b',"$tag":' + tag for tag in tags)]
-        ext: dict[str, Any] = (
-            {"k": request.idempotency_key}
-            if keep_key and request.idempotency_key is not None
-            else {}
-        )
-        self.flags = 0
-        self.tables: list[bytes] = []
-        if nodes:
-            ext["n"] = nodes
-            if len(nodes) == 1 and 0 not in self._node_refs:
-                self.flags |= RecordFlags.ONE_NODE
-            else:
-                self.flags |= RecordFlags.NODES
-                self.tables.append(self._node_refs.tobytes())
-        if tags:
-            ext["t"] = tags
-            self.flags |= RecordFlags.TAGS
-            self.tables.append(self._tag_refs.tobytes())
-        meta_lens = array(
-            "I",
-            [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records],
-        )
-        if any(meta_lens):
-            self.flags |= RecordFlags.METAS
-            self.tables.append(meta_lens.tobytes())
-        self._meta_lens = meta_lens
-        self.ext = cbor2.dumps(ext) if ext else b""
-
-    def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
-        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq
-        of the write's first record.
-        """
-        return [
-            b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
-            % (
-                seq,
-                ts_ms,
-                self._nodes[node],
-                self._tags[tag],
-                record.data,
-                b',"meta":%b' % record.meta if record.meta else b"",
-            )
-            for seq, record, node, tag in zip(
-                range(first_seq + start, first_seq + stop),
-                self._records[start:stop],
-                self._node_refs[start:stop],
-                self._tag_refs[start:stop],
-                strict=True,
-            )
-        ]
-
-    def ends(self, first_seq: int, ts_ms: int) -> array[int]:
-        """Where each record will end in the blob, without rendering it."""
-        fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
-        lengths = (
-            fixed
-            + len(str(seq))
-            + len(self._nodes[node])
-            + len(self._tags[tag])
-            + len(record.data)
-            + meta_len
-            for seq, record, node, tag, meta_len in zip(
-                range(first_seq, first_seq + len(self._records)),
-                self._records,
-                self._node_refs,
-                self._tag_refs,
-                self._meta_lens,
-                strict=True,
-            )
-        )
-        return array("I", accumulate(lengths))
-
-
-def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
-    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0
-    for none.
-    """
-    places: dict[str | None, int] = {None: 0}
-    refs = array("I", [places.setdefault(text, len(places)) for text in texts])
-    return [json_string(text) for text in places if text is not None], refs
 
 
 class View:
@@ -258,7 +105,7 @@ class View:
         return self.ends[index - 1] if index else 0
 
     def size(self, start: int, stop: int) -> int:
-        """Bytes of the rendered records ``start`` to ``stop`` (exclusive), their commas included."""
+        """Bytes of the records ``start`` to ``stop`` (exclusive), their commas included."""
         return self._begin(stop) - self._begin(start)
 
     def ts(self, index: int) -> int:
@@ -288,7 +135,7 @@ class View:
         return not nodes or not flags & (_NODES | _ONE_NODE)
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Records ``start`` to ``stop`` (exclusive) as they stand, comma-joined; ``start < stop``."""
+        """Records ``start`` to ``stop`` (exclusive) as they are, joined by commas; at least one."""
         ends = self.ends
         return self.part(ends[start - 1] if start else 0, ends[stop - 1] - 1)
 
@@ -344,24 +191,14 @@ class View:
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
         if flags & _ONE_NODE and skipped:
             return []
-        count = stop - start
-        nothing: Sequence[int] = bytes(count)
-        node_refs: Sequence[int] = self.column(_NODES, start, stop) if flags & _NODES else nothing
-        meta_lens = (
-            self.column(_METAS, start, stop)
-            if flags & _METAS and include_data and not include_meta
-            else nothing
+        nothing: Sequence[int] = bytes(stop - start)
+        node_refs = self.column(_NODES, start, stop) if flags & _NODES else nothing
+        node_lens, tag_lens, meta_lens = self._lens_to_cut(
+            start, stop, node_refs, include_tags, include_meta, include_data
         )
-        node_lens: Sequence[int] = nothing
-        tag_lens: Sequence[int] = nothing
-        cut_tags = bool(flags & _TAGS) and not include_tags
-        if flags & _TAGS and not (include_tags and include_data):
-            tag_lens = self._tag_lens(self.column(_TAGS, start, stop))
-        if flags & (_NODES | _ONE_NODE) and (cut_tags or not include_data):
-            node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
         first = self._begin(start)
         stops = self.ends[start:stop]
-        records = bytes(self.part(first, stops[-1])) if count else b""
+        records = bytes(self.part(first, stops[-1])) if start < stop else b""
         marks: Sequence[int] = nothing if dead is None else dead[start:stop]
         found, end = [], 0
         for index, stop_at, node, node_len, tag_len, meta_len, mark in zip(
@@ -388,6 +225,30 @@ class View:
                 record = record[: -meta_len - 1] + b"}"
             found.append((index, record))
         return found
+
+    def _lens_to_cut(
+        self,
+        start: int,
+        stop: int,
+        node_refs: Sequence[int],
+        include_tags: bool,
+        include_meta: bool,
+        include_data: bool,
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Bytes of the node, the tag and the meta of each record in the range, as far as `select`
+        needs them for its cuts; else 0.
+        """
+        flags, count = self.flags, stop - start
+        node_lens: Sequence[int] = bytes(count)
+        tag_lens, meta_lens = node_lens, node_lens
+        cuts_tags = bool(flags & _TAGS) and not include_tags
+        if flags & _TAGS and not (include_tags and include_data):
+            tag_lens = self._tag_lens(self.column(_TAGS, start, stop))
+        if flags & (_NODES | _ONE_NODE) and (cuts_tags or not include_data):
+            node_lens = self._node_lens(b"\1" * count if flags & _ONE_NODE else node_refs)
+        if flags & _METAS and include_data and not include_meta:
+            meta_lens = self.column(_METAS, start, stop)
+        return node_lens, tag_lens, meta_lens
 
 
 def live_runs(dead: Buffer | None, start: int, stop: int) -> Iterator[IndexRun]:
@@ -475,17 +336,3 @@ def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:
 def json_nodes(nodes: Iterable[str]) -> frozenset[bytes]:
     """Node ids in the form in which frames hold them, for exact comparison (§4)."""
     return frozenset(map(json_string, nodes))
-
-
-__all__ = [
-    "EncodedRecords",
-    "RecordFlags",
-    "RecordIn",
-    "RecordsView",
-    "Rendering",
-    "View",
-    "blob_bytes",
-    "encode",
-    "json_nodes",
-    "live_runs",
-]

@@ -50,7 +50,7 @@ class TextTable:
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))
 
     def sort(self) -> Iterator[None]:
-        """Sort all texts into ``parts`` and ``ends`` and renumber the refs. Yields between steps."""
+        """Sort all texts into ``parts`` and ``ends``, renumber the refs. Yields between steps."""
         unsorted, runs = iter(self._numbers), []
         while run := sorted(islice(unsorted, RUN_TEXTS)):
             runs.append(PackedTexts(run))

@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from topics.errors import TopicsError
-from topics.formats.api.requests import json_bytes
+from topics.formats.json_text import json_bytes
 from topics.front.errors import status_of
 from topics.front.http.connection import Connection
 from topics.front.live.live import Live

@@ -20,7 +20,7 @@ import trio
 from topics.config import Settings
 from topics.engine.access import Principal, Scope
 from topics.errors import InvalidRequest, TopicsError
-from topics.formats.api.requests import Limits
+from topics.formats.api.limits import Limits
 from topics.formats.api.watch import HEARTBEAT_MS
 from topics.formats.api.websocket_commands import (
     CommandHead,

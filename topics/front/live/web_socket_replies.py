@@ -16,8 +16,8 @@ import logging
 from typing import Any
 
 from topics.errors import Internal, TopicsError
-from topics.formats.api.requests import json_bytes
 from topics.formats.api.websocket_frames import text_frame
+from topics.formats.json_text import json_bytes
 
 LOG = logging.getLogger("topics.front")
 

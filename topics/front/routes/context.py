@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from topics.config import Settings
-from topics.formats.api.requests import Limits, limits_of
+from topics.formats.api.limits import Limits, limits_of
 from topics.formats.wire.calls import NoResult
 from topics.formats.wire.contract import Call, P
 from topics.front.answers import Answer, shard_answer

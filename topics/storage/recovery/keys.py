@@ -44,8 +44,8 @@ def restore_keys(
         )
         sources = kept.get(topic.id, ()), sealed, logged.get(topic.id, ())
         for key in pulse.over(merge(*sources, key=_first_seq)):
-            # A key that was used again stands for the later write: the earlier one was too old by
-            # the clock that never steps.
+            # A key that was used again belongs to the later write: the earlier one was too old by
+            # the monotonic clock.
             if key.ts_ms >= alive_ts and key.first_seq >= max(
                 topic.keys_from_seq, topic.dedupe.first_seq(key.key) + 1
             ):

@@ -44,7 +44,7 @@ class LogReplay:
     ) -> None:
         self._replay, self._blobs, self._pulse = replay, blobs, pulse
         self.boot = checkpoint.boot if checkpoint else ""
-        # The log was synced up to here, says the checkpoint, and is in segments up to there.
+        # By the checkpoint: the log was synced up to here; replay begins at this LSN.
         self._promised_lsn, self._from_lsn = (
             (checkpoint.lsn, checkpoint.replay_from) if checkpoint else (0, 0)
         )
@@ -125,9 +125,9 @@ class LogReplay:
         replay_frame(self._replay, header, body, known)
 
     def _external_bytes(self, header: FrameHeader) -> int:
-        """Note the blob that the frame speaks of; the bytes of its records.
+        """Note the blob that the frame names, and return the bytes of its records.
 
-        A blob that is missing is told of when the log has ended.
+        A missing blob is `Damaged` only when the log still names it at its end (`verify_blobs`).
         """
         topic_id, first_seq = header.topic_id, header.first_seq
         self._blobs.add(topic_id, first_seq, header.lsn)
@@ -139,7 +139,7 @@ class LogReplay:
             length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags
         )
         if size < header.record_count:
-            raise Damaged(path, 0, "blob is shorter than what the log says of it")
+            raise Damaged(path, 0, "blob is shorter than the log says")
         return size
 
     def _note_key(self, header: FrameHeader, view: memoryview, offset: int) -> None:

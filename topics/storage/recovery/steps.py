@@ -7,7 +7,7 @@
     restore_topics     topics and extents as the checkpoint knows them      restore.py
     LogReplay.run      all frames from where the checkpoint says            replay.py
     restore_keys       idempotency keys that still live                     keys.py
-    verify_blobs       blobs that the log speaks of
+    verify_blobs       the blobs that the log names are there
     end_log            what follows the last frame is gone                  tail.py
     settle             no seq and no `$ts` is given twice
     begin_log          the log holds the frames of this start
@@ -57,8 +57,8 @@ class Shard:
     absorbed: list[Path]  # blobs whose records a segment holds
     boot: str  # names this run of the machine
     cut_bytes: int  # of a torn tail
-    # Of this start: the log has no room for them, and takes nothing else before.
-    unsaid: list[Frame]
+    # Of this start: the log had no room for them, and takes no other frame before them.
+    unwritten_frames: list[Frame]
 
 
 class Folders(NamedTuple):
@@ -85,7 +85,7 @@ def recover(
 
     ``report`` is called with the share done, 0.0 to 1.0, several times a second.
 
-    A log that has no room for the frames of this start can be read: see `Shard.unsaid`.
+    A log that has no room for the frames of this start can be read: see `Shard.unwritten_frames`.
 
     Raises `Damaged` when acknowledged data was hurt, or a file is of an unknown version; OSError
     when the log cannot be written.
@@ -125,9 +125,11 @@ def recover(
         sync_ms=wal_sync_ms,
     )
     frames.append(start_frame(boot, now.ts))
-    unsaid = begin_log(wal, folders.checkpoint, frames)
+    unwritten = begin_log(wal, folders.checkpoint, frames)
     pulse.tell(1.0)
-    return Shard(engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unsaid)
+    return Shard(
+        engine, wal, segments, folders.checkpoint, kept, absorbed, boot, cut_bytes, unwritten
+    )
 
 
 def open_folders(data_dir: Path, shard: int) -> Folders:
@@ -172,7 +174,7 @@ def open_segments(
 
 
 def open_log(folder: Path, shard: int) -> list[WalFile]:
-    """Afterwards every file of the log is open, and stands under its name. Raises `Damaged`."""
+    """Afterwards every file of the log is open, under its own name. Raises `Damaged`."""
     files = []
     for path in log_paths(folder, shard):
         file = WalFile.open(path, shard)
@@ -184,7 +186,7 @@ def open_log(folder: Path, shard: int) -> list[WalFile]:
 
 
 def verify_blobs(blobs: BlobStore, pulse: Pulse, *, is_clean: bool) -> None:
-    """Afterwards every blob that the log speaks of is there, and whole. Raises `Damaged`.
+    """Afterwards every blob that the log names is there, and whole. Raises `Damaged`.
 
     After an orderly stop only headers are read: the first reader of the records reads all of it.
     """
@@ -204,8 +206,8 @@ def begin_log(wal: Wal, checkpoint_folder: Path, frames: list[Frame]) -> list[Fr
     wal.begin(frames)
     try:
         wal.wait_synced()
-        unsaid = []
+        unwritten = []
     except NoRoom:
-        unsaid = frames
+        unwritten = frames
     wal.rotates_by_blobs = True
-    return unsaid
+    return unwritten

@@ -84,7 +84,7 @@ def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | Non
 
 
 def has_frame_header(file: WalFile, lsn: int) -> bool:
-    """Whether the header of a frame of this life of the file stands behind ``lsn``.
+    """Whether a frame header of this life of the file follows behind ``lsn``.
 
     What the file held in an earlier life has other LSNs.
     """
@@ -118,8 +118,7 @@ def end_log(files: list[WalFile], end: LogEnd, durable_lsn: int, *, is_clean: bo
 def _write_again(file: WalFile, end: int, durable_lsn: int) -> None:
     """Let the next sync bring all frames to the disk that may be missing there.
 
-    They may stand in pages that a failed sync has marked clean, and what the disk holds behind them
-    may have been cut off in pages alone. Frames must reach the disk before one that says that they
-    have.
+    A failed sync may have marked their pages clean, and a cut behind them may have reached pages
+    alone. Frames must reach the disk before a later frame says that they have.
     """
     file.write_again(max(durable_lsn, file.base), end)

@@ -20,12 +20,13 @@ def verify_checkpoint(path: Path) -> Iterator[Finding]:
         yield Finding(path, 8, str(error))
         return
     if checkpoint is None:
-        yield Finding(path, 0, "is no whole checkpoint")
+        yield Finding(path, 0, "is not a whole checkpoint")
 
 
 def standing_checkpoints(folder: Path) -> dict[Path, Checkpoint]:
-    """The whole ones of the checkpoints that are kept. A crash may leave one more: what it needs
-    may be gone.
+    """The whole ones of the checkpoints that are kept.
+
+    A crash may leave one more: files that it needs may be gone.
     """
     found = {}
     for path in sorted(folder.glob(f"*{checkpoints.SUFFIX}"))[-checkpoints.KEEP :]:
@@ -37,7 +38,7 @@ def standing_checkpoints(folder: Path) -> dict[Path, Checkpoint]:
 
 
 def unfounded(path: Path, checkpoint: Checkpoint, end: int, segments: Path) -> Iterator[Finding]:
-    """What a whole checkpoint says of files that do not bear it out. ``end``: of the log."""
+    """What a whole checkpoint says that other files contradict. ``end``: of the log."""
     if checkpoint.lsn > end:
         yield Finding(
             path,

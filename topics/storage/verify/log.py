@@ -20,10 +20,10 @@ from topics.storage.wal.file import RESERVE, SPARE, log_name
 
 
 class LogCheck:
-    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that it speaks of, the
-    topics that it says are ``deleted``.
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that its frames name, the
+    topics that are ``deleted`` by it.
 
-    Blobs of frames before ``needed`` are in segments: they may have gone.
+    Blobs of frames below ``needed`` are in segments: they may be gone.
     """
 
     def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
@@ -34,9 +34,7 @@ class LogCheck:
         self.deleted: set[int] = set()
 
     def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
-        """What is wrong with it. The log before it ends at ``begins_at``; the ``last`` file may end
-        in a torn frame.
-        """
+        """Findings. The log before it ends at ``begins_at``; the ``last`` file may have a torn tail."""
         data = mapped(self.path)
         try:
             header = decode_file_header(data[:FILE_HEADER_BYTES])
@@ -50,9 +48,7 @@ class LogCheck:
             )
         named = self.path.name == log_name(header.base) or self.path.suffix in (SPARE, RESERVE)
         if header.shard != self._shard or not named:
-            yield Finding(
-                self.path, 12, f"belongs to shard {header.shard}, position {header.base:#x}"
-            )
+            yield Finding(self.path, 12, f"belongs to shard {header.shard}, LSN {header.base:#x}")
         if begins_at not in (None, header.base) and header.base > self._needed:
             yield Finding(
                 self.path,

@@ -28,7 +28,7 @@ STRANGE_FLAGS_MAX = 10  # told one by one for each extent
 
 
 def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
-    """Every checksum and everything that must hold. ``shard`` is the one that it should belong to."""
+    """Every checksum and everything that must hold. ``shard``: of which it should be."""
     data = mapped(path)
     try:
         header = decode_header(data[:HEADER_BYTES])
@@ -45,7 +45,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     if not is_zero(data[44:HEADER_BYTES]):
-        yield Finding(path, 44, "the zeros behind the header are none")
+        yield Finding(path, 44, "bytes behind the header are not zero")
     entries = [*decode_directory(directory)]
     misplaced = [*_misplaced(entries, trailer)]
     yield from (
@@ -60,15 +60,15 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
         )
     flags_end = trailer.flags_at + trailer.record_count
     if not is_zero(data[flags_end : trailer.directory_at]):
-        yield Finding(path, flags_end, "the zeros behind the delete flags are none")
+        yield Finding(path, flags_end, "bytes behind the delete flags are not zero")
 
 
 def _misplaced(entries: list[ExtentEntry], trailer: Trailer) -> Iterator[tuple[int, str]]:
-    """Extents that do not follow on one another, or are too small for what they hold."""
+    """Extents that do not follow on one another, or whose length is not that of their parts."""
     at, flags_at = HEADER_BYTES, trailer.flags_at
     for index, entry in enumerate(entries):
         if (entry.offset, entry.flags_at) != (at, flags_at):
-            yield index, f"extent {index} does not stand where the one before it ends"
+            yield index, f"extent {index} does not begin where the one before it ends"
         if (
             entry.record_count == 0
             or entry.length != entry.blob_bytes + padding(entry.blob_bytes, 8) + entry.tables_len
@@ -97,7 +97,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
     blob_end, end = entry.offset + entry.blob_bytes, entry.offset + entry.length
     for start, stop in ((blob_end, entry.tables_at), (end, end + padding(entry.length))):
         if not is_zero(data[start:stop]):
-            yield start, "the zeros behind a part are none"
+            yield start, "bytes behind a part are not zero"
     try:
         view = ExtentView(entry, data)
     except BadSegment as error:
@@ -107,7 +107,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
 
 
 def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
-    """Whether the extent's room was given back: all its records were deleted before."""
+    """Whether the extent's room was given back, after all its records were deleted."""
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     return flags.count(1) == len(flags) and is_zero(
         data[entry.offset : entry.offset + entry.length]

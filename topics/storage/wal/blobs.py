@@ -206,7 +206,7 @@ class BlobStore:
         """Remove blobs of writes that were never finished, or whose topic is gone.
 
         ``heads``: by topic, the last seq that was given out. The result are files whose records are
-        in segments, or gone: the part of the log that names them stands as long as the older
+        in segments, or gone: the part of the log that names them is kept as long as the older
         checkpoint.
         """
         wanted = {self.path(*blob_id) for blob_id in self.added()}

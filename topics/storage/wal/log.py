@@ -77,8 +77,8 @@ class Wal:
         self._files = files
         self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
-        self.position = lsn  # where the next frame goes
-        self.synced = lsn
+        self.next_lsn = lsn  # where the next frame goes
+        self.synced_lsn = lsn
         self.failed: OSError | None = None
         self._pieces: list[Buffer] = []
         # The group under way.
@@ -116,15 +116,15 @@ class Wal:
 
         `NoRoom` does not tear them apart: one of them makes no sense without the others.
         """
-        if self._tail is not None and not self._tail.holds(self.position, length):
-            self._begin_file(self.position, length)
+        if self._tail is not None and not self._tail.holds(self.next_lsn, length):
+            self._begin_file(self.next_lsn, length)
 
     def append(self, frame: Frame) -> int:
         """Encode ``frame`` into the group under way, and return its LSN.
 
         Nothing is written before `flush`.
         """
-        length, lsn = frame.length, self.position
+        length, lsn = frame.length, self.next_lsn
         file = self._tail
         if (
             file is None
@@ -135,8 +135,8 @@ class Wal:
         self._makes_room &= frame.kind in MAKE_ROOM
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
-        self._pieces += encode_frame(frame, lsn, self.synced, file.seed)
-        self.position = lsn + length
+        self._pieces += encode_frame(frame, lsn, self.synced_lsn, file.seed)
+        self.next_lsn = lsn + length
         self.counters.frames += 1
         return lsn
 
@@ -158,19 +158,19 @@ class Wal:
 
         ``sync``: its answers must wait for the disk.
         """
-        if self._tail is None or not (self._pieces or (sync and self.synced < self.position)):
+        if self._tail is None or not (self._pieces or (sync and self.synced_lsn < self.next_lsn)):
             return None
         group = WalGroup(
             self._era,
             self._tail,
             self._start,
-            self.position,
+            self.next_lsn,
             self._pieces,
             sync,
             self._new_file,
             may_use_reserve=self._makes_room,
         )
-        self._pieces, self._start, self._new_file, self._makes_room = [], self.position, False, True
+        self._pieces, self._start, self._new_file, self._makes_room = [], self.next_lsn, False, True
         return self.writer.hand_over(group)
 
     def begin(self, frames: Iterable[Frame]) -> None:
@@ -198,7 +198,7 @@ class Wal:
         for progress in taken:
             if progress.error is None:
                 # The threads may report out of order.
-                self.synced = max(self.synced, progress.synced)
+                self.synced_lsn = max(self.synced_lsn, progress.synced)
             elif isinstance(progress.error, NoRoom):
                 self._no_room = True
             else:
@@ -213,7 +213,7 @@ class Wal:
         """
         self._era += 1
         self._pieces, self._start, self._new_file, self._makes_room = [], lsn, False, True
-        self.position = lsn
+        self.next_lsn = lsn
         self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
         self.blobs.forget_from(lsn)
@@ -235,20 +235,20 @@ class Wal:
         """The file that holds a frame."""
         return self._files[bisect_right(self._bases, locator) - 1]
 
-    def generation(self, locator: int) -> int:
+    def base_of(self, locator: int) -> int:
         """Base of the file that holds a frame."""
         return self._bases[bisect_right(self._bases, locator) - 1]
 
     @property
-    def oldest(self) -> int:
+    def oldest_lsn(self) -> int:
         """LSN of the first frame that is still in a file."""
-        return self._bases[0] if self._bases else self.position
+        return self._bases[0] if self._bases else self.next_lsn
 
-    def whole_files(self) -> list[tuple[int, int]]:
+    def full_files(self) -> list[tuple[int, int]]:
         """``(base, end)`` of every file that is full, oldest first: it is not written any more."""
         return list(pairwise(self._bases))
 
-    def whole_since(self, lsn: int) -> int:
+    def count_full_files(self, lsn: int) -> int:
         """How many full files begin at ``lsn`` or later."""
         return max(len(self._bases) - 1 - bisect_left(self._bases, lsn), 0)
 
@@ -289,7 +289,7 @@ class Wal:
         """
         poller = select.poll()
         poller.register(self.progress_fd, select.POLLIN)
-        while self.synced < self.position:
+        while self.synced_lsn < self.next_lsn:
             poller.poll()
             self._raise_failures()
 

@@ -31,8 +31,7 @@ from pathlib import Path
 from topics.storage.disk import write_all
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
-from topics.storage.wal.progress import Progress as Progress
-from topics.storage.wal.progress import WalCounters, WriteState
+from topics.storage.wal.progress import Progress, WalCounters, WriteState
 from topics.storage.wal.spares import SpareFiles
 from topics.storage.wal.syncer import Syncer
 

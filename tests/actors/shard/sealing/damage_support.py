@@ -10,7 +10,7 @@ from tests.actors.shard.sealing.sealing_support import Sealer
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
-from topics.formats.api.requests import Diff
+from topics.formats.api.diff_body import Diff
 
 
 def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.storage.log_support import START, Client
+from tests.support.log import START, Client
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing import checkpointing, pacing, reclaim, sealing
 from topics.actors.shard.sealing.sealing import Sealing
@@ -25,10 +25,12 @@ from topics.engine.locators import is_extent
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import Diff, TagMatch
-from topics.storage.verify import Finding, verify_directory
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.diff_body import Diff
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
 from topics.storage.wal.file import NoRoom
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 FILE_BYTES = 4096 + 1024  # a log file holds some ten small writes
 
@@ -86,7 +88,7 @@ class Sealer(Client):
         self.filled: Counter[str] = Counter()  # writes of a test, by topic
         self.sealing = Sealing(self.shard, self.commits)
         self.under_way: Coroutine[Any, Any, None] | None = None
-        self._told = Progress(self.wal.position, self.wal.synced, 0.0, 0.0)
+        self._told = Progress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
         self._sync_to = 0
         self._news = threading.Condition()
         self._wal_tell, self._wal_flush = self.wal.writer.state.tell, self.wal.flush
@@ -121,7 +123,7 @@ class Sealer(Client):
         self.commits.advance()
         if isinstance(error, NoRoom):
             self._told = replace(self._told, error=None)
-            self._sync_to = self.wal.synced
+            self._sync_to = self.wal.synced_lsn
 
     def step(self) -> bool:
         """One step of a round; whether it goes on. A round that waits for the log gets it."""

@@ -17,7 +17,7 @@ from tests.actors.shard.sealing.sealing_support import (
     files,
     findings,
 )
-from tests.storage.log_support import append_streamed, failing
+from tests.support.log import append_streamed, failing
 from topics.actors.link.board import Board
 from topics.actors.link.heads import HeadReader, HeadWriter
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind, scan_frames

@@ -14,10 +14,11 @@ from tests.actors.shard.sealing.sealing_support import (
     run,
     seen,
 )
-from tests.storage.log_support import Client
+from tests.support.log import Client
 from topics.actors.shard.sealing import sealing
 from topics.actors.shard.sealing.sealing import Sealing
-from topics.formats.api.requests import TagMatch, decode_config
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import TagMatch
 from topics.storage.wal.file import NoRoom
 
 
@@ -26,7 +27,7 @@ def test_a_checkpoint_is_given_up_when_a_full_disk_undoes_changes(
 ) -> None:
     client = Client(tmp_path / "data")
     client.append("a", "stays")
-    before, wal = client.wal.position, client.wal
+    before, wal = client.wal.next_lsn, client.wal
     going = client.engine.delete("a", False, client.now)
     assert going is not None
     client.commits.submit(going, None)
@@ -75,7 +76,7 @@ def test_a_delete_after_a_checkpoint_brings_back_nothing_that_a_cap_took(
 
 def test_a_long_round_writes_checkpoints_and_releases_log_files_on_its_way(client: Sealer) -> None:
     fill(client, "a", rounds=60)
-    before, waiting = seen(client), client.wal.whole_since(client.sealing.reclaim.replay_from)
+    before, waiting = seen(client), client.wal.count_full_files(client.sealing.reclaim.replay_from)
     assert waiting > 8
     client.seal()
     assert client.sealing.sealed == waiting

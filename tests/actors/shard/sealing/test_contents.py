@@ -14,7 +14,7 @@ from tests.actors.shard.sealing.sealing_support import (
 )
 from topics.actors.shard.sealing import sealing
 from topics.engine.locators import is_extent, is_in_memory
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.formats.disk.segment_build import build
 
 

@@ -21,8 +21,8 @@ from tests.actors.shard.sealing.sealing_support import (
     files,
     spoil,
 )
-from tests.storage.log_support import ForgetfulDisk
-from topics.formats.api.requests import TagMatch
+from tests.support.log import ForgetfulDisk
+from topics.formats.api.delete_body import TagMatch
 from topics.storage.recovery import steps
 
 ODD, EVEN = TagMatch("Eq", "odd"), TagMatch("Eq", "even")
@@ -144,13 +144,13 @@ def test_evictions_before_a_lost_delete_stay_as_they_were(
     delete(client, ODD, before_seq=16)
     append(client, 5)
     # A full log file would be synced.
-    while client.wal.position - client.wal._bases[-1] > FILE_BYTES // 16:
+    while client.wal.next_lsn - client.wal._bases[-1] > FILE_BYTES // 16:
         append(client, 1)
     sync(client)
-    before, synced = seen(client), client.wal.synced
+    before, synced = seen(client), client.wal.synced_lsn
     delete(client, EVEN)
     append(client, 1)
-    assert client.wal.synced == synced
+    assert client.wal.synced_lsn == synced
     assert seen_after_power_loss(client, disk, tmp_path / "after", before["head"]) == before
 
 

@@ -21,10 +21,10 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
-from tests.storage.log_support import failing
+from tests.support.log import failing
 from topics.actors.shard.sealing import sealing
 from topics.engine.locators import split_locator
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 from topics.storage import checkpoints
 from topics.storage.segments.store import SegmentStore
 from topics.storage.segments.writer import SegmentWriter
@@ -144,7 +144,7 @@ def test_after_a_failed_sync_all_flags_are_written_again(
     with monkeypatch.context() as patch:
         patch.setattr("topics.storage.segments.delete_flags.sync_segment", failing(errno.EIO))
         with pytest.raises(OSError):
-            store.sync(client.wal.position)
+            store.sync(client.wal.next_lsn)
     before = seen(client)
     for number, segment in store.segments.items():  # what the page cache held is gone
         data = bytearray(segment.path.read_bytes())
@@ -153,6 +153,6 @@ def test_after_a_failed_sync_all_flags_are_written_again(
             data[start : start + segment.trailer.record_count] = bytes(segment.trailer.record_count)
             segment.path.write_bytes(data)
     assert store._flags._queue
-    store.sync(client.wal.position)
+    store.sync(client.wal.next_lsn)
     assert not store._flags._queue
     assert seen(client) == before

@@ -17,7 +17,7 @@ def test_a_burst_is_sealed_when_it_is_over_or_when_the_backlog_is_normal(
     monkeypatch.setattr(pacing, "BURST_MIN_BYTES", 1)
 
     def until_whole(files: int) -> None:
-        while client.wal.whole_since(client.sealing.reclaim.replay_from) < files:
+        while client.wal.count_full_files(client.sealing.reclaim.replay_from) < files:
             client.append("t", records=[{"data": "x" * 100}])
 
     until_whole(1)

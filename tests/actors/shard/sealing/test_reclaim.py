@@ -23,7 +23,7 @@ from tests.actors.shard.sealing.sealing_support import (
     spoil,
     survives_a_kill,
 )
-from tests.storage.log_support import append_streamed, failing
+from tests.support.log import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage import checkpoints
 from topics.storage.segments.store import SegmentStore
@@ -109,7 +109,7 @@ def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) ->
     for _ in range(40):
         fill(client, "a", rounds=1)
         client.seal()
-    while client.wal.position - client.wal._bases[-1] > FILE_BYTES // 8:
+    while client.wal.next_lsn - client.wal._bases[-1] > FILE_BYTES // 8:
         client.append("a", 1)
     before = seen(client)
     client.kill()
@@ -119,7 +119,7 @@ def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) ->
         if path.name.startswith(f"{client.wal._bases[-1]:016x}.wal")
     ]
     assert any(
-        last.read_bytes()[FILE_HEADER_BYTES + client.wal.position - client.wal._bases[-1] :]
+        last.read_bytes()[FILE_HEADER_BYTES + client.wal.next_lsn - client.wal._bases[-1] :]
     ), "the file had an earlier life"
     assert findings(client.path) == []
     again = client.again()

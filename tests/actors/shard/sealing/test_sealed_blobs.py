@@ -17,7 +17,7 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     seen,
 )
-from tests.storage.log_support import append_streamed
+from tests.support.log import append_streamed
 from topics.engine.page import Page
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom, WalFile
@@ -40,9 +40,9 @@ def test_a_log_file_is_full_when_its_blobs_are_as_long_as_a_file(client: Sealer)
     client.append("a", "first")
     for _ in range(3):
         append_streamed(client, "a", *LONG)
-    assert client.wal.whole_files() == []
+    assert client.wal.full_files() == []
     client.append("a", "next")
-    assert len(client.wal.whole_files()) == 1
+    assert len(client.wal.full_files()) == 1
 
 
 def test_blobs_are_unlinked_when_a_segment_holds_their_records(client: Sealer) -> None:
@@ -74,7 +74,7 @@ def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Seale
 def test_a_body_longer_than_a_log_file_fills_one_alone(client: Sealer) -> None:
     for _ in range(4):
         append_streamed(client, "a", *LONG * 3)
-    assert len(client.wal.whole_files()) == 3
+    assert len(client.wal.full_files()) == 3
     before = seen(client)
     client.seal()
     client.checkpoint()
@@ -92,12 +92,12 @@ def test_a_restart_knows_how_much_of_a_log_file_blobs_have_filled(
     (client.stop if orderly else client.kill)()
     again = client.again()
     append_streamed(again, "a", *LONG)
-    assert again.wal.whole_files() == []
+    assert again.wal.full_files() == []
     again.kill()
     third = again.again()
-    assert third.wal.whole_files() == [], "a start needs no room for another file"
+    assert third.wal.full_files() == [], "a start needs no room for another file"
     third.append("a", "next")
-    assert len(third.wal.whole_files()) == 1
+    assert len(third.wal.full_files()) == 1
     third.kill()
 
 
@@ -118,9 +118,9 @@ def test_without_room_for_another_log_file_small_writes_continue_in_the_full_one
         client.advance()
         assert isinstance(answer[0], NoRoom)
         client.append("a", "in the same file")
-        assert client.wal.whole_files() == []
+        assert client.wal.full_files() == []
     append_streamed(client, "a", *LONG)
-    assert len(client.wal.whole_files()) == 1
+    assert len(client.wal.full_files()) == 1
     before = seen(client)
     client.kill()
     comes_back(client, before)

@@ -19,7 +19,7 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     survives_a_kill,
 )
-from topics.formats.api.requests import TagMatch
+from topics.formats.api.delete_body import TagMatch
 
 
 def test_topics_look_the_same_before_and_after_sealing_and_a_restart(client: Sealer) -> None:
@@ -53,7 +53,7 @@ def test_ten_thousand_topics(tmp_path: Path) -> None:
             client.wait()
     client.wait()
     fill(client, "last", rounds=2000, size=300)
-    assert client.wal.whole_files()
+    assert client.wal.full_files()
     client.seal()
     client.kill()
     again = client.again()

@@ -15,8 +15,8 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     spoil,
 )
-from tests.storage.log_support import append_streamed
-from topics.formats.api.requests import TagMatch
+from tests.support.log import append_streamed
+from topics.formats.api.delete_body import TagMatch
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
 
@@ -74,7 +74,7 @@ def test_a_kill_without_a_reboot_skips_no_seq_when_the_start_frame_is_sealed(
         fill(client, "a", rounds=8)
         client.seal()
     head = client.engine.topic("a").head_seq
-    assert client.wal.oldest > 0
+    assert client.wal.oldest_lsn > 0
     client.kill()
     again = client.again()
     assert again.append("a", "next") == (head + 1, False)

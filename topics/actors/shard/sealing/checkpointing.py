@@ -25,7 +25,7 @@ from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic,
 from topics.engine.topic import Topic
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 
 TOPICS_PER_STEP = 64
 KEYS_PER_STEP = 512
@@ -74,9 +74,9 @@ class Checkpointing:
             items.append(self._topic_item(topic))
             for keys in self._key_items(topic):
                 items += keys
-        self._segments.sync(self._wal.synced)
+        self._segments.sync(self._wal.synced_lsn)
         folder, replay_from = self._shard.checkpoint_folder, self._reclaim.replay_from
-        checkpoints.write(folder, self._wal.position, replay_from, items, clean=True)
+        checkpoints.write(folder, self._wal.next_lsn, replay_from, items, clean=True)
 
     def _shard_item(self, numbers: list[int]) -> bytes:
         return checkpoints.encode_item(
@@ -94,11 +94,13 @@ class Checkpointing:
             yield [checkpoints.encode_item({"id": topic.id, "keys": keys})] if keys else []
 
     async def _sync_log(self, losses: int) -> int:
-        """The log's end, once the log is synced up to there. Raises OSError when changes were undone
-        meanwhile: the items may hold topics that were never made, or lack one.
+        """The log's end, once the log is synced up to there.
+
+        Raises OSError when changes were undone meanwhile: the items may hold topics that were never
+        made, or lack one.
         """
         wal, commits = self._wal, self._commits
-        lsn = wal.position
+        lsn = wal.next_lsn
         wal.flush(sync=True)
         if commits.losses == losses:
             await commits.wait_synced(lsn)

@@ -30,14 +30,14 @@ PAUSE_MAX_S = 0.010
 class BurstDetector:
     """Whether the log has grown so much since the last look that its load may be a short burst."""
 
-    def __init__(self, position: int) -> None:
-        self._position = position
+    def __init__(self, lsn: int) -> None:
+        self._lsn = lsn
         self._is_busy = False
 
-    def observe(self, position: int) -> None:
+    def observe(self, lsn: int) -> None:
         """Note the log's end, once for each look."""
-        self._is_busy = position - self._position >= BURST_MIN_BYTES
-        self._position = position
+        self._is_busy = lsn - self._lsn >= BURST_MIN_BYTES
+        self._lsn = lsn
 
     def is_burst(self, backlog_files: int) -> bool:
         """Whether sealing should wait for the end of a burst. Never once a normal backlog waits."""

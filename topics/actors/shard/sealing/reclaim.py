@@ -23,7 +23,7 @@ import trio
 from topics.engine.locators import Locator, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import WalFile
 
 
@@ -112,7 +112,7 @@ class Reclaim:
         """Whether another checkpoint would free room."""
         waiting = any(freed.extents or freed.blobs for freed in self._freed)
         loose = self._extents or self._blobs or self._unused_segments or self._detached
-        return bool(waiting or loose or self._wal.oldest < self.replay_from)
+        return bool(waiting or loose or self._wal.oldest_lsn < self.replay_from)
 
     # Around a checkpoint
 

@@ -41,7 +41,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.segment import ExtentEntry, SegmentHeader
 from topics.formats.disk.segment_build import build
 from topics.storage.disk import Damaged, keep_aside
-from topics.storage.recovery import Shard
+from topics.storage.recovery.steps import Shard
 from topics.storage.segments.file import Segment
 
 WRITE_BYTES = 1 << 20  # handed to a thread at once
@@ -59,7 +59,7 @@ class Sealing(Service):
         self.reclaim = Reclaim(shard)
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.sealed = 0  # log files since the start of the process
-        self._burst = pacing.BurstDetector(self.wal.position)
+        self._burst = pacing.BurstDetector(self.wal.next_lsn)
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
@@ -82,11 +82,11 @@ class Sealing(Service):
 
     async def _round(self) -> None:
         """Write delete flags that are due, seal full log files, write a checkpoint if it helps."""
-        self._burst.observe(self.wal.position)
+        self._burst.observe(self.wal.next_lsn)
         waits = self._burst.is_burst(self._backlog_files)
-        if self.segments.has_due_flags(self.wal.synced):
+        if self.segments.has_due_flags(self.wal.synced_lsn):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
-                await trio.to_thread.run_sync(self.segments.write_due_flags, self.wal.synced)
+                await trio.to_thread.run_sync(self.segments.write_due_flags, self.wal.synced_lsn)
         sealed, failure = 0, None
         try:
             for base, end in () if waits else self._ready_files():
@@ -113,17 +113,17 @@ class Sealing(Service):
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
         """``(base, end)`` of the log files that can be sealed, in order."""
-        for base, end in self.wal.whole_files():
+        for base, end in self.wal.full_files():
             if base < self.reclaim.replay_from:
                 continue
-            if self.commits.reached < end or self.wal.synced < end:
+            if self.commits.reached < end or self.wal.synced_lsn < end:
                 return
             yield base, end
 
     @property
     def _backlog_files(self) -> int:
         """Full log files that are not sealed."""
-        return self.wal.whole_since(self.reclaim.replay_from)
+        return self.wal.count_full_files(self.reclaim.replay_from)
 
     @property
     def _reclaim_is_due(self) -> bool:
@@ -273,7 +273,7 @@ class Sealing(Service):
 
 async def _free_tags(tags: TagIndex | None) -> None:
     """Free the tags in steps: a million small objects at once would hold up appends."""
-    while tags is not None and tags.let_go():
+    while tags is not None and tags.free_some():
         await trio.lowlevel.checkpoint()
 
 

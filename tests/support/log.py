@@ -1,4 +1,4 @@
-"""A shard on a real directory, driven without a loop; and a disk that forgets what was not synced."""
+"""A shard on a real directory, driven without a loop; a disk that forgets what was not synced."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
-from topics.formats.api.requests import (
-    Diff,
-    Limits,
-    decode_append,
-    decode_config,
-    decode_delete,
-    json_bytes,
-)
-from topics.formats.disk.records import Rendering
-from topics.storage.recovery import Shard, recover
-from topics.storage.wal.writer import Progress
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
+from topics.formats.api.limits import Limits
+from topics.formats.disk.rendering import Rendering
+from topics.formats.json_text import json_bytes
+from topics.storage.recovery.steps import Shard, recover
+from topics.storage.wal.progress import Progress
 
 LIMITS = Limits(
     batch_records=10_000,
@@ -52,8 +50,14 @@ class Client:
     """
 
     def __init__(
-        self, path: Path, *, boot: str = "first", now: Now = START, file_bytes: int = FILE_BYTES, sync_ms: int = 200
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        *,
+        boot: str = "first",
+        now: Now = START,
+        file_bytes: int = FILE_BYTES,
+        sync_ms: int = 200,
+    ) -> None:
         self.now = now
         self.shard: Shard = recover(
             path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
@@ -191,12 +195,21 @@ def state(client: Client) -> dict[str, Any]:
     """Everything about the topics that a reader or a writer can notice."""
     return {
         name: {
-            "id": topic.id, "epoch": topic.epoch, "config": topic.config, "head": topic.head_seq, "next": topic.next_seq,
-            "reserved": topic.reserved_seq, "count": topic.count, "bytes": topic.bytes, "earliest": topic.earliest_seq,
-            "last_ts": topic.last_ts, "keys": sorted(topic.dedupe._keys), "records": client.records(name),
+            "id": topic.id,
+            "epoch": topic.epoch,
+            "config": topic.config,
+            "head": topic.head_seq,
+            "next": topic.next_seq,
+            "reserved": topic.reserved_seq,
+            "count": topic.count,
+            "bytes": topic.bytes,
+            "earliest": topic.earliest_seq,
+            "last_ts": topic.last_ts,
+            "keys": sorted(topic.dedupe._keys),
+            "records": client.records(name),
         }
         for name, topic in client.engine.topics.items()
-    }  # fmt: skip
+    }
 
 
 def failing(code: int) -> Callable[..., NoReturn]:
@@ -224,9 +237,8 @@ class ForgetfulDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
-        self._lock = (
-            threading.Lock()
-        )  # or of two threads that sync the same, the one that looked first may have the last word
+        # Two threads may sync the same file: the later sync must be noted last.
+        self._lock = threading.Lock()
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
 
@@ -247,7 +259,7 @@ class ForgetfulDisk:
     def power_loss(
         self, source: Path, target: Path, chosen: Callable[[], bool] = lambda: False
     ) -> None:
-        """Build in ``target`` what is left of ``source``; it is what that disk holds from now on."""
+        """Build in ``target`` what is left of ``source``: the disk holds that from now on."""
         target.mkdir()
         for name, inode in self._names.get(source.resolve(), {}).items():
             child = source / name

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from topics.config import Settings
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import decode_diff
+from topics.formats.api.limits import limits_of
 from topics.formats.api.refusals import CHOICES
-from topics.formats.api.requests import (
-    decode_append,
-    decode_config,
-    decode_delete,
-    decode_diff,
-    limits_of,
-)
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch
 

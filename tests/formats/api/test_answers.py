@@ -50,8 +50,14 @@ def test_a_retry_differs_in_created_and_deduped_only() -> None:
 
 def difference(**changes: Any) -> bytes:
     fields: dict[str, Any] = {
-        "next_from_seq": 2, "head_seq": 5, "earliest_seq": 1, "epoch": 17, "tombstone": None, "scanned": 2, "total_ms": 0.3,
-    } | changes  # fmt: skip
+        "next_from_seq": 2,
+        "head_seq": 5,
+        "earliest_seq": 1,
+        "epoch": 17,
+        "tombstone": None,
+        "scanned": 2,
+        "total_ms": 0.3,
+    } | changes
     pieces = fields.pop("pieces", [b'{"$seq":1}', memoryview(b'{"$seq":2}')])
     return answers.difference("jobs", pieces, answers.difference_end(**fields))
 

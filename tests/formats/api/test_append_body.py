@@ -1,70 +1,19 @@
-"""Request bodies (§1 to §3): strict JSON, every limit at its edge and one above, payloads byte for
-byte.
-"""
+"""Append bodies (§2): strict JSON, limits at the edge and one above, payloads byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
-from topics.formats.api.requests import (
-    BATCH_BYTES_MAX,
-    DEFAULT_BATCH_BYTES,
-    AppendBody,
-    Diff,
-    Limits,
-    PlainAppend,
-    RecordIn,
-    TagMatch,
-    decode_append,
-    decode_config,
-    decode_delete,
-    decode_diff,
-    json_bytes,
-    json_string,
-)
-
-LIMITS = Limits(
-    batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000
-)
-WIDE = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-)
-
-
-def append(body: bytes, key: str | None = None, limits: Limits = LIMITS) -> AppendBody:
-    return decode_append(body, key, limits)
-
-
-def one(record: bytes, limits: Limits = LIMITS) -> RecordIn:
-    """The only record of a body that holds it."""
-    (found,) = append(b'{"records":[%b]}' % record, limits=limits).records
-    return found
-
-
-def data(value: bytes) -> bytes:
-    return bytes(one(b'{"data":%b}' % value, WIDE).data)
-
-
-def refused(
-    code: type[TopicsError], function: Callable[..., Any], *arguments: Any, **more: Any
-) -> TopicsError:
-    with pytest.raises(code) as raised:
-        function(*arguments, **more)
-    assert raised.type is code
-    return raised.value
-
+from tests.formats.api.body_support import LIMITS, WIDE, append, data, one, refused
+from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.api.append_body import PlainAppend
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.diff_body import decode_diff
+from topics.formats.json_text import json_bytes
 
 # Payloads
 
@@ -72,11 +21,27 @@ def refused(
 @pytest.mark.parametrize(
     "value",
     [
-        b"null", b"true", b"0", b"-0", b"1.10", b"1E400", b"1e-999", b"1" * 40, b'"\\u00e9\\/\\n"', '"é€😀"'.encode(), b'"\x7f"',
-        b'"\\ud83d\\ude00"', b"[]", b"{}", b'{ "b" : 1 ,\n\t"a":[ 1 , 2 ] }', b'{"a":1,"a":2}', b'{"$seq":1}', b'""',
+        b"null",
+        b"true",
+        b"0",
+        b"-0",
+        b"1.10",
+        b"1E400",
+        b"1e-999",
+        b"1" * 40,
+        b'"\\u00e9\\/\\n"',
+        '"é€😀"'.encode(),
+        b'"\x7f"',
+        b'"\\ud83d\\ude00"',
+        b"[]",
+        b"{}",
+        b'{ "b" : 1 ,\n\t"a":[ 1 , 2 ] }',
+        b'{"a":1,"a":2}',
+        b'{"$seq":1}',
+        b'""',
         b"[" * 500 + b"]" * 500,
     ],
-)  # fmt: skip
+)
 def test_data_is_kept_byte_for_byte(value: bytes) -> None:
     assert data(value) == value
     assert data(b" \t\r\n" + value + b" \t\r\n") == value
@@ -85,12 +50,46 @@ def test_data_is_kept_byte_for_byte(value: bytes) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"-01", b"1.", b".5", b"+1", b"-", b"1e", b"1e+", b"0x1", b"1_0",
+        b"",
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"nan",
+        b"01",
+        b"-01",
+        b"1.",
+        b".5",
+        b"+1",
+        b"-",
+        b"1e",
+        b"1e+",
+        b"0x1",
+        b"1_0",
         b"tru",
-        b"'a'", b'"a\nb"', b'"a\tb"', b'"\0"', b'"\\x41"', b'"\\u12"', b'"\\u12g4"', b'"', b'"\\"', b"[1,]", b"[1 2]", b"[", b"]",
-        b'{"a"}', b'{"a":}', b"{a:1}", b"{1:2}", b'{"a":1,}', b"1 2", b"/**/1", b"undefined", b"\x00",
+        b"'a'",
+        b'"a\nb"',
+        b'"a\tb"',
+        b'"\0"',
+        b'"\\x41"',
+        b'"\\u12"',
+        b'"\\u12g4"',
+        b'"',
+        b'"\\"',
+        b"[1,]",
+        b"[1 2]",
+        b"[",
+        b"]",
+        b'{"a"}',
+        b'{"a":}',
+        b"{a:1}",
+        b"{1:2}",
+        b'{"a":1,}',
+        b"1 2",
+        b"/**/1",
+        b"undefined",
+        b"\x00",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     "place",
     [
@@ -160,12 +159,24 @@ def test_a_meta_of_any_depth_has_an_answer() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{}", b"null", b"[]", b"7", b'"x"', b'{"records":null}', b'{"records":{}}', b'{"records":[]}', b'{"records":[null]}',
-        b'{"records":[1]}', b'{"records":[{}]}', b'{"records":[{"tag":"t"}]}', b'{"records":[{"data":1}]}x',
+        b"",
+        b"{}",
+        b"null",
+        b"[]",
+        b"7",
+        b'"x"',
+        b'{"records":null}',
+        b'{"records":{}}',
+        b'{"records":[]}',
+        b'{"records":[null]}',
+        b'{"records":[1]}',
+        b'{"records":[{}]}',
+        b'{"records":[{"tag":"t"}]}',
+        b'{"records":[{"data":1}]}x',
         b'\xef\xbb\xbf{"records":[]}',
         b'{"records":[{"data":1}]',
     ],
-)  # fmt: skip
+)
 def test_a_body_without_records_is_refused(body: bytes) -> None:
     refused(InvalidRequest, append, body)
 
@@ -173,11 +184,17 @@ def test_a_body_without_records_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        b'"node":1', b'"node":["a"]', b'"idempotency_key":1', b'"create":1', b'"create":"true"', b'"config":[]',
+        b'"node":1',
+        b'"node":["a"]',
+        b'"idempotency_key":1',
+        b'"create":1',
+        b'"create":"true"',
+        b'"config":[]',
         b'"config":{"ttl_ms":"1"}',
-        b'"disable_backpressure":null', b'"disable_backpressure":1',
+        b'"disable_backpressure":null',
+        b'"disable_backpressure":1',
     ],
-)  # fmt: skip
+)
 def test_a_field_of_another_type_is_refused(more: bytes) -> None:
     refused(InvalidRequest, append, b'{"records":[{"data":1}],%b}' % more)
 
@@ -334,137 +351,3 @@ def test_the_key_of_the_body_wins_over_the_headers() -> None:
     assert (
         append(b'{"records":[{"data":1}],"idempotency_key":"body"}', "").idempotency_key == "body"
     )
-
-
-# Diff
-
-
-def test_an_empty_diff_has_the_defaults() -> None:
-    for body in (b"", b"{}", b'{"node":null,"epoch":null,"x":1}'):
-        assert decode_diff(body, LIMITS) == Diff(
-            0, 256, frozenset(), False, True, 0, DEFAULT_BATCH_BYTES, None
-        )
-
-
-@pytest.mark.parametrize(
-    ("body", "field", "expected"),
-    [
-        (b'{"limit":0}', "limit", 256),
-        (b'{"limit":1000}', "limit", 1000),
-        (b'{"limit":1001}', "limit", 1000),
-        (b'{"limit":18446744073709551615}', "limit", 1000),
-        (b'{"wait_ms":30000}', "wait_ms", 30_000),
-        (b'{"wait_ms":30001}', "wait_ms", 30_000),
-        (b'{"max_batch_bytes":1}', "max_batch_bytes", 1),
-        (b'{"max_batch_bytes":0}', "max_batch_bytes", DEFAULT_BATCH_BYTES),
-        (b'{"max_batch_bytes":8388608}', "max_batch_bytes", BATCH_BYTES_MAX),
-        (b'{"max_batch_bytes":8388609}', "max_batch_bytes", BATCH_BYTES_MAX),
-        (b'{"from_seq":18446744073709551615}', "from_seq", 2**64 - 1),
-        (b'{"epoch":7}', "epoch", 7),
-        (b'{"node":"a"}', "nodes", frozenset({"a"})),
-        (b'{"node":["a","b","a"]}', "nodes", frozenset({"a", "b"})),
-        (b'{"node":[]}', "nodes", frozenset()),
-        (b'{"node":""}', "nodes", frozenset({""})),
-        (b'{"include_tags":true}', "include_tags", True),
-        (b'{"include_meta":false}', "include_meta", False),
-    ],
-)
-def test_a_diff_is_clamped_not_refused(body: bytes, field: str, expected: object) -> None:
-    assert getattr(decode_diff(body, LIMITS), field) == expected
-
-
-def test_the_default_limit_stays_below_the_configured_one() -> None:
-    assert decode_diff(b"", Limits(1, 1, 1, 1, 1, limit=10)).limit == 10
-
-
-@pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"])
-@pytest.mark.parametrize(
-    "value",
-    [b"-1", b"18446744073709551616", b"1.0", b"1e2", b"true", b'"1"', b"[]", b"1" + b"0" * 5000],
-)
-def test_a_number_of_a_diff_is_an_integer_from_zero(field: str, value: bytes) -> None:
-    refused(InvalidRequest, decode_diff, b'{"%b":%b}' % (field.encode(), value), LIMITS)
-
-
-@pytest.mark.parametrize(
-    "body", [b'{"node":1}', b'{"node":[1]}', b'{"node":{}}', b'{"include_tags":1}', b'{"from_seq":null}', b"[]", b"null",
-    b'{"node":"xxxxxxx"}']
-)  # fmt: skip
-def test_other_types_in_a_diff_are_refused(body: bytes) -> None:
-    refused(InvalidRequest, decode_diff, body, LIMITS)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_text_has_one_form_as_json(text: str) -> None:
-    rendered = json_string(text)
-    assert rendered == json_bytes(text)
-    assert data(rendered) == rendered
-    assert one(b'{"data":1,"tag":%b}' % rendered, Limits(1, 1 << 20, 1, 1 << 20, 1, 1)).tag == text
-
-
-# Deletes
-
-
-@pytest.mark.parametrize(
-    ("body", "before_seq", "match"),
-    [
-        (b'{"before_seq":0}', 0, None),
-        (b'{"before_seq":18446744073709551615}', 2**64 - 1, None),
-        (b'{"before_seq":7,"match":null,"more":1}', 7, None),
-        (b'{"match":"t"}', None, TagMatch("Eq", "t")),
-        (b'{"match":"t*"}', None, TagMatch("Eq", "t*")),
-        (b'{"match":""}', None, TagMatch("Eq", "")),
-        (b'{"match":["tag","Eq","t*"],"before_seq":3}', 3, TagMatch("Eq", "t*")),
-        (b'{"match":["tag","Glob","t*"]}', None, TagMatch("Glob", "t")),
-        (b'{"match":["tag","Glob","*"],"before_seq":null}', None, TagMatch("Glob", "")),
-    ],
-)
-def test_a_delete_is_by_seq_or_by_tag_or_both(
-    body: bytes, before_seq: int | None, match: TagMatch | None
-) -> None:
-    assert decode_delete(body) == (before_seq, match)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"{}", b"[]", b"null", b'{"before_seq":null}', b'{"match":null}'),
-        *(
-            b'{"before_seq":-1}',
-            b'{"before_seq":1.5}',
-            b'{"before_seq":true}',
-            b'{"before_seq":"1"}',
-            b'{"before_seq":18446744073709551616}',
-        ),
-        *(
-            b'{"match":1}',
-            b'{"match":true}',
-            b'{"match":{}}',
-            b'{"match":[]}',
-            b'{"match":["tag","Eq"]}',
-            b'{"match":["tag","Eq","t",1]}',
-        ),
-        *(
-            b'{"match":["node","Eq","t"]}',
-            b'{"match":["tag","eq","t"]}',
-            b'{"match":["tag","Regex","t*"]}',
-            b'{"match":["tag","Eq",1]}',
-        ),
-        *(
-            b'{"match":["tag","Glob","t"]}',
-            b'{"match":["tag","Glob",""]}',
-            b'{"match":["tag","Glob","t**"]}',
-            b'{"match":["tag","Glob","*t"]}',
-        ),
-        *(
-            b'{"match":["tag","Glob","a*b*"]}',
-            b'{"match":["tag",["Eq"],"t"]}',
-            b'{"match":"\xff"}',
-            b'{"match":' + b"[" * 100_000,
-        ),
-        b'{"before_seq":1,"match":["tag","Glob","t"]}',
-    ],
-)
-def test_any_other_delete_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        decode_delete(body)

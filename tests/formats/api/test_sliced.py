@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from topics.errors import BatchTooLarge
 from topics.formats.api import sliced
-from topics.formats.api.requests import AppendBody
+from topics.formats.api.append_body import AppendBody
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[],:é ', max_size=12),
@@ -82,9 +82,13 @@ KEYS = st.sampled_from(
 )
 LISTS = st.lists(RECORD, max_size=12)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "records": LISTS, "node": st.none() | st.sampled_from(["n", "m"]), "idempotency_key": st.sampled_from(["k", '],"records":[']),
-    "create": st.booleans(), "config": st.just({"priority": 1}), "x": LISTS | st.fixed_dictionaries({"records": LISTS}),
-}  # fmt: skip
+    "records": LISTS,
+    "node": st.none() | st.sampled_from(["n", "m"]),
+    "idempotency_key": st.sampled_from(["k", '],"records":[']),
+    "create": st.booleans(),
+    "config": st.just({"priority": 1}),
+    "x": LISTS | st.fixed_dictionaries({"records": LISTS}),
+}
 
 
 @st.composite
@@ -102,7 +106,7 @@ def envelopes(draw: st.DrawFn) -> bytes:
 def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced, "SLICE_BYTES", 16)
-        patch.setattr(sliced, "_HEAD_BYTES", 100)
+        patch.setattr(sliced, "HEAD_MAX_BYTES", 100)
         try:
             request, _ = decode(body)
         except msgspec.MsgspecError:
@@ -116,7 +120,7 @@ def test_of_a_key_that_stands_twice_the_last_counts(body: bytes) -> None:
 def test_a_second_list_of_records_in_the_middle_is_not_mixed_with_the_first(
     monkeypatch: pytest.MonkeyPatch, second: bytes
 ) -> None:
-    monkeypatch.setattr(sliced, "_HEAD_BYTES", 100)
+    monkeypatch.setattr(sliced, "HEAD_MAX_BYTES", 100)
     lists = [
         b",".join(b'{"data":"%b%d"}' % (name, number) for number in range(50))
         for name in (b"a", b"b")

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.api.requests import AppendBody, Limits, PlainAppend, decode_append, json_string
-from topics.formats.disk.records import RecordFlags, RecordsView, encode, json_nodes
+from topics.formats.api.append_body import AppendBody, PlainAppend, decode_append
+from topics.formats.api.limits import Limits
+from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes
+from topics.formats.disk.rendering import encode
+from topics.formats.json_text import json_string
 
 LIMITS = Limits(
     batch_records=10_000,
@@ -209,8 +212,14 @@ def test_a_reader_of_everything_gets_what_was_sent(
 
 
 @given(
-    RECORDS, TEXTS, st.booleans(), st.booleans(), st.booleans(), st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])), st.data()
-)  # fmt: skip
+    RECORDS,
+    TEXTS,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])),
+    st.data(),
+)
 def test_a_reader_of_less_gets_exactly_less(
     records: list[Record],
     batch_node: str | None,

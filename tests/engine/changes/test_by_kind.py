@@ -1,0 +1,36 @@
+"""Replay of frames by their kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics.engine.changes.by_kind import REPLAYS, replay_frame
+from topics.engine.replay import Misfit, Replay
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.frames import FrameHeader, FrameKind
+
+NEVER_WRITTEN = {FrameKind.LEASE, FrameKind.ROUTER}
+
+
+def header_of(kind: int) -> FrameHeader:
+    return FrameHeader(b"", 0, 0, 0, 1, 1, 0, 0, 0, 0, kind, 0, 0)
+
+
+def test_every_kind_that_is_written_is_replayed() -> None:
+    assert {*REPLAYS} == {*FrameKind} - NEVER_WRITTEN - {FrameKind.APPEND}
+
+
+@pytest.mark.parametrize("kind", [*NEVER_WRITTEN, 250])
+def test_a_frame_of_another_kind_does_not_fit(kind: int) -> None:
+    with pytest.raises(Misfit, match="does not know the kind"):
+        replay_frame(Replay(TopicTable()), header_of(kind), b"", False)
+
+
+@pytest.mark.parametrize(
+    "kind", [FrameKind.TOPIC_DELETED, FrameKind.DELETE, FrameKind.FLOOR, FrameKind.SEQS_RESERVED]
+)
+def test_a_frame_about_no_topic_fits_only_below_a_checkpoint(kind: FrameKind) -> None:
+    replay = Replay(TopicTable())
+    replay_frame(replay, header_of(kind), b"", True)
+    with pytest.raises(Misfit, match="the topic is not known"):
+        replay_frame(replay, header_of(kind), b"", False)

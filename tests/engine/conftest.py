@@ -1,0 +1,12 @@
+"""What tests of the engine take as arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.shard_support import Desk
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()

@@ -1,0 +1,48 @@
+"""Transcripts of engine rules: what each command of a text file is answered.
+
+A line that begins with ``> `` is a command of `transcript_shell`, the lines below it are its
+answer, ``#`` begins a comment. After a change of the rules
+``python -m tests.engine.test_transcripts`` writes the answers again, for a reviewer to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.transcript_shell import Shell
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+
+
+def played(text: str) -> Iterator[str]:
+    """The lines of a transcript, with the answers that the engine gives now."""
+    shell = Shell()
+    for line in text.splitlines():
+        if line.startswith("> "):
+            yield line
+            yield from shell.answer(line.removeprefix("> "))
+        elif not line or line.startswith("#"):
+            yield line
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_the_engine_answers_as_the_transcript_says(path: Path) -> None:
+    text = path.read_text()
+    assert [*played(text)] == text.splitlines()
+
+
+def test_every_transcript_asks_and_is_answered() -> None:
+    assert len(TRANSCRIPTS) >= 6
+    for path in TRANSCRIPTS:
+        lines = path.read_text().splitlines()
+        commands = [line for line in lines if line.startswith("> ")]
+        assert commands
+        assert len(commands) < len([line for line in lines if line and line[0] != "#"])
+
+
+if __name__ == "__main__":
+    for each in TRANSCRIPTS:
+        each.write_text("".join(f"{line}\n" for line in played(each.read_text())))

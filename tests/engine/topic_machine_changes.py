@@ -1,0 +1,267 @@
+"""Changes of the topic machine: appends, streamed ones too, configs and deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.engine.shard_support import LIMITS, decide_long
+from tests.engine.topic_machine import (
+    CONFIGS,
+    MATCHES,
+    NAMES,
+    RECORDS,
+    Models,
+    TopicMachine,
+    nothing,
+    raise_floors,
+)
+from tests.engine.topic_model import Record, TopicModel
+from topics.engine.changes.append import Append
+from topics.engine.topic import Topic
+from topics.errors import TopicFull, TopicNotEmpty
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.topic_config import TopicConfig, merge
+from topics.formats.disk.frames import FrameKind
+from topics.formats.json_text import json_bytes
+
+
+class TopicChanges(TopicMachine):
+    """What clients ask to be changed."""
+
+    @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
+    def append(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
+        if self._is_taken(name):
+            return
+        topic = self._fresh(name)
+        decided = self._decide(
+            topic, records, node, lambda body: self.world.engine.append(name, body, self.now)
+        )
+        if decided is not None:
+            _, submit = decided
+            submit()
+
+    @precondition(lambda self: self.held is None)
+    @rule(name=NAMES, records=RECORDS, node=st.none() | st.just("n"))
+    def begin_long(self, name: str, records: list[dict[str, Any]], node: str | None) -> None:
+        """Its records are being written: until then the topic is its own, but for its readers."""
+        topic = self.world.engine.topics.get(name)
+        if topic is None:
+            return
+        if topic.pending:
+            self.commit_all()
+        self._fresh(name)
+        self.held = self._decide(
+            topic, records, node, lambda body: decide_long(self.world.engine, topic, body, self.now)
+        )
+
+    def _is_taken(self, name: str) -> bool:
+        """What writes to this topic waits behind a streamed append."""
+        return self.held is not None and self.names.get(name) == self.held[0].topic.id
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def submit_long(self) -> None:
+        assert self.held is not None
+        (_, submit), self.held = self.held, None
+        submit()
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def fail_long(self) -> None:
+        """There is no room for its records."""
+        assert self.held is not None
+        (change, _), self.held = self.held, None
+        self.world.engine.undo(change)
+
+    @rule(name=NAMES, records=RECORDS, ts=st.sampled_from([1, 51, 101]))
+    def no_room_midway(self, name: str, records: list[dict[str, Any]], ts: int) -> None:
+        """A disk is full while a streamed append is under way, and what readers moved meanwhile
+        cannot be told to the log.
+        """
+        if self.held is None:
+            self.begin_long(name, records, None)
+        if self.held is not None:
+            self.time_passes(ts)
+            self._fresh(self.held[0].topic.name)
+            if self.world.pending:
+                self.fail()
+
+    def _decide(
+        self,
+        topic: Topic | None,
+        records: list[dict[str, Any]],
+        node: str | None,
+        decide: Callable[[AppendBody], Any],
+    ) -> tuple[Append, Callable[[], None]] | None:
+        """The change and what submits it; None when it is refused."""
+        self.number += 1
+        body = decode_append(json_bytes({"records": records, "node": node}), None, LIMITS)
+        config = topic.config if topic else TopicConfig()
+        has_room = topic is None or self._has_room(topic, records, node)
+        try:
+            change = decide(body)
+        except TopicFull:
+            assert topic is not None
+            assert config.discard == "reject"
+            assert not has_room
+            return None
+        assert isinstance(change, Append)
+        assert config.discard == "old" or has_room
+        topic_id, name = change.topic.id, change.topic.name
+        logged = config.durability != "ephemeral"
+        if not logged:
+            self.kept_in_memory.add(topic_id)
+        made = [
+            Record(shown["$seq"], change.ts, shown, len(json_bytes(shown)) + 1, logged)
+            for shown in (
+                _shown(change.first_seq + index, change.ts, record, node)
+                for index, record in enumerate(records)
+            )
+        ]
+        assert sum(record.size for record in made) == change.size
+        if change.created:
+            self.names[name] = topic_id
+            self.models[topic_id] = TopicModel(name, config, change.topic.epoch)
+        effects: dict[FrameKind, Callable[[Models], None]] = {
+            FrameKind.APPEND: lambda models: models[topic_id].append(
+                [replace(record, live=True) for record in made]
+            ),
+            FrameKind.TOPIC: lambda models: models.update(
+                {topic_id: TopicModel(name, config, change.topic.epoch)}
+            ),
+        }
+
+        def submit() -> None:
+            self._submit(change, effects, lambda: self.models[topic_id].append(made))
+            reservation = self.world.engine.reserve(change.topic)
+            if reservation is not None:
+                self._submit(reservation, {}, nothing)
+
+        return change, submit
+
+    def _has_room(self, topic: Topic, records: list[dict[str, Any]], node: str | None) -> bool:
+        model, ts = self.models[topic.id], max(self.now.ts, topic.last_ts)
+        pending = [
+            waiting.change
+            for waiting in self.world.pending
+            if isinstance(waiting.change, Append) and waiting.change.topic is topic
+        ]
+        sizes = [
+            len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1
+            for index, record in enumerate(records)
+        ]
+        count = model.count + sum(change.count for change in pending) + len(records)
+        size = model.bytes + sum(change.size for change in pending) + sum(sizes)
+        config = topic.config
+        return (not config.cap_records or count <= config.cap_records) and (
+            not config.cap_bytes or size <= config.cap_bytes
+        )
+
+    @rule(name=NAMES, patch=CONFIGS)
+    def put(self, name: str, patch: dict[str, Any]) -> None:
+        if self._is_taken(name):
+            return
+        self._fresh(name)
+        if any(
+            isinstance(waiting.change, Append) and waiting.change.resident
+            for waiting in self.world.pending
+        ):
+            self.commit_all()
+        before = self.world.engine.topics.get(name)
+        change = self.world.engine.put(name, decode_config(json_bytes(patch)), self.now)
+        topic = change.topic
+        topic_id, config = topic.id, topic.config
+        if before is None:
+            self.names[name] = topic_id
+            self.models[topic_id] = TopicModel(name, config, topic.epoch)
+        assert config == merge(name, before and change.before, decode_config(json_bytes(patch)))
+        self._submit(
+            change,
+            {FrameKind.TOPIC: self._told(topic, config)},
+            lambda: self.models[topic_id].configure(config),
+        )
+
+    def _told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
+        """What a replay makes of a TOPIC frame that is written now."""
+        model = self.models[topic.id].copy()
+        head, losses = topic.next_seq - 1, model.losses_at_restart
+
+        def effect(models: Models) -> None:
+            told = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
+            told.losses, told.head = list(losses), max(told.head, head)
+            raise_floors(topic.id, model.start, model.floors, models)
+            told.configure(config)
+
+        return effect
+
+    @rule(name=NAMES, if_empty=st.booleans())
+    def delete(self, name: str, if_empty: bool) -> None:
+        if self._is_taken(name):
+            return
+        topic = self._fresh(name)
+        try:
+            change = self.world.engine.delete(name, if_empty, self.now)
+        except TopicNotEmpty:
+            assert topic is not None
+            assert self.models[topic.id].count or topic.next_seq > topic.head_seq + 1
+            return
+        if topic is None:
+            assert change is None
+            return
+        assert change is not None
+        del self.names[name]
+        topic_id = topic.id
+        self._submit(
+            change,
+            {FrameKind.TOPIC_DELETED: lambda models: _drop(models, topic_id)},
+            lambda: _drop(self.models, topic_id),
+        )
+
+    @rule(name=NAMES, back=st.none() | st.integers(-5, 30), match=st.none() | MATCHES)
+    def delete_records(self, name: str, back: int | None, match: Any) -> None:
+        if self._is_taken(name):
+            return
+        topic = self._fresh(name)
+        if topic is None or (back is None and match is None):
+            return
+        before = None if back is None else max(topic.head_seq - back, 0)
+        asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
+        if asked.match is not None and self.world.engine.delete_must_wait(name):
+            self.commit_all()
+        topic_id, head = topic.id, topic.head_seq
+        bound = head + 1 if before is None else min(before, head + 1)
+        seqs = self.models[topic_id].matching(bound, asked.match)
+        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+
+        def effect(models: Models) -> None:
+            models[topic_id].delete(
+                seqs if match is not None else models[topic_id].matching(bound, None)
+            )
+
+        def commit() -> None:
+            assert change.deleted == self.models[topic_id].delete(seqs)
+
+        self._submit(change, {FrameKind.DELETE: effect}, commit)
+
+
+def _shown(seq: int, ts: int, record: dict[str, Any], node: str | None) -> dict[str, Any]:
+    shown: dict[str, Any] = {"$seq": seq, "$ts": ts}
+    if (stamped := record.get("node", node)) is not None:
+        shown["$node"] = stamped
+    if "tag" in record:
+        shown["$tag"] = record["tag"]
+    shown["data"] = record["data"]
+    if "meta" in record:
+        shown["meta"] = record["meta"]
+    return shown
+
+
+def _drop(models: Models, topic_id: int) -> None:
+    del models[topic_id]

@@ -1,0 +1,245 @@
+"""Shell of the transcripts: one shard whose log is a list, driven by lines of text.
+
+    put TOPIC FIELD=VALUE ...            make or configure a topic
+    append TOPIC DATA ... FIELD=VALUE    write records; ``key``, ``node``, ``tag``, ``create``
+    delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` takes all that begin so
+    drop TOPIC if_empty=true             delete the topic
+    read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
+    state TOPIC                          what ``GET`` tells of it
+    wait MS                              time passes
+    hold                                 changes stay on their way from here on
+    commit                               the log has them all; the end of ``hold``
+    fail                                 the log could not write them; the end of ``hold``
+    seal                                 the log written so far becomes a segment
+    kill | power                         a start after a SIGKILL, or after a power loss
+
+Changes are committed, and synced where their class asks for it, as soon as they are decided, unless
+they are held. Values are JSON, or plain words.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.engine.shard_support import LIMITS
+from tests.engine.world import World
+from topics.engine.changes.append import InFlightDuplicate
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.now import Now
+from topics.engine.page import Page
+from topics.engine.reading import read
+from topics.errors import TopicsError
+from topics.formats.api.append_body import decode_append
+from topics.formats.api.decoding import decode_config
+from topics.formats.api.delete_body import decode_delete
+from topics.formats.api.diff_body import Diff
+from topics.formats.json_text import json_bytes
+
+START = Now(ts=1_000_000, ms=0)
+
+
+class Shell:
+    """Answers one line after another."""
+
+    def __init__(self) -> None:
+        self._world, self._now = World(), START
+        self._holds = False
+
+    def answer(self, line: str) -> list[str]:
+        """The lines that answer a command."""
+        command, *words = shlex.split(line)
+        try:
+            return list(self._commands()[command](*words))
+        except TopicsError as error:
+            return [f"error {error.code}"]
+
+    def _commands(self) -> dict[str, Callable[..., Iterator[str]]]:
+        return {
+            "put": self._put,
+            "append": self._append,
+            "delete": self._delete,
+            "drop": self._drop,
+            "read": self._read,
+            "state": self._state,
+            "wait": self._wait,
+            "hold": self._hold,
+            "commit": self._commit,
+            "fail": self._fail,
+            "seal": self._seal,
+            "kill": lambda: self._start(power=False),
+            "power": lambda: self._start(power=True),
+        }
+
+    # Changes
+
+    def _put(self, name: str, *words: str) -> Iterator[str]:
+        is_new = name not in self._world.engine.topics
+        change = self._world.engine.put(name, decode_config(json_bytes(_fields(words))), self._now)
+        self._submit(change)
+        yield "created" if is_new else "configured" if change.frames else "unchanged"
+
+    def _append(self, name: str, *words: str) -> Iterator[str]:
+        fields = _fields(words)
+        tag = {"tag": fields.pop("tag")} if "tag" in fields else {}
+        body: dict[str, Any] = {"records": [{"data": each, **tag} for each in _values(words)]}
+        body["idempotency_key"] = fields.pop("key", None)
+        self._expire(name)
+        request = decode_append(json_bytes({**body, **fields}), None, LIMITS)
+        outcome = self._world.engine.append(name, request, self._now)
+        if isinstance(outcome, InFlightDuplicate):
+            yield f"follows {_seqs(outcome.leader.first_seq, outcome.leader.count)}"
+        elif isinstance(outcome, DedupeEntry):
+            yield f"deduplicated {_seqs(outcome.first_seq, outcome.record_count)}"
+        else:
+            yield _seqs(outcome.first_seq, outcome.count)
+            self._submit(outcome)
+            reservation = self._world.engine.reserve(outcome.topic)
+            if reservation is not None:
+                self._submit(reservation)
+
+    def _delete(self, name: str, *words: str) -> Iterator[str]:
+        fields = _fields(words)
+        body: dict[str, Any] = {}
+        if "before" in fields:
+            body["before_seq"] = fields["before"]
+        if "tag" in fields:
+            tag = str(fields["tag"])
+            body["match"] = ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
+        asked = decode_delete(json_bytes(body))
+        self._expire(name)
+        change = self._world.engine.delete_records(name, asked.before_seq, asked.match, self._now)
+        self._submit(change)
+        yield "pending" if self._holds else f"deleted {change.deleted}"
+
+    def _drop(self, name: str, *words: str) -> Iterator[str]:
+        change = self._world.engine.delete(name, _fields(words).get("if_empty", False), self._now)
+        if change is None:
+            yield "no such topic"
+            return
+        self._submit(change)
+        yield "dropped"
+
+    def _submit(self, change: Change) -> None:
+        self._world.submit(change, {}, lambda: None)
+        if not self._holds:
+            self._commit_all()
+
+    def _commit_all(self) -> None:
+        world = self._world
+        while world.pending:
+            change = world.commit_next(self._now)
+            if change.topic.floor_due and not change.topic.deleted:
+                self._expire(change.topic.name)
+
+    def _expire(self, name: str) -> None:
+        topic = self._world.engine.topics.get(name)
+        if topic is not None and topic.is_perishable:
+            change = self._world.engine.expire(topic, self._now)
+            if change is not None:
+                self._submit(change)
+
+    # Queries
+
+    def _read(self, name: str, from_seq: str, *words: str) -> Iterator[str]:
+        fields = _fields(words)
+        topic = self._world.engine.topic(name)
+        self._expire(name)
+        asked = Diff(
+            from_seq=int(from_seq),
+            limit=fields.get("limit", 1000),
+            nodes=frozenset([fields["node"]] if "node" in fields else ()),
+            include_tags=fields.get("tags", False),
+            epoch=topic.epoch - 1 if fields.get("epoch") == "earlier" else None,
+            until_seq=fields.get("until"),
+        )
+        yield from _shown(read(topic, asked, self._world))
+
+    def _state(self, name: str) -> Iterator[str]:
+        topic = self._world.engine.topic(name)
+        self._expire(name)
+        yield (
+            f"count {topic.count}, earliest {topic.earliest_seq}, head {topic.head_seq}, "
+            f"evict_floor {topic.evict_floor}"
+        )
+
+    # The world around the shard
+
+    def _wait(self, ms: str) -> Iterator[str]:
+        self._now = Now(self._now.ts + int(ms), self._now.ms + int(ms))
+        return iter(())
+
+    def _hold(self) -> Iterator[str]:
+        self._holds = True
+        return iter(())
+
+    def _commit(self) -> Iterator[str]:
+        self._holds = False
+        waiting = [pending.change for pending in self._world.pending]
+        self._commit_all()
+        yield f"committed {len(waiting)} changes"
+        for change in waiting:
+            if isinstance(change, DeleteRecords):
+                yield f"deleted {change.deleted}"
+
+    def _fail(self) -> Iterator[str]:
+        self._holds = False
+        world, lost = self._world, self._world.pending[::-1]
+        if lost:
+            frames = lost[-1].change.frames
+            world.cut(lost[-1].end - sum(frame.length for frame in frames))
+        world.pending.clear()
+        for pending in lost:
+            world.engine.undo(pending.change)
+        yield f"undone {len(lost)} changes"
+
+    def _seal(self) -> Iterator[str]:
+        self._world.next_file()
+        self._world.seal_next()
+        return iter(())
+
+    def _start(self, *, power: bool) -> Iterator[str]:
+        """All of the log is replayed, as far as it is on the disk."""
+        world = self._world
+        if power:
+            world.cut(world.synced)
+        for frame in world.restart(self._now, None, power=power):
+            world.write(frame)
+        world.synced = world.position
+        self._holds = False
+        return iter(())
+
+
+def _fields(words: tuple[str, ...]) -> dict[str, Any]:
+    pairs = (word.split("=", 1) for word in words if "=" in word)
+    return {name: _value(text) for name, text in pairs}
+
+
+def _values(words: tuple[str, ...]) -> list[Any]:
+    return [_value(word) for word in words if "=" not in word]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _seqs(first_seq: int, count: int) -> str:
+    return f"seq {first_seq}" if count == 1 else f"seqs {first_seq} to {first_seq + count - 1}"
+
+
+def _shown(page: Page) -> Iterator[str]:
+    if page.tombstone is not None:
+        told = page.tombstone
+        yield f"tombstone {told.gap_from} to {told.gap_to}, {told.reason}"
+    records = json.loads(b"[" + b",".join(page.pieces) + b"]")
+    for record in records:
+        extra = "".join(f" {name}={record[name]}" for name in ("$node", "$tag") if name in record)
+        yield f"{record['$seq']}: {json.dumps(record['data'])}{extra}"
+    yield f"next_from_seq {page.next_from_seq}{', caught up' if page.caught_up else ''}"

@@ -1,0 +1,151 @@
+"""Append body (§2): its records, its fields and their limits. Payloads stay raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+from msgspec import Raw
+
+from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from topics.formats.api.decoding import decode
+from topics.formats.api.limits import META_MAX_KEYS, Limits, check_key, check_node, check_text
+from topics.formats.api.topic_config import TopicConfigPatch
+from topics.formats.buffers import Buffer
+
+_NOTHING = Raw(b"")
+
+
+class RecordIn(msgspec.Struct, gc=False):
+    """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent
+    ``meta`` is empty.
+    """
+
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = _NOTHING
+
+
+class AppendBody(msgspec.Struct, gc=False):
+    """Body of ``POST /v0/topics/:topic`` (§2)."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicConfigPatch | None = None
+    disable_backpressure: bool = False
+
+
+class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record that was sent with data alone, as most are."""
+
+    data: Raw
+    tag: ClassVar[None] = None
+    node: ClassVar[None] = None
+    meta: ClassVar[Raw] = _NOTHING
+
+
+class PlainAppend(AppendBody, gc=False):
+    """An append of such records alone: known without a look at each of them."""
+
+    # Whoever reads a RecordIn may read one of these.
+    records: list[PlainRecordIn]  # type: ignore[assignment]
+
+
+_append = msgspec.json.Decoder(AppendBody)
+_plain_append = msgspec.json.Decoder(PlainAppend)
+
+
+def decode_append(body: Buffer, header_key: str | None, limits: Limits) -> AppendBody:
+    """Body of an append, every limit of §2 checked. The body's idempotency key wins over the
+    header's.
+
+    Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    """
+    request = decode(_parse_append, body or b"{}")
+    check_append(request, len(body), header_key, limits)
+    return request
+
+
+def _parse_append(body: Buffer) -> AppendBody:
+    try:
+        return _plain_append.decode(body)
+    except msgspec.MsgspecError:  # mostly the first record that has more than data
+        return _append.decode(body)
+
+
+def check_append(
+    request: AppendBody, body_len: int, header_key: str | None, limits: Limits
+) -> None:
+    """Check the limits of a decoded append; fill in the header's key and drop a null ``meta``.
+    Raises as `decode_append` does.
+    """
+    if request.idempotency_key is None:
+        request.idempotency_key = header_key
+    check_key(request.idempotency_key)
+    records = request.records
+    if not records:
+        raise InvalidRequest("records must hold at least one record", field="records")
+    if len(records) > limits.batch_records:
+        raise BatchTooLarge(
+            f"{len(records)} records in one write; at most {limits.batch_records}",
+            records=len(records),
+            max=limits.batch_records,
+        )
+    check_node(request.node, limits)
+    if not isinstance(request, PlainAppend):
+        _check_members(records, limits)
+    if body_len > limits.record_bytes:  # otherwise no record can be over its limit
+        _check_sizes(records, limits)
+
+
+def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
+    sizes = [len(record.data) + len(record.meta) for record in records]
+    if max(sizes) > limits.record_bytes:
+        index = next(index for index, size in enumerate(sizes) if size > limits.record_bytes)
+        raise RecordTooLarge(
+            f"record {index}: data and meta are above {limits.record_bytes} bytes",
+            index=index,
+            max=limits.record_bytes,
+        )
+
+
+def _check_members(records: Sequence[RecordIn], limits: Limits) -> None:
+    count = len(records)
+    if [record.tag for record in records].count(None) != count:
+        for record in records:
+            check_text("tag", record.tag, limits.tag_bytes)
+    if [record.node for record in records].count(None) != count:
+        for record in records:
+            check_node(record.node, limits)
+    if any([record.meta for record in records]):  # noqa: C419 - a list is faster than a generator here
+        for index, record in enumerate(records):
+            if record.meta:
+                _check_meta(index, record, limits)
+
+
+def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
+    meta = bytes(record.meta)
+    if meta == b"null":
+        record.meta = _NOTHING
+        return
+    if len(meta) > limits.meta_bytes:
+        raise RecordTooLarge(
+            f"record {index}: meta is above {limits.meta_bytes} bytes",
+            index=index,
+            max=limits.meta_bytes,
+        )
+    if meta[:1] != b"{":
+        raise InvalidRequest(f"record {index}: meta must be an object", index=index, field="meta")
+    if (
+        meta.count(b":") > META_MAX_KEYS
+        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_MAX_KEYS
+    ):
+        raise RecordTooLarge(
+            f"record {index}: meta has more than {META_MAX_KEYS} keys",
+            index=index,
+            max_keys=META_MAX_KEYS,
+        )

@@ -1,0 +1,92 @@
+"""Limits and clamps of requests (§2, §3, §11): each is stated here, once.
+
+A limit refuses what is above it; a clamp takes its bound instead. A zero in a read stands for the
+default.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.config import Settings
+from topics.errors import InvalidRequest
+
+KEY_MAX_CHARS = 256  # §0.8
+META_MAX_KEYS = 64  # §2
+DEFAULT_LIMIT = 256  # §3
+WAIT_MS_MAX = 30_000  # §3
+DEFAULT_BATCH_BYTES = 1 << 20  # §11
+BATCH_BYTES_MAX = 8 << 20  # §11
+U64_MAX = 2**64 - 1
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The configurable bounds of a write and a read (§2, §3)."""
+
+    batch_records: int
+    record_bytes: int
+    meta_bytes: int
+    tag_bytes: int
+    node_bytes: int
+    limit: int
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The limits that the settings say."""
+    return Limits(
+        batch_records=settings.max_batch_records,
+        record_bytes=settings.max_record_bytes,
+        meta_bytes=settings.max_meta_bytes,
+        tag_bytes=settings.max_tag_bytes,
+        node_bytes=settings.max_node_bytes,
+        limit=settings.max_limit,
+    )
+
+
+# Limits
+
+
+def check_u64(field: str, value: int) -> None:
+    """Raises `InvalidRequest` for a number that is negative or has more than 64 bits."""
+    if not 0 <= value <= U64_MAX:
+        raise InvalidRequest(f"{field} must be an integer from 0 to 2^64 - 1", field=field)
+
+
+def check_text(field: str, text: str | None, max_bytes: int) -> None:
+    """Raises `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8."""
+    # A text of n characters has at most 4n bytes: most need no encoding to be measured.
+    if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
+        raise InvalidRequest(
+            f"{field} is longer than {max_bytes} bytes", field=field, max=max_bytes
+        )
+
+
+def check_node(node: str | None, limits: Limits) -> None:
+    """Raises `InvalidRequest` for a node id that is too long."""
+    check_text("node", node, limits.node_bytes)
+
+
+def check_key(key: str | None) -> None:
+    """Raises `InvalidRequest` for an idempotency key that is empty or too long."""
+    if key is not None and not 1 <= len(key) <= KEY_MAX_CHARS:
+        raise InvalidRequest(
+            f"idempotency_key must have 1 to {KEY_MAX_CHARS} characters", field="idempotency_key"
+        )
+
+
+# Clamps
+
+
+def clamped_limit(limit: int | None, limits: Limits) -> int:
+    """How many records a page may have."""
+    return min(limit or DEFAULT_LIMIT, limits.limit)
+
+
+def clamped_batch_bytes(max_batch_bytes: int | None) -> int:
+    """About how many bytes of records a page may have."""
+    return min(max_batch_bytes or DEFAULT_BATCH_BYTES, BATCH_BYTES_MAX)
+
+
+def clamped_wait_ms(wait_ms: int) -> int:
+    """How long a read may wait for records."""
+    return min(wait_ms, WAIT_MS_MAX)

@@ -1,0 +1,169 @@
+"""Rendering: the records of a write become the body of an APPEND frame (``records.py``).
+
+The usual write is rendered at once: each payload is copied once. A streamed append is rendered run
+by run, with flags, ext and tables of the whole known before.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import add
+from typing import Any, NamedTuple
+
+import cbor2
+
+from topics.formats.api.append_body import AppendBody, PlainAppend, RecordIn
+from topics.formats.buffers import Buffer
+from topics.formats.disk.records import RecordFlags
+from topics.formats.json_text import json_string
+
+U32_MAX = 2**32 - 1
+_U32 = struct.Struct("<I")
+
+
+class EncodedRecords(NamedTuple):
+    """The records of a write, ready for a frame: ``parts`` in order are the frame's body."""
+
+    flags: int
+    record_count: int
+    ext: bytes
+    parts: tuple[Buffer, ...]
+    blob_bytes: int
+
+
+def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
+    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
+    records = request.records
+    if isinstance(request, PlainAppend) and request.node is None:
+        flags = 0
+        tables: list[bytes] = []
+        packed = (
+            cbor2.dumps({"k": request.idempotency_key})
+            if keep_key and request.idempotency_key is not None
+            else b""
+        )
+        ends, blob = _render_plain(records, first_seq, ts_ms)
+    else:
+        rendering = Rendering(request, keep_key=keep_key)
+        flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
+        rendered = rendering.render(0, len(records), first_seq, ts_ms)
+        ends, blob = array("I", accumulate(map(len, rendered))).tobytes(), b"".join(rendered)
+    assert len(blob) <= U32_MAX, "a write is bounded by the body limit"
+    return EncodedRecords(flags, len(records), packed, (packed, ends, *tables, blob), len(blob))
+
+
+def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tuple[bytes, bytes]:
+    """Ends and blob of records with data alone. Each payload is copied once: the usual write, so it
+    counts.
+    """
+    if len(records) == 1:
+        blob = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts_ms, records[0].data)
+        return _U32.pack(len(blob)), blob
+    between = b'},{"$seq":%%d,"$ts":%d,"data":' % ts_ms
+    heads: list[Buffer] = [between % seq for seq in range(first_seq, first_seq + len(records))]
+    payloads: list[Buffer] = [record.data for record in records]
+    # The end of a record and the head of the next are one piece; the first head gives back what
+    # stands before it to the last end.
+    ends = array("I", accumulate(map(add, map(len, heads), map(len, payloads)))).tobytes()
+    heads[0] = heads[0][2:]
+    pieces: list[Buffer] = [b"},"] * (2 * len(records) + 1)
+    pieces[0:-1:2], pieces[1::2] = heads, payloads
+    return ends, b"".join(pieces)
+
+
+class Rendering:
+    """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables``
+    are those of the whole.
+    """
+
+    def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
+        self._records, batch_node = request.records, request.node
+        nodes, self._node_refs = _intern(
+            record.node if record.node is not None else batch_node for record in self._records
+        )
+        tags, self._tag_refs = _intern(record.tag for record in self._records)
+        self._nodes = [b"", *(b',"$node":' + node for node in nodes)]
+        self._tags = [b"", *(b',"$tag":' + tag for tag in tags)]
+        ext: dict[str, Any] = (
+            {"k": request.idempotency_key}
+            if keep_key and request.idempotency_key is not None
+            else {}
+        )
+        self.flags = 0
+        self.tables: list[bytes] = []
+        if nodes:
+            ext["n"] = nodes
+            if len(nodes) == 1 and 0 not in self._node_refs:
+                self.flags |= RecordFlags.ONE_NODE
+            else:
+                self.flags |= RecordFlags.NODES
+                self.tables.append(self._node_refs.tobytes())
+        if tags:
+            ext["t"] = tags
+            self.flags |= RecordFlags.TAGS
+            self.tables.append(self._tag_refs.tobytes())
+        meta_lens = array(
+            "I",
+            [len(record.meta) + len(b',"meta":') if record.meta else 0 for record in self._records],
+        )
+        if any(meta_lens):
+            self.flags |= RecordFlags.METAS
+            self.tables.append(meta_lens.tobytes())
+        self._meta_lens = meta_lens
+        self.ext = cbor2.dumps(ext) if ext else b""
+
+    def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:
+        """Records ``start`` to ``stop`` (exclusive), each with its comma; ``first_seq`` is the seq
+        of the write's first record.
+        """
+        return [
+            b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b},'
+            % (
+                seq,
+                ts_ms,
+                self._nodes[node],
+                self._tags[tag],
+                record.data,
+                b',"meta":%b' % record.meta if record.meta else b"",
+            )
+            for seq, record, node, tag in zip(
+                range(first_seq + start, first_seq + stop),
+                self._records[start:stop],
+                self._node_refs[start:stop],
+                self._tag_refs[start:stop],
+                strict=True,
+            )
+        ]
+
+    def ends(self, first_seq: int, ts_ms: int) -> array[int]:
+        """Where each record will end in the blob, without rendering it."""
+        fixed = len(b'{"$seq":,"$ts":%d,"data":},' % ts_ms)
+        lengths = (
+            fixed
+            + len(str(seq))
+            + len(self._nodes[node])
+            + len(self._tags[tag])
+            + len(record.data)
+            + meta_len
+            for seq, record, node, tag, meta_len in zip(
+                range(first_seq, first_seq + len(self._records)),
+                self._records,
+                self._node_refs,
+                self._tag_refs,
+                self._meta_lens,
+                strict=True,
+            )
+        )
+        return array("I", accumulate(lengths))
+
+
+def _intern(texts: Iterable[str | None]) -> tuple[list[bytes], array[int]]:
+    """Distinct texts as JSON strings in order of appearance, and for each text its place from 1, 0
+    for none.
+    """
+    places: dict[str | None, int] = {None: 0}
+    refs = array("I", [places.setdefault(text, len(places)) for text in texts])
+    return [json_string(text) for text in places if text is not None], refs
