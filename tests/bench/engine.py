@@ -20,24 +20,16 @@ from functools import partial
 
 import msgspec
 
+from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.diff_body import Diff
-from topics.formats.api.limits import Limits
 from topics.formats.disk.frames import FrameKind, encode_frame
 from topics.formats.disk.records import RecordsView
 
-LIMITS = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-)
 DATA = {"type": "resize", "url": "s3://bucket/some/path.png", "w": 256, "pad": "x" * 126}
 ROUNDS = 5
 INDEX_RECORDS = 200_000

@@ -28,7 +28,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heartbeat_ms", [0, 1000])
-def test_an_idle_stream_beats_once_in_each_interval(
+def test_an_idle_stream_sends_one_heartbeat_in_each_interval(
     api: Api, topic: str, heartbeat_ms: int
 ) -> None:
     ok(api.put(topic), 201)
@@ -45,7 +45,7 @@ def test_an_idle_stream_beats_once_in_each_interval(
 
 
 @pytest.mark.slow
-def test_a_stream_that_carries_records_does_not_beat(api: Api, topic: str) -> None:
+def test_a_stream_that_carries_records_sends_no_heartbeat(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with watch(api, [topic], heartbeat_ms=1000) as stream:
         stream.event(CAUGHT_UP)
@@ -57,7 +57,7 @@ def test_a_stream_that_carries_records_does_not_beat(api: Api, topic: str) -> No
 
 
 @pytest.mark.slow
-def test_a_stream_does_not_beat_before_its_interval(api: Api, topic: str) -> None:
+def test_a_stream_sends_no_heartbeat_before_its_interval(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with watch(api, [topic], heartbeat_ms=60_000) as stream:
         stream.event(CAUGHT_UP)
@@ -147,7 +147,7 @@ def test_readers_at_different_places_meet_at_the_head(api: Api, topic: str) -> N
 
 
 @pytest.mark.slow
-def test_readers_that_come_while_records_flow_see_each_record_once(
+def test_readers_that_join_while_records_flow_see_each_record_once(
     server: Server, api: Api, topic: str, pool: ThreadPoolExecutor
 ) -> None:
     ok(api.put(topic), 201)
@@ -302,7 +302,7 @@ def test_a_cap_bounds_what_a_stalled_reader_is_owed(api: Api, topic: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_reader_that_stalls_for_30_s_is_let_go_and_may_come_back(api: Api, topic: str) -> None:
+def test_a_reader_that_stalls_for_30_s_is_ended_and_may_resume(api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     url = session(api, [topic])["stream_url"]
     seen: list[int] = []

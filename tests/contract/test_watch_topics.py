@@ -126,7 +126,7 @@ def test_a_deleted_topic_ends_for_itself_only(api: Api, new_name: Callable[[], s
         stream.quiet(0.05)
 
 
-def test_whoever_comes_back_is_told_again_which_topics_have_ended(
+def test_a_resumed_stream_tells_again_which_topics_were_deleted(
     api: Api, new_name: Callable[[], str]
 ) -> None:
     gone, stays = new_name(), new_name()
@@ -154,7 +154,7 @@ def recreated(stream: Stream, topic: str, head: int) -> None:
     assert seqs(told.records) == list(range(1, head + 1))
 
 
-def test_a_topic_made_again_while_the_reader_is_away_is_told(api: Api, topic: str) -> None:
+def test_a_topic_recreated_while_the_reader_is_away_is_told(api: Api, topic: str) -> None:
     create(api, topic, *range(5))
     url = session(api, {topic: {"from_seq": 3}})["stream_url"]
     ok(api.delete(topic))
@@ -168,13 +168,13 @@ def test_a_topic_made_again_while_the_reader_is_away_is_told(api: Api, topic: st
             assert (told.tombstones, told.records) == ([], [])
 
 
-def test_a_start_above_the_head_means_that_the_topic_was_made_again(api: Api, topic: str) -> None:
+def test_a_start_above_the_head_means_that_the_topic_was_recreated(api: Api, topic: str) -> None:
     create(api, topic, 1, 2)
     with watch(api, {topic: {"from_seq": 50}}) as stream:
         recreated(stream, topic, 2)
 
 
-def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str) -> None:
+def test_another_epoch_means_that_the_topic_was_recreated(api: Api, topic: str) -> None:
     old = create(api, topic, 1, 2, 3)
     ok(api.delete(topic))
     new = create(api, topic, 4, 5, 6, 7)
@@ -185,7 +185,7 @@ def test_another_epoch_means_that_the_topic_was_made_again(api: Api, topic: str)
         assert (told.tombstones, told.data()) == ([], [6, 7])
 
 
-def test_a_client_that_missed_the_making_of_a_topic_is_told_again(api: Api, topic: str) -> None:
+def test_a_client_that_missed_the_recreation_of_a_topic_is_told_again(api: Api, topic: str) -> None:
     """The tombstone and the records after it went out, and never came: its id is that of the old
     topic.
     """

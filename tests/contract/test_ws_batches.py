@@ -21,12 +21,6 @@ CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 INLINE_BYTES = 1024  # the least that may be set
 
 
-@pytest.fixture
-def socket(server: Server) -> Iterator[Socket]:
-    with Socket(server.address) as socket:
-        yield socket
-
-
 def text(document: Any) -> bytes:
     """A masked frame."""
     return frame_bytes(
@@ -42,8 +36,8 @@ def publish(request_id: str, topic: str, *datas: Any, **fields: Any) -> dict[str
     )
 
 
-def burst(socket: Socket, commands: Iterable[Any]) -> None:
-    """All of them in one write."""
+def say_at_once(socket: Socket, commands: Iterable[Any]) -> None:
+    """Send all commands in one write."""
     socket.send(b"".join(map(text, commands)))
 
 
@@ -55,7 +49,9 @@ def data(api: Api, topic: str) -> list[Any]:
     return [record["data"] for record in api.read(topic)]
 
 
-def test_good_and_bad_ones_are_told_apart(socket: Socket, api: Api, topic: str) -> None:
+def test_every_publish_of_a_batch_is_answered_for_itself(
+    socket: Socket, api: Api, topic: str
+) -> None:
     ok(api.put(topic), 201)
     bad: list[tuple[dict[str, Any], str]] = [
         ({"records": []}, "invalid_request"),
@@ -79,7 +75,7 @@ def test_good_and_bad_ones_are_told_apart(socket: Socket, api: Api, topic: str) 
         else:
             fields, expected[request_id] = bad[number // 3 % len(bad)]
             commands.append({**command("publish", request_id, topic=topic), **fields})
-    burst(socket, commands)
+    say_at_once(socket, commands)
     told = answers(socket, 60)
     assert {each["request_id"]: each.get("code", "ack") for each in told} == expected
     acks = [each for each in told if each["op"] == "ack"]
@@ -90,11 +86,11 @@ def test_good_and_bad_ones_are_told_apart(socket: Socket, api: Api, topic: str) 
     assert data(api, topic) == wanted
 
 
-def test_what_is_no_command_among_them_is_an_error_and_no_more(
+def test_an_invalid_command_among_publishes_is_an_error_and_no_more(
     socket: Socket, api: Api, topic: str
 ) -> None:
     ok(api.put(topic), 201)
-    burst(
+    say_at_once(
         socket,
         [
             publish("1", topic, 1),
@@ -119,7 +115,7 @@ def test_what_is_no_command_among_them_is_an_error_and_no_more(
 def test_a_key_is_written_once(socket: Socket, api: Api, topic: str, durability: str) -> None:
     ok(api.put(topic, {"durability": durability}), 201)
     keys = ["a", None, "a", "b", "a", None, "b"] * 6
-    burst(
+    say_at_once(
         socket,
         [
             publish(str(at), topic, at, **({"idempotency_key": key} if key else {}))
@@ -140,8 +136,8 @@ def test_a_key_is_written_once(socket: Socket, api: Api, topic: str, durability:
     ]
 
 
-def test_a_topic_is_made_once(socket: Socket, api: Api, topic: str) -> None:
-    burst(
+def test_a_batch_creates_its_topic_once(socket: Socket, api: Api, topic: str) -> None:
+    say_at_once(
         socket,
         [
             publish(str(number), topic, number, config={"durability": "ephemeral"})
@@ -155,14 +151,14 @@ def test_a_topic_is_made_once(socket: Socket, api: Api, topic: str) -> None:
     assert api.state(topic)["config"]["durability"] == "ephemeral"
 
 
-def test_topics_of_all_classes_are_mixed(
+def test_one_read_may_publish_to_topics_of_all_classes(
     socket: Socket, api: Api, new_name: Callable[[], str]
 ) -> None:
     names = {durability: new_name() for durability in CLASSES}
     for durability, name in names.items():
         ok(api.put(name, {"durability": durability}), 201)
     order = [CLASSES[number * 7 % 11 % 4] for number in range(200)]
-    burst(
+    say_at_once(
         socket,
         [
             publish(str(number), names[durability], number)
@@ -180,9 +176,9 @@ def test_topics_of_all_classes_are_mixed(
         assert data(api, name) == mine
 
 
-def test_each_says_for_itself_whether_it_wants_seqs(socket: Socket, topic: str) -> None:
+def test_return_seqs_counts_for_each_publish(socket: Socket, topic: str) -> None:
     wishes = [True, False, False, True, True, True, False] * 5
-    burst(
+    say_at_once(
         socket,
         [publish(str(at), topic, at, at, return_seqs=wish) for at, wish in enumerate(wishes)],
     )
@@ -192,10 +188,10 @@ def test_each_says_for_itself_whether_it_wants_seqs(socket: Socket, topic: str) 
     ]
 
 
-def test_a_subscription_finds_the_topic_that_a_publish_before_it_makes(
+def test_a_subscription_finds_the_topic_that_a_publish_before_it_created(
     socket: Socket, topic: str
 ) -> None:
-    burst(
+    say_at_once(
         socket,
         [
             publish("p1", topic, 1),
@@ -217,7 +213,7 @@ def test_a_subscription_finds_the_topic_that_a_publish_before_it_makes(
     assert [record["data"] for each in told["record"] for record in each["records"]] == [1, 2, 3]
 
 
-def test_what_stands_before_a_close_is_written(server: Server, api: Api, topic: str) -> None:
+def test_publishes_before_a_close_are_written(server: Server, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with Socket(server.address) as socket:
         socket.send(
@@ -238,7 +234,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_long_and_short_ones_keep_their_order(narrow: Server, durability: str) -> None:
+def test_long_and_short_publishes_keep_their_order(narrow: Server, durability: str) -> None:
     sizes = [
         10,
         300,
@@ -256,7 +252,9 @@ def test_long_and_short_ones_keep_their_order(narrow: Server, durability: str) -
     values = [f"{at}:" + "x" * size for at, size in enumerate(sizes)]
     with Api(narrow.address) as api, Socket(narrow.address) as socket:
         ok(api.put(durability, {"durability": durability}), 201)
-        burst(socket, [publish(str(at), durability, value) for at, value in enumerate(values)])
+        say_at_once(
+            socket, [publish(str(at), durability, value) for at, value in enumerate(values)]
+        )
         told = answers(socket, len(values))
         assert [(each["request_id"], each["last_seq"]) for each in told] == [
             (str(at), at + 1) for at in range(len(values))
@@ -264,9 +262,11 @@ def test_long_and_short_ones_keep_their_order(narrow: Server, durability: str) -
         assert data(api, durability) == values
 
 
-def test_answers_that_are_longer_than_what_was_asked_come_whole(narrow: Server) -> None:
+def test_answers_longer_than_their_publishes_arrive_whole(narrow: Server) -> None:
     with Socket(narrow.address) as socket:
-        burst(socket, [publish(str(at), "seqs", *range(400), return_seqs=True) for at in range(40)])
+        say_at_once(
+            socket, [publish(str(at), "seqs", *range(400), return_seqs=True) for at in range(40)]
+        )
         told = answers(socket, 40)
     assert [each["seqs"] for each in told] == [
         list(range(400 * at + 1, 400 * at + 401)) for at in range(40)
@@ -284,11 +284,11 @@ def test_a_shard_that_dies_leaves_no_publish_unanswered(tmp_path: Path) -> None:
         Socket(server.address) as socket,
     ):
         ok(api.put("t", {"durability": "disk"}), 201)
-        burst(socket, [publish(str(number), "t", number) for number in range(100)])
+        say_at_once(socket, [publish(str(number), "t", number) for number in range(100)])
         told = [socket.message("ack")]
         shard = server.roles()["shard 0"]
         os.kill(shard, signal.SIGSTOP)
-        burst(socket, [publish(str(number), "t", number) for number in range(100, 200)])
+        say_at_once(socket, [publish(str(number), "t", number) for number in range(100, 200)])
         socket.say("ping", "taken")
         told += socket.until("pong")[:-1]
         os.kill(shard, signal.SIGKILL)

@@ -37,7 +37,7 @@ KIB = 1024
         "[" * 100_000,
     ],
 )
-def test_what_is_no_command_is_an_error(socket: Socket, text: str) -> None:
+def test_an_invalid_command_is_an_error(socket: Socket, text: str) -> None:
     socket.text(text)
     failed(socket.message(), None, "invalid_request")
     alive(socket)
@@ -139,7 +139,7 @@ def test_a_full_topic_refuses_a_publish(socket: Socket, api: Api, topic: str) ->
     alive(socket)
 
 
-def test_errors_come_in_their_place_among_acks(socket: Socket, api: Api, topic: str) -> None:
+def test_errors_and_acks_keep_their_order(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
     for number in range(20):
         socket.say(

@@ -227,7 +227,7 @@ def test_a_start_below_the_floor_is_a_tombstone(socket: Socket, api: Api, topic:
     assert data(socket.records(4)) == [7, 8, 9, 10]
 
 
-def test_a_start_above_the_head_means_that_the_topic_was_made_again(
+def test_a_start_above_the_head_means_that_the_topic_was_recreated(
     socket: Socket, api: Api, topic: str
 ) -> None:
     create(api, topic, 1, 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
@@ -22,22 +23,12 @@ from topics.formats.api.append_body import AppendBody, decode_append
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.delete_body import decode_delete
 from topics.formats.api.diff_body import Diff
-from topics.formats.api.limits import Limits
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameKind
 from topics.formats.disk.records import RecordsView
 from topics.formats.disk.rendering import EncodedRecords, Rendering
 from topics.formats.json_text import json_bytes
 from topics.formats.ranges import IndexRun
-
-LIMITS = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-)
 
 
 def view_of(encoded: EncodedRecords) -> RecordsView:

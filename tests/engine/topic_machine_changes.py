@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tests.engine.shard_support import LIMITS, decide_long
+from tests.engine.shard_support import decide_long
 from tests.engine.topic_machine import (
     CONFIGS,
     MATCHES,
@@ -21,6 +21,7 @@ from tests.engine.topic_machine import (
     raise_floors,
 )
 from tests.engine.topic_model import Record, TopicModel
+from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty

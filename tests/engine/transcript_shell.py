@@ -24,8 +24,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.engine.shard_support import LIMITS
 from tests.engine.world import World
+from tests.support.limits import LIMITS
 from topics.engine.changes.append import InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords

@@ -85,7 +85,7 @@ class Slots:
         count: Count | None = None,
         count_of_key: Callable[[bytes], Count] | None = None,
     ) -> None:
-        """``message`` says of what there is too much; ``retry_after_ms`` None: not told."""
+        """``message`` names what is too many; ``retry_after_ms`` None: not in the detail."""
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
         self._count = OwnCount() if count is None else count

@@ -122,8 +122,8 @@ class Server:
     async def _serve_until(
         self, listener: socket.socket, stop: trio.Event, nursery: trio.Nursery
     ) -> None:
-        """Accept also while draining: a client that connects then is told so and does not hang in
-        the listen queue.
+        """Accept also while draining: a client that connects then gets an answer and does not
+        hang in the listen queue.
         """
         with listener:
             async with trio.open_nursery() as accepting:
@@ -149,7 +149,7 @@ class Server:
             self.acceptor.left()
 
     async def _drain(self) -> None:
-        """In-flight requests finish, long polls are told to end, and the rest is cut off."""
+        """In-flight requests finish, long polls end early, all other connections are cut."""
         self.guard.drain.begin()
         self.live.drain()
         self.connections.drain()

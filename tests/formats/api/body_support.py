@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.limits import LIMITS as WIDE
 from topics.errors import TopicsError
 from topics.formats.api.append_body import AppendBody, RecordIn, decode_append
 from topics.formats.api.limits import Limits
 
 LIMITS = Limits(
     batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000
-)
-WIDE = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
 )
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.api.body_support import LIMITS, WIDE, append, data, one, refused
+from tests.formats.api.body_support import LIMITS, append, data, one, refused
+from tests.support.limits import LIMITS as WIDE
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.api.append_body import PlainAppend
 from topics.formats.api.decoding import decode_config

@@ -48,13 +48,13 @@ from topics.formats.api.websocket_messages import (
         ("8882 37fa213d 3412", [Close(1000, "")]),
     ],
 )
-def test_the_examples_of_the_document_are_understood(stream: str, events: list[Event]) -> None:
+def test_the_examples_of_the_rfc_are_decoded(stream: str, events: list[Event]) -> None:
     assert parse(bytes.fromhex(stream)) == events
     assert byte_by_byte(bytes.fromhex(stream)) == events
 
 
 @pytest.mark.parametrize("length", [256, 65_536])
-def test_a_binary_message_has_the_length_of_the_documents_examples(length: int) -> None:
+def test_a_binary_message_has_the_length_of_the_rfcs_examples(length: int) -> None:
     header = {256: "82fe0100", 65_536: "82ff0000000000010000"}[length]
     assert parse(bytes.fromhex(header) + b"\0\0\0\0" + b"\7" * length) == [Binary(b"\7" * length)]
 
@@ -155,7 +155,7 @@ def test_what_breaks_the_protocol_ends_the_stream(broken: bytes, code: int, reas
 
 
 @pytest.mark.parametrize("last", [frame(0x88), frame(0xFF)])
-def test_nothing_is_heard_after_the_end(last: bytes) -> None:
+def test_nothing_is_decoded_after_the_end(last: bytes) -> None:
     parser = WebSocketDecoder(MAX_BYTES)
     assert not parser.ended
     assert len(parser.feed(last + frame(0x81, b"x"))) == 1
@@ -180,7 +180,7 @@ def test_control_frames_come_between_the_fragments_they_interrupt() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 1025, 65_536, 65_537])
-def test_a_message_of_just_the_bound_passes_and_one_byte_more_does_not(size: int) -> None:
+def test_a_message_of_the_longest_length_passes_and_one_byte_more_fails(size: int) -> None:
     assert parse(frame(0x81, b"x" * size), size) == [Text(b"x" * size)]
     assert parse(frame(0x01, b"x" * size) + frame(0x80), size) == [Text(b"x" * size)]
     for stream in (frame(0x81, b"x" * (size + 1)), frame(0x01, b"x" * size) + frame(0x80, b"x")):
@@ -217,7 +217,7 @@ def test_the_events_are_the_same_wherever_the_stream_is_cut(
 
 
 @given(STREAMS, st.binary(max_size=40))
-def test_the_events_of_the_start_of_a_stream_stay_what_they_are(stream: bytes, more: bytes) -> None:
+def test_more_bytes_do_not_change_the_events_before_them(stream: bytes, more: bytes) -> None:
     events = parse(stream)
     assert parse(stream + more)[: len(events)] == events
 
@@ -244,7 +244,7 @@ def test_any_bytes_give_an_answer(junk: list[bytes], max_bytes: int) -> None:
         pytest.param(frame(0x89, b"longer"), id="a ping"),
     ],
 )
-def test_what_has_begun_and_not_come_whole_is_known(whole: bytes) -> None:
+def test_an_incomplete_message_or_frame_is_known(whole: bytes) -> None:
     for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
         parser = WebSocketDecoder(MAX_BYTES)
         assert not parser.is_amid
@@ -279,7 +279,7 @@ def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
     assert held < bound / 16, "a stream that has ended holds nothing"
 
 
-def test_a_long_message_in_small_reads_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_message_in_small_reads_is_unmasked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     unmasked: list[int] = []
     unmask = websocket_decoder.unmask
 
@@ -298,7 +298,7 @@ def test_a_long_message_in_small_reads_is_looked_at_once(monkeypatch: pytest.Mon
     assert max(unmasked) <= 101
 
 
-def test_a_parser_stops_where_it_is_told_and_goes_on_there() -> None:
+def test_the_decoder_stops_after_the_given_number_and_goes_on_there() -> None:
     pieces = [frame(0x01, b"%d" % number) + frame(0x80, b"!") for number in range(50)]
     pieces += [frame(0x81, b"%d!" % number) for number in range(50, 100)]
     parser, found, calls, data = WebSocketDecoder(1000), [], 0, b"".join(pieces)

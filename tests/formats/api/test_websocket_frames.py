@@ -36,7 +36,7 @@ def test_the_table_in_the_docstring_is_how_a_frame_is_read() -> None:
         assert parse(stream) == [Binary(b"p" * length)]
 
 
-def test_our_frames_are_the_documents() -> None:
+def test_encoded_frames_are_those_of_the_rfc() -> None:
     assert text_frame(b"Hello").hex() == "810548656c6c6f"
     assert ping_frame(b"Hello").hex() == "890548656c6c6f"
     assert pong_frame(b"Hello").hex() == "8a0548656c6c6f"

@@ -12,7 +12,7 @@ from wsproto.utilities import generate_accept_token
 from topics.formats.api.websocket_handshake import accept_key, is_key
 
 
-def test_the_handshake_answers_the_documents_key() -> None:
+def test_the_handshake_answers_the_key_of_the_rfc() -> None:
     assert accept_key(b"dGhlIHNhbXBsZSBub25jZQ==") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 
 
@@ -34,5 +34,5 @@ def test_the_handshake_answers_as_another_implementation_does(nonce: bytes) -> N
         b"A" * 24,
     ],
 )
-def test_a_key_that_is_not_16_bytes_of_base64_is_none(key: bytes) -> None:
+def test_a_key_that_is_not_16_bytes_of_base64_is_invalid(key: bytes) -> None:
     assert not is_key(key)

@@ -55,7 +55,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.sampled_from([None, 1000, 1012, 3000, 4999]), st.text(max_size=20))
-def test_what_another_implementation_sends_is_understood_as_it_does(
+def test_frames_of_another_implementation_are_decoded_as_it_decodes_them(
     messages: list[peer.Event], code: int | None, reason: str
 ) -> None:
     client, open_kind = Connection(ConnectionType.CLIENT), None
@@ -78,7 +78,7 @@ def test_what_another_implementation_sends_is_understood_as_it_does(
     st.sampled_from([1000, 1009, 4000]),
     st.text(max_size=200),
 )
-def test_what_we_send_is_understood_by_another_implementation(
+def test_encoded_frames_are_decoded_by_another_implementation(
     texts: list[str], payload: bytes, code: int, reason: str
 ) -> None:
     client = Connection(ConnectionType.CLIENT)
@@ -101,7 +101,7 @@ def test_what_we_send_is_understood_by_another_implementation(
 
 
 @given(STREAMS)
-def test_another_implementation_agrees_on_how_much_of_a_stream_is_good(stream: bytes) -> None:
+def test_another_implementation_finds_the_same_events_before_a_failure(stream: bytes) -> None:
     events = parse(stream)
     if events and isinstance(events[-1], Failure):
         return  # wsproto notices some of it later

@@ -10,20 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.limits import LIMITS
 from topics.formats.api.append_body import AppendBody, PlainAppend, decode_append
-from topics.formats.api.limits import Limits
 from topics.formats.disk.records import RecordFlags, RecordsView, json_nodes
 from topics.formats.disk.rendering import encode
 from topics.formats.json_text import json_string
-
-LIMITS = Limits(
-    batch_records=10_000,
-    record_bytes=1 << 20,
-    meta_bytes=16 << 10,
-    tag_bytes=256,
-    node_bytes=128,
-    limit=1000,
-)
 
 # (node, tag, data, meta): data and meta as they are sent.
 Record = tuple[str | None, str | None, bytes, bytes | None]

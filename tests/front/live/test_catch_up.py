@@ -1,4 +1,4 @@
-"""Where a stream takes its place in a feed, and what it says then, without a server."""
+"""Where a reader joins its feed, and what its client is told then, without a server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def opened(front: Desk, head_seq: int = 10) -> Client:
 
 
 @pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
-async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(
+async def test_only_a_reader_at_the_head_is_told_that_it_is_caught_up(
     front: Desk, seq: int, told: bool
 ) -> None:
     """One that has read past the feed, which has not heard yet of what came since, is not: there
@@ -56,7 +56,7 @@ async def test_only_a_reader_at_the_head_is_told_that_there_is_no_more(
     assert client.stream.readers["t"].is_live
 
 
-async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_follows_too(
+async def test_a_gap_beyond_the_feed_is_told_once_and_the_records_behind_it_follow(
     front: Desk,
 ) -> None:
     client = await opened(front)
@@ -74,7 +74,7 @@ async def test_a_gap_that_goes_past_where_the_feed_stands_is_told_once_and_what_
     assert (gaps(told), seqs(told)) == ([], [15, 16, 17])
 
 
-async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Desk) -> None:
+async def test_a_gap_is_told_once_when_the_feed_moves_on_during_the_read(front: Desk) -> None:
     client = await opened(front)
     await front.page(10, 13, tombstone=gap(11, 12))
     await front.page(13, 16)
@@ -87,7 +87,7 @@ async def test_a_gap_is_told_once_when_the_feed_has_gone_on_meanwhile(front: Des
 
 
 @pytest.mark.parametrize("seq", [2, 3, 7])
-async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(
+async def test_an_id_given_after_a_topic_is_recreated_resumes_behind_what_was_shown(
     front: Desk, seq: int
 ) -> None:
     """Also when the new topic ends where the reader stood in the old one."""
@@ -114,7 +114,7 @@ async def test_an_id_after_a_topic_was_made_again_leads_behind_what_was_shown(
         ("source_trim", 13, "source_trim"),
     ],
 )
-async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(
+async def test_a_first_cursor_below_the_earliest_record_is_too_old(
     front: Desk, reason: str, earliest_seq: int, told: str
 ) -> None:
     client = await opened(front)
@@ -125,7 +125,7 @@ async def test_at_connect_a_cursor_below_the_earliest_record_is_too_old(
     assert reasons(client.hear()) == [reason], "only at connect"
 
 
-async def test_a_live_reader_of_a_topic_made_again_is_told_when_it_has_seen_the_new_one(
+async def test_a_live_reader_of_a_recreated_topic_is_told_when_it_is_caught_up(
     front: Desk,
 ) -> None:
     client = await front.client()

@@ -9,5 +9,5 @@ from tests.campaigns.live_walk import walk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_happens_each_client_is_shown_all_or_told_of_its_loss(seed: int) -> None:
+async def test_every_client_is_shown_every_record_once_or_told_of_its_loss(seed: int) -> None:
     await walk(seed)

@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_longest_message_ends_when_all_are_on_the_move(clock: Clock) -> None:
+def test_the_longest_message_ends_when_none_has_stalled(clock: Clock) -> None:
     budget = MessageBudget(ROOM)
     sockets = [Socket() for _ in range(4)]
     for step in range(1, 5):
@@ -43,7 +43,7 @@ def test_the_longest_message_ends_when_all_are_on_the_move(clock: Clock) -> None
     assert budget.unfinished <= ROOM
 
 
-def test_who_stands_still_ends_before_who_moves_however_little_he_holds(clock: Clock) -> None:
+def test_a_stalled_message_ends_before_one_that_moves_whatever_their_lengths(clock: Clock) -> None:
     budget = MessageBudget(ROOM)
     still, dripping, moving = Socket(), Socket(), Socket()
     budget.hold(still, 10)
@@ -59,7 +59,7 @@ def test_who_stands_still_ends_before_who_moves_however_little_he_holds(clock: C
     assert (dripping.gone, moving.gone) == (True, False)
 
 
-def test_stalled_messages_keep_nobody_out(clock: Clock) -> None:
+def test_stalled_messages_make_room_for_one_that_moves(clock: Clock) -> None:
     budget = MessageBudget(ROOM)
     for _ in range(64):
         budget.hold(Socket(), ROOM // 64)
@@ -72,7 +72,7 @@ def test_stalled_messages_keep_nobody_out(clock: Clock) -> None:
     assert budget.unfinished == 0
 
 
-def test_who_asks_for_more_than_there_is_ends_alone(clock: Clock) -> None:
+def test_a_message_that_exceeds_the_bound_ends_alone(clock: Clock) -> None:
     budget = MessageBudget(ROOM)
     small, large = Socket(), Socket()
     budget.hold(small, 1000)
@@ -81,7 +81,7 @@ def test_who_asks_for_more_than_there_is_ends_alone(clock: Clock) -> None:
     assert budget.unfinished == 1000
 
 
-def test_what_is_asked_leaves_half_for_messages_that_come(clock: Clock) -> None:
+def test_publishes_in_flight_leave_half_of_the_bound_to_incomplete_messages(clock: Clock) -> None:
     budget = MessageBudget(ROOM)
     budget.asked = 5 * ROOM
     first, second = Socket(), Socket()

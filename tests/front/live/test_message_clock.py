@@ -41,7 +41,7 @@ async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socke
             nursery.cancel_scope.cancel()
 
 
-async def test_a_message_that_does_not_come_to_its_end_ends_its_socket(front: Desk) -> None:
+async def test_a_message_that_never_completes_ends_its_socket(front: Desk) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
         await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_S)
@@ -52,7 +52,7 @@ async def test_a_message_that_does_not_come_to_its_end_ends_its_socket(front: De
         assert not idle.ended
 
 
-async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(front: Desk) -> None:
+async def test_a_slow_but_steady_message_is_waited_for(front: Desk) -> None:
     """Ten bytes a fragment buy half a second, and come every 0.2."""
     async with web_socket(front) as (stream, client):
         client.send(bytes.fromhex("01 80 00000000"))
@@ -65,7 +65,7 @@ async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(front: Des
         assert b"invalid_request" in client.recv(1000)  # it was heard as a whole, and is no JSON
 
 
-async def test_a_message_whose_rest_is_not_read_because_a_shard_takes_long_is_not_late(
+async def test_a_message_that_is_not_read_because_a_shard_is_slow_is_not_late(
     front: Desk,
 ) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'

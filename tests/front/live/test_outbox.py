@@ -1,6 +1,4 @@
-"""Clients that do not read: what waits for them, who waits with them, and what is left of them when
-they go.
-"""
+"""Stalled clients: what waits for them, and what is left of them when they end."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ async def long_page(front: Desk) -> None:
     await wait_all_tasks_blocked()
 
 
-async def test_what_a_client_did_not_take_waits_and_comes_when_it_reads(front: Desk) -> None:
+async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     assert client.stream.is_stalled
@@ -34,7 +32,7 @@ async def test_what_a_client_did_not_take_waits_and_comes_when_it_reads(front: D
     assert not client.stream.is_stalled
 
 
-async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_read(
+async def test_a_stalled_stream_that_ends_leaves_no_task(
     front: Desk,
 ) -> None:
     client = await live(front)
@@ -46,7 +44,7 @@ async def test_nothing_is_left_of_a_stream_that_ended_while_its_client_did_not_r
     assert len(front.live.nursery.child_tasks) == tasks
 
 
-async def test_a_shard_that_takes_long_delays_its_own_topics_only(front: Desk) -> None:
+async def test_a_slow_shard_delays_its_own_topics_only(front: Desk) -> None:
     front.shards.elsewhere.add("u")
     client = await live(front)
     await client.follow("u")  # of a shard that does not answer
@@ -58,7 +56,7 @@ async def test_a_shard_that_takes_long_delays_its_own_topics_only(front: Desk) -
     ]
 
 
-async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk) -> None:
+async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: Desk) -> None:
     """A shard that takes long costs a stream the topics that it has, not those that came."""
     client = await live(front)
     await client.follow("u")
@@ -69,7 +67,7 @@ async def test_what_waits_for_a_client_does_not_wait_for_a_shard_too(front: Desk
     assert not client.stream.is_stalled
 
 
-async def test_what_is_said_to_a_client_that_does_not_read_comes_in_its_order(front: Desk) -> None:
+async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     for number in range(3):
@@ -80,7 +78,7 @@ async def test_what_is_said_to_a_client_that_does_not_read_comes_in_its_order(fr
     assert told.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
 
 
-async def test_a_page_that_was_asked_for_before_a_stall_is_read_again_after_it(front: Desk) -> None:
+async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: Desk) -> None:
     """Nothing waits for a client but the rest of one frame."""
     client = await live(front)
     await client.follow("u")
@@ -95,7 +93,7 @@ async def test_a_page_that_was_asked_for_before_a_stall_is_read_again_after_it(f
     assert client.stream.readers["u"].is_live
 
 
-async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front: Desk) -> None:
+async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> None:
     """Whoever comes back without an id is shown it again."""
     client = await live(front)
     await front.page(0, 1)
@@ -107,7 +105,7 @@ async def test_a_session_has_not_shown_what_its_client_was_not_sent_whole(front:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
+async def test_what_was_sent_late_but_whole_was_shown(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     await client.hear_all()
@@ -116,7 +114,7 @@ async def test_what_came_late_but_whole_has_been_shown(front: Desk) -> None:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_a_topic_that_ended_behind_what_was_not_taken_has_ended(front: Desk) -> None:
+async def test_a_topic_deleted_during_a_stall_is_noted_as_deleted(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
@@ -125,7 +123,7 @@ async def test_a_topic_that_ended_behind_what_was_not_taken_has_ended(front: Des
     assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
 
 
-async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> None:
+async def test_a_stream_that_was_taken_over_changes_no_cursor(front: Desk) -> None:
     client = await live(front)
     await long_page(front)
     client.session.stream = None
@@ -134,7 +132,9 @@ async def test_a_stream_that_was_taken_over_takes_nothing_back(front: Desk) -> N
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_a_topic_made_again_is_told_although_its_page_came_in_a_stall(front: Desk) -> None:
+async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stall(
+    front: Desk,
+) -> None:
     client = await live(front)
     client.session.cursors["u"] = 5, 1
     client.stream.add("u", View(), Start(5, epoch=1))
@@ -151,7 +151,7 @@ async def test_a_topic_made_again_is_told_although_its_page_came_in_a_stall(fron
     assert client.session.cursors["u"] == (9, 2)
 
 
-async def test_a_stream_that_begins_while_the_server_goes_down_hears_so(front: Desk) -> None:
+async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
     front.live.drain()
     client = await front.client()
     assert b'"code":503' in client.hear()

@@ -1,4 +1,4 @@
-"""Which pages a front keeps for streams that are a little behind."""
+"""Which pages a front keeps for readers a little below the head."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kept(front: Desk) -> dict[int, list[int]]:
     }
 
 
-async def test_many_feeds_keep_no_more_together_than_one(front: Desk) -> None:
+async def test_all_feeds_share_one_bound_of_kept_bytes(front: Desk) -> None:
     await follow(front, 20)
     for feed in range(1, 21):
         await come(front, feed, 0, 300)
@@ -62,7 +62,7 @@ async def test_many_feeds_keep_no_more_together_than_one(front: Desk) -> None:
     assert kept(front) == {18: [0], 19: [0], 20: [0]}
 
 
-async def test_a_busy_feed_keeps_its_newest_pages_and_takes_the_room_of_idle_ones(
+async def test_pages_of_a_busy_feed_evict_those_of_idle_feeds_first(
     front: Desk,
 ) -> None:
     await follow(front, 2)
@@ -75,7 +75,7 @@ async def test_a_busy_feed_keeps_its_newest_pages_and_takes_the_room_of_idle_one
     assert kept(front) == {2: [2, 3, 4]}
 
 
-async def test_a_page_that_is_larger_than_all_the_room_is_not_kept(front: Desk) -> None:
+async def test_a_page_above_the_bound_is_not_kept(front: Desk) -> None:
     await follow(front, 2)
     await come(front, 1, 0, 300)
     await come(front, 2, 0, KEPT_MAX_BYTES + 1)
@@ -84,7 +84,7 @@ async def test_a_page_that_is_larger_than_all_the_room_is_not_kept(front: Desk) 
     assert kept(front) == {1: [1]}
 
 
-async def test_a_feed_that_has_gone_keeps_nothing(front: Desk) -> None:
+async def test_a_closed_feed_keeps_nothing(front: Desk) -> None:
     await follow(front, 3)
     await come(front, 1, 0, 500)
     front.clients[0].stream.end()
@@ -93,7 +93,7 @@ async def test_a_feed_that_has_gone_keeps_nothing(front: Desk) -> None:
     assert kept(front) == {2: [0], 3: [0]}
 
 
-async def test_a_feed_keeps_a_number_of_pages(front: Desk) -> None:
+async def test_the_pages_of_one_feed_are_bounded_by_number(front: Desk) -> None:
     await follow(front, 1)
     for seq in range(2 * pages.KEPT_MAX_PAGES):
         await come(front, 1, seq, 2)

@@ -1,4 +1,4 @@
-"""A bug costs the stream that it hits, and nothing else of the front."""
+"""An unexpected error in one stream ends that stream and nothing else of the front."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_page_that_cannot_be_shown_ends_one_stream(
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(
+async def test_a_deferred_call_that_fails_ends_its_stream_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     done: list[int] = []
@@ -91,7 +91,7 @@ async def test_what_was_to_be_done_soon_and_fails_ends_its_stream_only(
     assert [record.message for record in caplog.records] == [BUG]
 
 
-async def test_an_end_that_cannot_be_told_ends_one_stream(
+async def test_a_deletion_that_cannot_be_shown_ends_one_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with desk() as front:
@@ -105,7 +105,7 @@ async def test_an_end_that_cannot_be_told_ends_one_stream(
     assert {record.message for record in caplog.records} == {BUG}
 
 
-async def test_one_that_fails_behind_its_feed_ends_alone(
+async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with desk() as front:
@@ -121,7 +121,7 @@ async def test_one_that_fails_behind_its_feed_ends_alone(
     assert {record.message for record in caplog.records} == {BUG}
 
 
-async def test_a_stream_that_fails_when_the_server_goes_down_keeps_no_other_from_hearing_of_it(
+async def test_a_stream_that_fails_during_the_drain_does_not_keep_others_from_being_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with desk() as front:
@@ -150,7 +150,7 @@ async def test_a_websocket_is_told_what_went_wrong(code: int, name: str, close_c
             assert (stream.ended, len(front.live.streams)) == (True, 0)
 
 
-async def test_a_topic_that_is_followed_anew_does_not_pay_for_what_failed_before(
+async def test_a_failed_read_of_a_former_reader_does_not_end_the_new_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with desk() as front:

@@ -1,4 +1,4 @@
-"""How far a session goes back for a client, without a server."""
+"""How far an id takes a watch session back, without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seqs(session: WatchSession) -> dict[str, int]:
     return {topic: seq for topic, (seq, _) in session.cursors.items()}
 
 
-def test_an_id_of_many_topics_is_short_and_leads_back_to_its_map() -> None:
+def test_an_id_of_many_topics_is_a_number_that_leads_back_to_its_map() -> None:
     session = many()
     told = walk(session, 200)
     assert all(isinstance(decode_id(id_), int) for id_, _ in told)
@@ -47,7 +47,7 @@ def test_an_id_of_many_topics_is_short_and_leads_back_to_its_map() -> None:
         pytest.param((MAPS_KEPT + 5) * MOVES_KEPT, marks=pytest.mark.slow),
     ],
 )
-def test_however_old_an_id_is_nothing_that_followed_it_is_left_out(frames: int) -> None:
+def test_an_id_of_any_age_leads_back_to_its_cursors_or_below(frames: int) -> None:
     session = many()
     told = walk(session, frames)
     for id_, known in (
@@ -61,7 +61,7 @@ def test_however_old_an_id_is_nothing_that_followed_it_is_left_out(frames: int) 
     assert len(session.maps) <= MAPS_KEPT
 
 
-def test_no_id_leads_forward() -> None:
+def test_an_id_never_leads_forward() -> None:
     session = many()
     (id_, _) = walk(session, 100)[-1]
     session.rewind(walk(many(), 50)[-1][0])
@@ -83,7 +83,7 @@ def id_of(seq: int) -> bytes:
 
 
 @pytest.mark.parametrize("seq", [1, 3])
-def test_an_id_of_before_a_topic_was_made_again_leads_back_to_the_old_one(seq: int) -> None:
+def test_an_id_from_before_a_topic_was_recreated_leads_back_to_the_old_one(seq: int) -> None:
     """The new one's tombstone and its first records may not have reached the client."""
     session = made_again()
     session.rewind(id_of(seq))
@@ -93,13 +93,15 @@ def test_an_id_of_before_a_topic_was_made_again_leads_back_to_the_old_one(seq: i
 @pytest.mark.parametrize(
     ("seq", "cursor"), [(0, (0, 2)), (2, (2, 2)), (4, (4, 2)), (5, (5, 2)), (6, (5, 2))]
 )
-def test_an_id_of_after_that_leads_back_in_the_new_one(seq: int, cursor: tuple[int, int]) -> None:
+def test_an_id_from_after_a_topic_was_recreated_leads_back_within_the_new_one(
+    seq: int, cursor: tuple[int, int]
+) -> None:
     session = made_again()
     session.rewind(id_of(seq))
     assert session.cursors == {"t": cursor}
 
 
-def test_an_id_of_two_topics_ago_does_not_lead_into_the_one_of_now() -> None:
+def test_an_id_from_two_incarnations_ago_does_not_lead_into_the_current_one() -> None:
     session = made_again()
     session.move("t", 0, 3)
     session.move("t", 9, 3)
@@ -112,7 +114,7 @@ def test_an_id_of_two_topics_ago_does_not_lead_into_the_one_of_now() -> None:
     assert session.cursors["t"][1] != 3
 
 
-def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
+def test_unsent_cursors_of_the_old_topic_lead_back_to_the_old_topic() -> None:
     session = made_again()
     session.unsent = {"t": (3, 1)}
     session.resume(b"")
@@ -131,7 +133,7 @@ def test_what_is_taken_back_beyond_the_new_topic_is_the_old_one_again() -> None:
         (WatchSession("wid", ANYONE, View(), 15.0, {"u": (1, 1)}).id(), 3),
     ],
 )
-def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_stands(
+def test_what_was_not_sent_whole_is_taken_back_unless_the_id_names_the_topic(
     id_: bytes, seq: int
 ) -> None:
     session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
@@ -143,7 +145,7 @@ def test_what_was_not_sent_whole_is_taken_back_unless_the_client_says_where_it_s
     assert session.cursors == {"t": (seq, 1)}, "once"
 
 
-def test_a_checkpoint_of_before_a_topic_was_made_again_leads_back_to_the_old_one() -> None:
+def test_a_checkpoint_from_before_a_topic_was_recreated_leads_back_to_the_old_one() -> None:
     session = many()
     session.move("t0", 7, 1)
     id_ = session.id()
@@ -157,7 +159,7 @@ def test_a_checkpoint_of_before_a_topic_was_made_again_leads_back_to_the_old_one
     assert session.cursors["t0"] == (7, 1)
 
 
-def test_an_old_checkpoint_leads_back_to_the_old_topic_as_well() -> None:
+def test_a_checkpoint_with_a_whole_map_leads_back_to_the_old_topic_too() -> None:
     session = many()
     walk(session, 3)
     id_ = session.id()

@@ -41,7 +41,7 @@ async def open_socket(run: Running) -> RawClient:
     ],
     ids=["one byte", "pings", "binary", "ping commands", "unsubscribe"],
 )
-async def test_others_have_their_turn_while_many_messages_are_answered(
+async def test_a_socket_with_many_messages_leaves_turns_to_others(
     piece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, turn, takes = 1000, 0, 0
@@ -74,7 +74,7 @@ async def test_others_have_their_turn_while_many_messages_are_answered(
         assert len(writes) <= takes, "answers are joined"
 
 
-async def test_sockets_share_a_bound_and_hear_why_one_must_go() -> None:
+async def test_sockets_share_one_bound_and_are_told_why_they_end() -> None:
     async with running() as run:  # bodies of 1 MiB at most
         sockets = [await open_socket(run) for _ in range(4)]
         begun = frame_bytes(TEXT, b"x" * (1 << 20), mask=KEY)[:-1]
@@ -99,7 +99,7 @@ async def says_goodbye(client: RawClient) -> bool:
     return b'"code":"throttled"' in heard and b"\x03\xf5there is no room" in heard
 
 
-async def test_all_that_is_asked_has_a_bound_and_everybody_may_ask_one(
+async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)

@@ -1,6 +1,4 @@
-"""Which publishes of a WebSocket share a message to their shard, and what becomes of the answers.
-Without a server.
-"""
+"""Which publishes of a WebSocket travel as one batch, and their answers. Without a server."""
 
 from __future__ import annotations
 
@@ -149,7 +147,7 @@ def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> 
     )
 
 
-async def test_what_came_together_goes_together_and_to_each_topic_apart(desk: Desk) -> None:
+async def test_publishes_of_one_read_travel_as_one_batch_for_each_topic(desk: Desk) -> None:
     a, b = (
         [publish(f"a{at}", "a1") for at in range(3)],
         [publish(f"b{at}", "b2") for at in range(2)],
@@ -159,13 +157,13 @@ async def test_what_came_together_goes_together_and_to_each_topic_apart(desk: De
     assert sorted(desk.shards.flushed) == [0, 1]
 
 
-async def test_what_came_alone_goes_alone(desk: Desk) -> None:
+async def test_a_single_publish_travels_alone(desk: Desk) -> None:
     await desk.say(publish("1"))
     await desk.say(publish("2"))
     assert desk.sent() == [[publish("1")], [publish("2")]]
 
 
-async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
+async def test_a_long_publish_travels_alone_in_its_turn(desk: Desk) -> None:
     said = [
         publish("1"),
         publish("2"),
@@ -179,7 +177,7 @@ async def test_a_long_one_goes_by_itself_in_its_place(desk: Desk) -> None:
     assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
 
 
-async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_others_go_on(
+async def test_a_long_publish_without_shared_memory_is_refused_and_the_others_go_on(
     desk: Desk,
 ) -> None:
     desk.shards.is_full = True
@@ -189,7 +187,7 @@ async def test_a_long_one_without_room_in_shared_memory_is_refused_and_the_other
     assert desk.live.messages.asked == len(publish("1")) + len(publish("3"))
 
 
-async def test_no_batch_is_longer_than_what_goes_inline(desk: Desk) -> None:
+async def test_a_batch_is_at_most_as_long_as_an_inline_body(desk: Desk) -> None:
     said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
     await desk.say(*said)
     assert [body for bodies in desk.sent() for body in bodies] == said
@@ -201,7 +199,7 @@ async def test_no_batch_is_longer_than_what_goes_inline(desk: Desk) -> None:
     )
 
 
-async def test_the_shard_is_at_work_while_the_rest_is_read(
+async def test_batches_are_flushed_while_further_messages_are_decoded(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
@@ -210,7 +208,7 @@ async def test_the_shard_is_at_work_while_the_rest_is_read(
     assert len(desk.shards.flushed) == 3
 
 
-async def test_those_that_want_seqs_and_those_that_do_not_keep_their_order(desk: Desk) -> None:
+async def test_publishes_with_and_without_seqs_keep_their_order(desk: Desk) -> None:
     said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
     await desk.say(*said)
     assert desk.sent() == [said[:2], said[2:4], said[4:]]
@@ -228,7 +226,7 @@ async def test_every_answer_finds_its_publish(desk: Desk) -> None:
     assert desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
-async def test_each_is_told_when_the_shard_goes(desk: Desk) -> None:
+async def test_every_publish_in_flight_is_refused_when_the_shard_goes(desk: Desk) -> None:
     await desk.say(publish("1"), publish("2"))
     await desk.say(publish("3"))
     for call in desk.shards.asked:
@@ -236,7 +234,7 @@ async def test_each_is_told_when_the_shard_goes(desk: Desk) -> None:
     assert desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
 
 
-async def test_what_stands_before_a_close_is_sent(desk: Desk) -> None:
+async def test_publishes_before_a_close_are_sent(desk: Desk) -> None:
     assert not await desk.stream._take(
         [Text(publish("1")), Text(publish("2")), Close(int(CloseCode.NORMAL), "")]
     )
@@ -245,7 +243,7 @@ async def test_what_stands_before_a_close_is_sent(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("drained_first", [True, False])
-async def test_what_was_asked_is_answered_before_a_drained_socket_is_told_to_go(
+async def test_a_drained_socket_ends_after_its_publishes_are_answered(
     desk: Desk, drained_first: bool
 ) -> None:
     await desk.say(publish("1"), publish("2"))

@@ -26,12 +26,12 @@ LINES_PER_TURN = 512  # of one `Dechunker.take`: half a millisecond for 1-byte c
 
 
 class Framing(Protocol):
-    """The framing of one body. ``done`` is set behind the last byte."""
+    """The framing of one body. ``done`` is set after the last byte."""
 
     done: bool
 
     def take(self, data: bytes, pos: int) -> tuple[list[memoryview], int]:
-        """The payload in ``data[pos:]`` and the position behind the used bytes; bytes behind the
+        """The payload in ``data[pos:]`` and the position after the used bytes; bytes after the
         body are not used.
         """
 

@@ -12,7 +12,7 @@ LIST_MAX = 64  # members that are parsed: fields are read before the client is a
 
 
 def list_members(value: bytes) -> list[bytes]:
-    """The members of a list in lower case; everything behind the first `LIST_MAX` is ignored."""
+    """The members of a list in lower case; everything after the first `LIST_MAX` is ignored."""
     return [member.strip().lower() for member in value.split(b",", LIST_MAX)[:LIST_MAX]]
 
 

@@ -81,7 +81,7 @@ def parse_head(raw: bytes) -> Head:
 
 
 def end_of_empty_lines(data: bytes, pos: int) -> int:
-    """The position behind the empty lines that start at ``pos``."""
+    """The position after the empty lines that start at ``pos``."""
     found = EMPTY_LINES.match(data, pos)
     assert found is not None, "the pattern also matches no line"
     return found.end()
@@ -110,7 +110,7 @@ class PartialHead:
             return end - seen
         if len(part) > HEAD_MAX_BYTES:
             raise InvalidRequest(f"the request head is larger than {HEAD_MAX_BYTES} bytes")
-        # From the last byte of the piece before: a CR is judged by the byte behind it.
+        # From the last byte of the piece before: a CR is judged by the byte after it.
         if NEVER_IN_HEAD.search(part, max(0, seen - 1)):
             raise InvalidRequest("malformed HTTP request head")
         return None

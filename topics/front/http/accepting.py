@@ -1,7 +1,7 @@
 """Accepting clients: all that wait, a bounded number in a turn, and an answer for those without
 room.
 
-    wait_readable --> accept, until nobody waits or the turn is full --> a task for each
+    wait_readable --> accept, until the queue is empty or the turn is full --> a task for each
                          |-- connections_max are open ------> 429 throttled, close
                          '-- no descriptor left: the spare -> 429 throttled, close
 
@@ -123,7 +123,7 @@ class Acceptor:
         self._spare.give_up()
 
     async def _accept(self, listener: socket.socket, take: Take) -> bool:
-        """Accept or refuse one client; False when nobody waits, or nobody can be accepted."""
+        """Accept or refuse one client; False when no client waits or can be accepted."""
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
@@ -161,7 +161,7 @@ class Acceptor:
         self._spare.give_up()
         try:
             sock, _ = listener.accept()
-        except OSError:  # the kernel reports the limit before it looks whether somebody waits
+        except OSError:  # the kernel reports the limit before it checks for a waiting client
             return False
         else:
             self.refusals.note("no file descriptor left")

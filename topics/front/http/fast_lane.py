@@ -32,7 +32,7 @@ from topics.front.http.head_reader import AdmittedHead, HeadReader, RefusedHead
 
 LOG = logging.getLogger("topics.front")
 
-COPY_MAX_BYTES = 32 * 1024  # of an answer that is copied behind its head; above, it is not copied
+COPY_MAX_BYTES = 32 * 1024  # of an answer that is appended to its head; above, nothing is copied
 REQUESTS_PER_TURN = 8  # of one connection, if they came together; one takes 0.1 ms
 SKIP_MAX_BYTES = 64 * 1024  # of a refused body that is read; a longer one costs the connection
 CLIENT_GONE = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
@@ -68,7 +68,7 @@ class FastLane:
                 await self._serve_or_apologize()
             await connection.linger()
         except* CLIENT_GONE:
-            pass  # nobody is left to be told
+            pass  # no client is left to answer
         except* Exception:
             LOG.exception("unexpected server error: connection")
         finally:

@@ -80,7 +80,7 @@ class HeadReader:
         """The next head, or None when the client has left or the server drains. Raises
         `InvalidRequest` when it is not HTTP, OSError.
         """
-        # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait for it.
+        # Empty lines before a request mean nothing (RFC 9112 §2.2) and do not extend the wait.
         timings = connection.timings
         patience_s = timings.late_s if connection.is_late else timings.idle_s
         idle_until = connection.connections.now + patience_s
@@ -98,7 +98,7 @@ class HeadReader:
                 raw = await _partial_head(connection)
                 if not raw.startswith(b"\r\n"):
                     return self._decide(raw) if raw else None
-                # Its first byte ended an empty line: the bytes behind that are searched again.
+                # Its first byte ended an empty line: the bytes after it are searched again.
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue

@@ -2,9 +2,9 @@
 slowest are cut.
 
     held bytes                        cut, slowest first
-    up to the bound                   nobody
+    up to the bound                   no client
     up to `HELD_FACTOR` times that    clients that would take longer than `TURNOVER_MAX_S`
-    above                             everybody, until the rest fits
+    above                             all clients, until the bound holds
 """
 
 from __future__ import annotations

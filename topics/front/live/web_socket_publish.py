@@ -55,6 +55,7 @@ class Publishes:
     ) -> None:
         self._live, self._settings, self._stream = live, settings, stream
         self._on_answers = on_answers
+        self._prefixes = listed(stream.principal.prefixes)
         self._batch_max_bytes = min(settings.inline_bytes, RECV_BYTES)
         self._batches: dict[str, PublishBatch] = {}  # not sent; empty whenever the socket waits
         self._unflushed: set[int] = set()  # shards
@@ -103,36 +104,22 @@ class Publishes:
         self._unflushed.clear()
 
     def _send(self, batch: PublishBatch) -> None:
+        bodies = batch.bodies
+        lengths = [len(body) for body in bodies] if len(bodies) > 1 else None
+        params = AppendParams(batch.topic, None, batch.seqs, self._prefixes, batch.at, lengths)
         shard = self._live.backend.shard_of(batch.topic)
         self._unflushed.add(shard)
 
         def answered(answer: Reply[AppendResult] | TopicsError) -> None:
             self._stream.attempt(self._answered, batch, answer)
 
-        self._append(shard, batch, answered)
-        batch.bodies = []  # long ones are in shared memory now
-
-    def _append(
-        self,
-        shard: int,
-        batch: PublishBatch,
-        then: Callable[[Reply[AppendResult] | TopicsError], None],
-    ) -> None:
-        bodies = batch.bodies
-        params = AppendParams(
-            topic=batch.topic,
-            key=None,
-            with_seqs=batch.seqs,
-            prefixes=listed(self._stream.principal.prefixes),
-            at=batch.at,
-            lengths=[len(body) for body in bodies] if len(bodies) > 1 else None,
-        )
         try:
-            body = b"".join(bodies) if len(bodies) > 1 else self._attachment(shard, bodies[0])
+            body = b"".join(bodies) if lengths else self._attachment(shard, bodies[0])
         except TopicsError as failure:
-            then(failure)
+            answered(failure)
         else:
-            self._live.backend.ask(shard, APPEND, params, body, then)
+            self._live.backend.ask(shard, APPEND, params, body, answered)
+        batch.bodies = []  # long ones are in shared memory now
 
     def _attachment(self, shard: int, body: bytes) -> Body:
         """The body as it travels: a long one in shared memory, for which it must not wait here.
@@ -163,7 +150,8 @@ class Publishes:
         """
         bodies, result = bytes(answer.body), answer.result
         answer.release()
-        failures, end = iter(failures_of(result)), 0
+        failures = iter(failures_of(result) if result.failures else ())
+        end = 0
         for request_id, outcome, length in zip(
             batch.request_ids, result.outcomes, result.lengths or (len(bodies),), strict=True
         ):

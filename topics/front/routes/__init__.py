@@ -1,1 +1,1 @@
-"""The table of the HTTP surface and what each row does."""
+"""Routes: one module per resource with its rows and operations; `table` assembles them."""

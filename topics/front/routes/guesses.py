@@ -3,7 +3,7 @@
     PageKey --> Guess --> Run     several guesses share the run of pages that one message asked for
 
 A guess is a matter of bytes only: the topic and the body of a request. At most `GUESSES_MAX`
-guesses and `RUNS_MAX` runs with a page that nobody has come for are kept; the oldest goes first.
+guesses and `RUNS_MAX` runs with a page that was not taken are kept; the oldest goes first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Guess:
         self.run = run
         self.page: bytearray | None = None  # ``length`` bytes, and room for the trailer
         self.length = self.next_from_seq = self.scanned = 0
-        self.next_key: PageKey | None = None  # on the first page of a run: the key behind its last
+        self.next_key: PageKey | None = None  # on the first page of a run: the key after its last
 
 
 class Guesses:
@@ -68,7 +68,7 @@ class Guesses:
 
     def __init__(self) -> None:
         self._guesses: dict[PageKey, Guess] = {}
-        self._runs: dict[Run, None] = {}  # with a page that nobody has come for, oldest first
+        self._runs: dict[Run, None] = {}  # with a page that was not taken, oldest first
 
     def __contains__(self, key: PageKey) -> bool:
         return key in self._guesses

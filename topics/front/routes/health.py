@@ -38,7 +38,7 @@ async def ready(context: RouteContext, _request: Request, _body: Body, at: int) 
 
 
 async def root(_context: RouteContext, _request: Request, _body: Body, at: int) -> Answer:
-    """The server's name and where to look."""
+    """The server's name, its version and links."""
     links = {"health": "/v0/health", "ready": "/v0/ready"}
     return json_answer({"name": "topics", "version": __version__, "links": links}, at)
 

@@ -6,9 +6,9 @@ the front guesses the bytes of the next request:
 
     a diff --> guess the next diff
                    |
-                   it comes --> the shard answers; a run of one page is asked for behind it
-                                   |
-                                   its first page is taken --> the next run, twice as long
+                   it comes --> the shard answers; the front asks for the page after it
+                                    |
+                                    it is taken --> the next run of pages, twice as long
 
 The shard reads a guessed body as it would read the request itself. A word in shared memory
 (`topics.actors.link.heads`) tells whether a page is still the answer. A page that is not is
@@ -151,7 +151,7 @@ class ReadAhead:
         return Answer(200, memoryview(guess.page)[:length], next_run)
 
     def _keep(self, run: Run, key: PageKey, guess: Guess, reply: Reply[DiffAheadResult]) -> None:
-        """Copy the pages of a run: shared memory is not for pages that nobody has asked for yet."""
+        """Copy the pages of a run: prefetched pages must not occupy shared memory."""
         result, body, start = reply.result, memoryview(reply.body), 0
         if not result.pages:
             return

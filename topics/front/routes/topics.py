@@ -36,7 +36,7 @@ class Cursor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode_cursor(after: str) -> str:
-    """The cursor of the page behind the name ``after``: URL-safe base64 of JSON, no padding."""
+    """The cursor of the page after the name ``after``: URL-safe base64 of JSON, no padding."""
     return base64.urlsafe_b64encode(msgspec.json.encode(Cursor(after))).rstrip(b"=").decode("ascii")
 
 

@@ -36,7 +36,7 @@ async def create(context: RouteContext, request: Request, body: Body, at: int) -
 
 
 async def stream(context: RouteContext, request: Request, _body: Body, _at: int) -> Answer:
-    """The GET: an event stream that continues behind ``Last-Event-ID``."""
+    """The GET: an event stream that continues after ``Last-Event-ID``."""
     assert request.head is not None, "a request for a stream keeps its head"
     watches, fields = context.watches, request.head
     session = watches.open(request.wid, request.principal, fields.joined(b"accept"))

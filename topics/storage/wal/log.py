@@ -109,7 +109,7 @@ class Wal:
     @property
     def is_syncing(self) -> bool:
         """A sync is under way."""
-        return self.writer.syncer.is_syncing
+        return self.writer.syncer.is_syncing()
 
     def hold_together(self, length: int) -> None:
         """Let the next frames, ``length`` bytes in all, go into one file.

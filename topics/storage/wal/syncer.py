@@ -25,17 +25,13 @@ class Syncer:
     def __init__(self, state: WriteState) -> None:
         self._state = state
         self._lock = threading.Lock()  # held during a sync and while its outcome is noted
+        self.is_syncing = self._lock.locked  # asked before each short write: no call in between
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wal syncer", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    @property
-    def is_syncing(self) -> bool:
-        """A sync is under way."""
-        return self._lock.locked()
 
     def sync(self, file: WalFile, lsn: int) -> bool:
         """Sync what was written before ``lsn``. False: a sync has failed, and the log is broken."""

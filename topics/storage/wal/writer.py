@@ -89,7 +89,7 @@ class WalWriter:
             and not (group.sync or group.new_file)
             # Or a sync that fails would refuse what lies before an acknowledged record.
             and state.synced >= self._sync_wanted
-            and not self.syncer.is_syncing  # a write beside a sync may have to wait for it
+            and not self.syncer.is_syncing()  # a write beside a sync may have to wait for it
         ):
             return self._write_at_once(group)
         if group.sync:
@@ -229,14 +229,17 @@ class WalWriter:
         ``at_once``: by the loop, so they count as reported. False: the log is broken, and cut.
         """
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
-        pieces = [piece for group in groups for piece in group.pieces]
+        pieces = groups[0].pieces
+        if len(groups) > 1:
+            pieces = [piece for group in groups for piece in group.pieces]
         if end - start < JOIN_MAX_BYTES:
             pieces = [b"".join(pieces)]
-        if not self.state.begin_write(file, end):
+        state = self.state
+        if not state.begin_write(file, end):
             return False
         error = None
         try:
             write_all(file.fd, pieces, file.offset(start))
         except OSError as failure:
             error = failure
-        return self.state.end_write(end, error, reported=at_once)
+        return state.end_write(end, error, reported=at_once)

@@ -1,0 +1,35 @@
+"""Event ids of watch streams, both ways, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.formats.api.event_ids import decode_id, encode_checkpoint, encode_id
+
+
+@given(st.dictionaries(st.text(max_size=20), st.integers(0, 2**63), max_size=5))
+def test_a_map_of_cursors_comes_back(cursors: dict[str, int]) -> None:
+    assert decode_id(encode_id(cursors)) == cursors
+
+
+@given(st.integers(0, 10**18))
+def test_the_number_of_a_checkpoint_comes_back(number: int) -> None:
+    assert decode_id(encode_checkpoint(number)) == number
+
+
+@pytest.mark.parametrize("make", [lambda: encode_id({"t": 1}), lambda: encode_checkpoint(12)])
+def test_an_id_has_no_padding_and_no_line_end(make: object) -> None:
+    assert callable(make)
+    assert not {*make()} & {*b"=+/\r\n"}
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_give_an_answer(text: bytes) -> None:
+    assert isinstance(decode_id(text), dict | int)
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage", b"W10", b"bnVsbA", b"MQ*", b"\xff"])
+def test_what_is_no_id_is_an_empty_map(text: bytes) -> None:
+    assert decode_id(text) == {}

@@ -1,0 +1,8 @@
+"""The limits that a server has by default."""
+
+from __future__ import annotations
+
+from topics.config import Settings
+from topics.formats.api.limits import limits_of
+
+LIMITS = limits_of(Settings())
