@@ -11,8 +11,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import LIMITS, Desk
 from topics.engine import reading
+from topics.engine.changes.append import Append
+from topics.formats.api.append_body import decode_append
+from topics.formats.json_text import json_bytes
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
 
@@ -40,6 +43,18 @@ async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
     answers = dict(desk.bodies())
     assert [record["data"] for record in answers[poll]["records"]] == ["x"]
     assert append in answers
+
+
+async def test_a_commit_outside_of_a_turn_wakes_the_reader(desk: Desk) -> None:
+    desk.make("a", durability="ephemeral")
+    poll = desk.diff("a", wait_ms=30_000)
+    await wait_all_tasks_blocked()
+    body = decode_append(json_bytes({"records": [{"data": "x"}]}), None, LIMITS)
+    change = desk.engine.append("a", body, desk.commits.now())
+    assert isinstance(change, Append)
+    await desk.commits.submit_and_wait(change)
+    await wait_all_tasks_blocked()
+    assert (poll, 200) in desk.answers()
 
 
 async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) -> None:

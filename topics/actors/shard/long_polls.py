@@ -88,6 +88,8 @@ class LongPolls(Service):
             polls = self._waiting.pop(change.topic.id, None)
             if polls is not None:
                 self._next.update(polls)
+                # A commit may come behind `on_turn`, or from a task outside of any turn.
+                self._context.deadlines.wake()
 
     def on_turn(self) -> bool:
         """Read on for the polls that are due."""
