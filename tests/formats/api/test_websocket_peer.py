@@ -21,6 +21,9 @@ from topics.formats.api.websocket_messages import (
 )
 
 
+BAD_GATEWAY = 1014  # the newest close code in IANA's registry
+
+
 def peers_view(stream: bytes) -> list[Event]:
     """What wsproto makes of a client's stream."""
     connection = Connection(ConnectionType.SERVER)
@@ -105,4 +108,6 @@ def test_another_implementation_finds_the_same_events_before_a_failure(stream: b
     events = parse(stream)
     if events and isinstance(events[-1], Failure):
         return  # wsproto notices some of it later
+    if events and isinstance(events[-1], Close) and events[-1].code == BAD_GATEWAY:
+        return  # wsproto does not know this code
     assert peers_view(stream)[: len(events)] == events
