@@ -20,7 +20,6 @@ from topics.formats.api.websocket_messages import (
     close_frame,
 )
 
-
 BAD_GATEWAY = 1014  # the newest close code in IANA's registry
 
 
