@@ -30,7 +30,7 @@ async def test_s2_a_handler_sees_all_of_the_message(bench: Bench) -> None:
         payload,
         b"body",
     )
-    assert (message.peer_id, message.session, message.raw.message_id) == (
+    assert (message.peer_id, message.session, message.frame.message_id) == (
         "front-0",
         bench.session,
         9,
@@ -69,7 +69,7 @@ def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     with pytest.raises(AttributeError):
         setattr(seen[0], name, None)
     with pytest.raises(AttributeError):
-        seen[0].raw.message_id = 8  # type: ignore[misc]
+        seen[0].frame.message_id = 8  # type: ignore[misc]
 
 
 def test_s9_every_message_goes_out_under_a_fresh_message_id(bench: Bench) -> None:

@@ -232,8 +232,8 @@ class InboundMessage:
         return self._session
 
     @property
-    def raw(self) -> Message:
-        """The message itself, for diagnostics and tracing only; immutable."""
+    def frame(self) -> Message:
+        """The message itself (ADR 011 §2), for diagnostics and tracing only; immutable."""
         return self._message
 
     @property
