@@ -265,14 +265,14 @@ class ClientMachine(RuleBasedStateMachine):
         self._settle()
         if not client.commits:
             return
-        before = client.wal.position
+        before = client.wal.next_lsn
 
         def full(*_: object) -> None:
             raise NoRoom(errno.ENOSPC, "full")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "create", full)
-            while client.wal.position == before or not client.wal._new_file:
+            while client.wal.next_lsn == before or not client.wal._new_file:
                 outcome, answer = client.start("filler", records=[{"data": "x" * 900}])
                 if outcome.created:
                     self._made(outcome.topic)
