@@ -1,3 +1,5 @@
+"""The idempotency key of a chunk."""
+
 from __future__ import annotations
 
 from hypothesis import given
