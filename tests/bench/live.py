@@ -1,10 +1,11 @@
 """What live costs on a real server: ``python -m tests.bench.live [--only abcd] [--seconds 5]``.
 
 a   publishes on one WebSocket, 50 of them unanswered: acks and records a second
-b   from just before a publish is sent to when a subscriber has read its frame, at 100 messages a second; and the same on a path with
-    nothing on it (`tests/bench/bare.py`)
+b   from just before a publish is sent to when a subscriber has read its frame, at 100 messages a
+    second; and the same on a path with nothing on it (`tests/bench/bare.py`)
 c   memory of front and shards for each open idle stream, every one with a session of its own
-d   a room: 100 WebSockets that each publish 20 messages a second to the one topic that all are subscribed to
+d   a room: 100 WebSockets that each publish 20 messages a second to the one topic that all are
+    subscribed to
 
 Records are of 200 bytes. The clients are this process: frames made before they are sent, answers
 counted in the bytes as they come, everything in one epoll loop. The machine's other load is in

@@ -99,7 +99,10 @@ def room(folder: Path | None, seconds: float) -> None:
             wrong = [f"{member.number}: {wrong}" for member in members for wrong in member.wrong]
             p50, p99, _, most = quantiles_ms(times)
             lost = sent * ROOM - reached
-            shown = f"{reached / took:>9,.0f} deliveries/s  p50 {p50:,.0f}  p99 {p99:,.0f}  max {most:,.0f} ms   {usage}"
+            shown = (
+                f"{reached / took:>9,.0f} deliveries/s  p50 {p50:,.0f}  p99 {p99:,.0f}  max"
+                f" {most:,.0f} ms   {usage}"
+            )
             asked = sent >= seconds * ROOM * ROOM_HZ * 0.98 and took <= seconds * 1.05 + 0.5
             line(
                 f"d {durability}, a room of {ROOM}",
@@ -108,7 +111,8 @@ def room(folder: Path | None, seconds: float) -> None:
             )
             line(
                 "",
-                f"{sent:,} published in {seconds:.0f} s, {lost} deliveries lost, the rest came {lag:.1f} s after the last publish",
+                f"{sent:,} published in {seconds:.0f} s, {lost} deliveries lost, the rest came"
+                f" {lag:.1f} s after the last publish",
                 "",
             )
             for fault in wrong[:5]:

@@ -91,7 +91,7 @@ def cpu_s(pid: int) -> float:
 
 
 def machine_s() -> float:
-    """The processor time that all processes together have used, and what the host has taken away."""
+    """The processor time that all processes have used, and what the host has taken away."""
     user, nice, system, _idle, _wait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split(None, 9)[1:9]
     )
@@ -99,7 +99,7 @@ def machine_s() -> float:
 
 
 class Usage:
-    """CPU of front, shards, this process and all others from here on, as shares of one core each."""
+    """CPU of front, shards, this process and all others from here on, in shares of one core."""
 
     def __init__(self, server: Server) -> None:
         self._roles = server.roles()

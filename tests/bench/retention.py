@@ -2,13 +2,14 @@
 [--only abcd] [--gb 1]``.
 
     a  a topic of so many GB (records of 200 bytes), written 1,000 a request and read from its start
-    by 1,000, while the server lives
-       under a memory limit of a third of it: >= 1,000,000 records/s, and memory stays flat; then
-       what appends to another topic of the shard take beside a reader
+       by 1,000, while the server lives under a memory limit of a third of it: >= 1,000,000
+       records/s, and memory stays flat; then what appends to another topic of the shard take beside
+       a reader
     b  10,000 topics written in turn: >= 50 % of the throughput of one topic, with the same batches
-    in the same run c  start after a clean stop with 10 M records in segments: <= 3 s until it is
-    ready d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in
-    segments
+       in the same run
+    c  start after a clean stop with 10 M records in segments: <= 3 s until it is ready
+    d  delete of one tag among a million in one topic: <= 5 ms, Eq and Glob, in the log and in
+       segments
 
 The limit is a memory cgroup (v1, or v2 where it is mounted alone) when this may make one, and it
 counts the page cache of the server's files, too; without, memory is only sampled. Beside a: reading
@@ -136,8 +137,10 @@ def start(folder: Path, records: int, topics: int) -> None:
         rss = rss_mb(server.pids())
         server.stop()
         print(
-            f"c  {records:,} records in {topics:,} topics (written in {took:.0f} s): ready after {ready:.2f} s {verdict(ready <= 3)}, "
-            f"of which recovery {recovered:.2f} s; anonymous {rss[0]:.0f} MB, mapped {rss[1]:.0f} MB",
+            f"c  {records:,} records in {topics:,} topics (written in {took:.0f} s): ready after"
+            f" {ready:.2f} s {verdict(ready <= 3)}, "
+            f"of which recovery {recovered:.2f} s; anonymous {rss[0]:.0f} MB, mapped {rss[1]:.0f}"
+            " MB",
             flush=True,
         )
 
@@ -170,9 +173,12 @@ def deletes(folder: Path, *, sealed: bool, rounds: int) -> None:
                 assert answer["deleted"] == 1, answer
             where = "in segments" if sealed else "in the log"
             print(
-                f"d  {op}, {where}: server median {statistics.median(server_ms):.2f} ms, worst {max(server_ms):.2f} ms; client median "
-                f"{statistics.median(client_ms):.2f} ms, first {client_ms[0]:.2f} ms, worst {max(client_ms):.2f} ms "
-                f"{verdict(statistics.median(client_ms) <= 5)} (worst: {verdict(max(client_ms) <= 5)})",
+                f"d  {op}, {where}: server median {statistics.median(server_ms):.2f} ms, worst"
+                f" {max(server_ms):.2f} ms; client median "
+                f"{statistics.median(client_ms):.2f} ms, first {client_ms[0]:.2f} ms, worst"
+                f" {max(client_ms):.2f} ms "
+                f"{verdict(statistics.median(client_ms) <= 5)} (worst:"
+                f" {verdict(max(client_ms) <= 5)})",
                 flush=True,
             )
 
@@ -197,12 +203,15 @@ def main() -> None:
     parts: dict[str, list[Callable[[Path], None]]] = {
         "a": [lambda folder: large_topic(folder, chosen.gb)],
         "b": [lambda folder: many_topics(folder, chosen.topics, chosen.seconds)],
-        "c": [lambda folder: start(folder, chosen.records, 1), lambda folder: start(folder, chosen.records, 1000)],
+        "c": [
+            lambda folder: start(folder, chosen.records, 1),
+            lambda folder: start(folder, chosen.records, 1000),
+        ],
         "d": [
             lambda folder: deletes(folder, sealed=False, rounds=chosen.rounds),
             lambda folder: deletes(folder, sealed=True, rounds=chosen.rounds),
         ],
-    }  # fmt: skip
+    }
     for name in chosen.only:
         for part in parts[name]:
             folder = Path(tempfile.mkdtemp(prefix="topics-retention-", dir=chosen.dir))

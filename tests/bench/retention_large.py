@@ -52,7 +52,8 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
         size = _state(client, "large")["bytes"]
         limit_text = f"limit {limit / 1e6:,.0f} MB" if group.limited else "NO LIMIT"
         print(
-            f"a  wrote {records:,} records, {size / GB:.1f} GB: {records / took:,.0f} records/s ({limit_text})",
+            f"a  wrote {records:,} records, {size / GB:.1f} GB: {records / took:,.0f} records/s"
+            f" ({limit_text})",
             flush=True,
         )
         quiet(server)
@@ -69,21 +70,25 @@ def _large_topic(folder: Path, gigabytes: float, limit: int, group: MemoryGroup)
             low, high, file_low, file_high = sampler.stop()
             flat = high - low < 50 and file_high < limit / 1e6
             print(
-                f"a  read by {readers}: {rate:,.0f} records/s {verdict(rate >= 1e6)}, CPU {used[0]:.2f} + {used[1]:.2f} ms; "
-                f"anonymous {low:.0f}-{high:.0f} MB, mapped {file_low:.0f}-{file_high:.0f} MB {verdict(flat)}",
+                f"a  read by {readers}: {rate:,.0f} records/s {verdict(rate >= 1e6)}, CPU"
+                f" {used[0]:.2f} + {used[1]:.2f} ms; "
+                f"anonymous {low:.0f}-{high:.0f} MB, mapped {file_low:.0f}-{file_high:.0f} MB"
+                f" {verdict(flat)}",
                 flush=True,
             )
         p50, p99, p999, worst = appends_beside_a_reader(
             server.address, min(records, BESIDE_RECORDS)
         )
         print(
-            f"a  appends beside one reader: p50 {p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, worst {worst:.1f} ms",
+            f"a  appends beside one reader: p50 {p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, worst"
+            f" {worst:.1f} ms",
             flush=True,
         )
     floor_read, floor_write = raw_cost(folder)
     sent = bare_answers(4000, 256 * BATCH) * BATCH
     print(
-        f"a  beside: read() of the same files {floor_read:,.0f} MB/s, write of 1 GB {floor_write:,.0f} MB/s, "
+        f"a  beside: read() of the same files {floor_read:,.0f} MB/s, write of 1 GB"
+        f" {floor_write:,.0f} MB/s, "
         f"bare answers {sent:,.0f} records/s",
         flush=True,
     )

@@ -41,7 +41,10 @@ class Summary:
             sum(getattr(report, name) for report in self.reports)
             for name in ("steps", "records", "deleted", "checks")
         )
-        work = f"{steps} steps, {records} records, {deleted} of them deleted, {checks} checks; {self.log_files} log files at the end"
+        work = (
+            f"{steps} steps, {records} records, {deleted} of them deleted, {checks} checks;"
+            f" {self.log_files} log files at the end"
+        )
         return "\n".join(
             [
                 f"seed {self.seed}: {self.killed}",

@@ -275,7 +275,8 @@ class Owner(threading.Thread):
                 )
             if record["$ts"] < gone:
                 raise Wrong(
-                    f"seq {seq} of {record['$ts']} is there, though everything before {gone} has expired"
+                    f"seq {seq} of {record['$ts']} is there, though everything before {gone} has"
+                    " expired"
                 )
             self._stamps[seq] = record["$ts"]
         missing = [seq for seq in self._model.after(cursor) if seq not in records]
@@ -285,7 +286,8 @@ class Owner(threading.Thread):
             self._forget_evicted(missing, records)
         elif missing:
             raise Wrong(
-                f"{len(missing)} acknowledged records are gone, the first is seq {missing[0]}, the last {missing[-1]}"
+                f"{len(missing)} acknowledged records are gone, the first is seq {missing[0]},"
+                f" the last {missing[-1]}"
             )
 
     def _forget_expired(
@@ -296,7 +298,8 @@ class Owner(threading.Thread):
         for seq in missing:
             if self._stamps[seq] >= doubtful or seq > min(records, default=seq):
                 raise Wrong(
-                    f"seq {seq} of {self._stamps[seq]} is gone, but only what is before {doubtful} may have expired"
+                    f"seq {seq} of {self._stamps[seq]} is gone, but only what is before"
+                    f" {doubtful} may have expired"
                 )
         for seq in missing:
             self._model.live.pop(seq, None)
@@ -312,7 +315,8 @@ class Owner(threading.Thread):
             missing and held + 6000 * 2 < self._cap_bytes
         ):  # more than the largest record and its framing
             raise Wrong(
-                f"{held} bytes are live, a cap of {self._cap_bytes} had no need to take seq {missing[-1]}"
+                f"{held} bytes are live, a cap of {self._cap_bytes} had no need to take seq"
+                f" {missing[-1]}"
             )
         for seq in missing:
             self._model.live.pop(seq, None)

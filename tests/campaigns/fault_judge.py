@@ -1,4 +1,4 @@
-"""What must hold after a fault: a start on what is left, every topic, and one more write to each."""
+"""What must hold after a fault: a start on what is left, every topic, one more write to each."""
 
 from __future__ import annotations
 

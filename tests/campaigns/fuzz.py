@@ -1,8 +1,8 @@
 """Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
 
-Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what each
-worker sends and in which order. Between the fuzzed connections each worker makes requests of its
-own that must be answered as ever.
+Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what
+each worker sends and in which order. Between the fuzzed connections each worker makes requests of
+its own that must be answered as ever (`fuzz_steady`).
 
 What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
 
@@ -147,13 +147,15 @@ class Worker(threading.Thread):
             self._steady.ask(self._source)
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
             self.findings.problems.append(
-                f"worker {self._number}, after case {self.findings.sent}: a valid request: {type(error).__name__}: {error}"
+                f"worker {self._number}, after case {self.findings.sent}: a valid request:"
+                f" {type(error).__name__}: {error}"
             )
 
     def _report(self, sent: Case, what: str) -> None:
         shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
         self.findings.problems.append(
-            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}): {what}\n  {shown}"
+            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}):"
+            f" {what}\n  {shown}"
         )
 
 

@@ -98,5 +98,7 @@ class SteadySocket:
 
 
 STEADY: dict[str, type[SteadyAppends | SteadyConfigs | SteadySocket]] = {
-    "fast": SteadyAppends, "cold": SteadyConfigs, "socket": SteadySocket,
-}  # fmt: skip
+    "fast": SteadyAppends,
+    "cold": SteadyConfigs,
+    "socket": SteadySocket,
+}

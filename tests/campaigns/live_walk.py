@@ -188,7 +188,8 @@ class Walk:
 
 async def walk(seed: int, steps: int = STEPS) -> None:
     """One run in a nursery of its own. Raises what went wrong."""
-    trio._core._run._r.seed(seed)  # type: ignore[attr-defined] # tasks that are ready together run in an order of its choice
+    # Tasks that are ready together run in an order of its choice.
+    trio._core._run._r.seed(seed)
     async with trio.open_nursery() as nursery:
         await Walk(seed, nursery).run(steps)
         nursery.cancel_scope.cancel()

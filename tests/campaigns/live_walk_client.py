@@ -34,7 +34,8 @@ class Client:
 
     async def _stream(self, ours: Any, last_id: bytes, scope: trio.CancelScope) -> None:
         with scope, ours:
-            await self._watches.stream(self.session, Socket(ours), last_id)
+            connection: Any = Socket(ours)
+            await self._watches.stream(self.session, connection, last_id)
 
     def leave(self) -> None:
         self.sock.close()

@@ -260,13 +260,15 @@ class Watcher(threading.Thread):
             self._count["caught up"] += 1
             if body["head_seq"] != self._at[topic]:
                 raise Wrong(
-                    f"{topic} is caught up at {body['head_seq']}, the watcher stands at {self._at[topic]}"
+                    f"{topic} is caught up at {body['head_seq']}, the watcher stands at"
+                    f" {self._at[topic]}"
                 )
         else:
             raise Wrong(f"an unexpected event: {str(event)[:500]}")
         if event.id is None or event.cursor != self._at:
             raise Wrong(
-                f"the id says {event.id and event.cursor} after {event.event} of {topic}, the watcher stands at {self._at}"
+                f"the id says {event.id and event.cursor} after {event.event} of {topic}, the"
+                f" watcher stands at {self._at}"
             )
         self._ids.append(event.id)
 
@@ -281,13 +283,15 @@ class Watcher(threading.Thread):
         ):
             told = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
             raise Wrong(
-                f"{topic}: after {at} came {told} with {_runs(seqs)}; up to {self._highest[topic]} was seen before"
+                f"{topic}: after {at} came {told} with {_runs(seqs)}; up to"
+                f" {self._highest[topic]} was seen before"
             )
         for record in body["records"]:
             what = tuple(record["data"][:3])
             if self._seen.setdefault((topic, record["$seq"]), what) != what:
                 raise Wrong(
-                    f"{topic}, seq {record['$seq']}: {what}, another watcher got {self._seen[topic, record['$seq']]}"
+                    f"{topic}, seq {record['$seq']}: {what}, another watcher got"
+                    f" {self._seen[topic, record['$seq']]}"
                 )
         self._count["records"] += len(seqs)
         self._count["again"] += sum(seq <= self._highest[topic] for seq in seqs)
@@ -303,7 +307,8 @@ class Watcher(threading.Thread):
             raise Wrong(f"{topic}: the gap behind {at} is told as {body}")
         if topic in self._gap_ends:
             raise Wrong(
-                f"{topic}: a gap is told in two parts, the first ended at {self._gap_ends[topic]}, the second is {body}"
+                f"{topic}: a gap is told in two parts, the first ended at"
+                f" {self._gap_ends[topic]}, the second is {body}"
             )
         shown_all = (
             self._options["consistency"] == "eventual"

@@ -1,4 +1,4 @@
-"""What a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3): requests and assertions."""
+"""What a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3)."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_delete_removes_what_its_body_says(
 
 
 def test_bytes_go_with_the_records(api: Api, topic: str) -> None:
-    costs = []
+    costs: list[int] = []
     for size in (10, 1000, 100, 4000):
         before = floors(api, topic)["bytes"] if costs else 0
         answer = api.append(

@@ -152,7 +152,10 @@ def test_a_path_nearby_is_a_404(api: Api, topic: str, filled: TopicModel, path: 
 
 # --- who may delete (§0.2)
 
-KEYS = "full,reader:read,writer:write,deleter:delete,admin:admin,all-but:r+w+a,mine:d:t42:|shared.,t42::t42:"
+KEYS = (
+    "full,reader:read,writer:write,deleter:delete,admin:admin,all-but:r+w+a,"
+    "mine:d:t42:|shared.,t42::t42:"
+)
 
 
 @pytest.fixture(scope="module")

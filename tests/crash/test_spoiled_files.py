@@ -180,9 +180,9 @@ def test_a_file_of_a_version_to_come_is_refused(killed: Path, tmp_path: Path, ki
     data = bytearray(newest.read_bytes())
     struct.pack_into("<I", data, 8, 99)  # every format: magic of 8 bytes, then the version
     newest.write_bytes(encode_meta(1, version=99) if kind == "meta" else data)
-    if (
-        kind == ".blob"
-    ):  # segments may hold its records by now: then nobody needs the file, and only `verify` looks at it
+    if kind == ".blob":
+        # Segments may hold its records by now: then nobody needs the file, and only `verify` looks
+        # at it.
         (finding,) = verify_blob(newest)
         assert "version" in finding.reason
         return

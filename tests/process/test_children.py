@@ -33,7 +33,8 @@ from topics.process import children
 
 def show():
     handlers = [signal.getsignal(each).name for each in (signal.SIGINT, signal.SIGTERM)]
-    print(open("/proc/self/cmdline").read().split("\\0")[0], *handlers, *signal.pthread_sigmask(0, ()), flush=True)
+    name = open("/proc/self/cmdline").read().split("\\0")[0]
+    print(name, *handlers, *signal.pthread_sigmask(0, ()), flush=True)
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 signal.signal(signal.SIGTERM, lambda *_: None)
