@@ -10,16 +10,7 @@ from array import array
 from itertools import pairwise
 from pathlib import Path
 
-from tests.bench.http_load import (
-    Client,
-    Load,
-    append,
-    drive,
-    post,
-    quantiles_ms,
-    several,
-    verdict,
-)
+from tests.bench.http_load import Client, Load, append, drive, post, quantiles_ms, several, verdict
 from tests.bench.processes import MemoryGroup, Sampler, cpu_s, quiet
 from tests.server import Server
 

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Api, ok, refused
-from tests.contract.retained import (
-    erased,
-    everything,
-    floors,
-    gap,
-    page_of,
-    put,
-    seqs,
-)
+from tests.contract.retained import erased, everything, floors, gap, page_of, put, seqs
 from tests.server import Server
 
 pytestmark = pytest.mark.slow

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contract.api import Api, ok
-from tests.contract.retained import (
-    agrees,
-    erased,
-    floors,
-    gap,
-    page_of,
-    put,
-    seqs,
-)
+from tests.contract.retained import agrees, erased, floors, gap, page_of, put, seqs
 from tests.model import Kept, TopicModel
 from tests.server import Server
 

@@ -8,14 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.contract.api import Api, ok, refused
-from tests.contract.retained import (
-    erased,
-    floors,
-    gap,
-    page_of,
-    put,
-    seqs,
-)
+from tests.contract.retained import erased, floors, gap, page_of, put, seqs
 from tests.server import Server
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,7 @@ import pytest
 
 from tests.contract.api import Api, create, ok, refused
 from tests.support import wrong_types
-from tests.support.sse import (
-    CAUGHT_UP,
-    RECORD,
-    Stream,
-    session,
-    watch,
-)
+from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
 
 
 def test_a_session_names_its_stream_and_where_every_topic_stands(
