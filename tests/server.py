@@ -175,7 +175,8 @@ class Server:
                 return
             time.sleep(0.01)
         raise AssertionError(
-            f"not ready within {timeout_s} s (exit code {self.process and self.process.poll()}):\n{self.log_tail}"
+            f"not ready within {timeout_s} s (exit code"
+            f" {self.process and self.process.poll()}):\n{self.log_tail}"
         )
 
     def _ready(self) -> bool:

@@ -17,11 +17,13 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append
+from topics.engine.locators import in_log
 from topics.engine.now import Now
 from topics.engine.reading import read
 from topics.engine.shard import ShardEngine
@@ -53,10 +55,10 @@ class Bench:
         change = self.engine.append("topic", decode_append(body, key, LIMITS), now)
         assert isinstance(change, Append)
         reservation = self.engine.reserve(change.topic)
-        locator = self.next_lsn
+        locator = in_log(self.next_lsn)
         for frame in (*change.frames, *(reservation.frames if reservation else ())):
             if frame.kind == FrameKind.APPEND:
-                locator = self.next_lsn
+                locator = in_log(self.next_lsn)
                 if keep:
                     self.locators[locator] = RecordsView(
                         frame.flags,
@@ -68,7 +70,7 @@ class Bench:
             self.next_lsn += frame.length
         self.engine.commit(change, locator, now)
         if reservation is not None:
-            self.engine.commit(reservation, 0, now)
+            self.engine.commit(reservation, in_log(0), now)
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
@@ -141,7 +143,7 @@ def reads(seconds: float) -> None:
         topic = bench.engine.topic("topic")
         cursors = itertools.cycle(range(0, 9 * READ_LIMIT, READ_LIMIT))
 
-        def one(bench: Bench = bench, cursors: itertools.cycle[int] = cursors) -> None:
+        def one(bench: Any = bench, cursors: itertools.cycle[int] = cursors) -> None:
             asked = Diff(from_seq=next(cursors), limit=READ_LIMIT)
             page = read(bench.engine.topics["topic"], asked, bench)
             assert page.count == READ_LIMIT
@@ -169,7 +171,8 @@ def index() -> None:
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         print(
-            f"index, written by {batch:<5,}{(after - before) / INDEX_RECORDS:>12.2f} bytes a record (at most 40)",
+            f"index, written by {batch:<5,}{(after - before) / INDEX_RECORDS:>12.2f} bytes a"
+            " record (at most 40)",
             flush=True,
         )
 

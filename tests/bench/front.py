@@ -40,17 +40,21 @@ from topics.front.backend import Body
 from topics.front.server import Server
 
 KEY = "a-secret-of-ordinary-length"
-RECORD = b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},"tag":"tenant42:job-9001"}],"node":"w1"}'
+RECORD = (
+    b'{"records":[{"data":{"type":"resize","url":"s3://bucket/some/path.png","w":256},'
+    b'"tag":"tenant42:job-9001"}],"node":"w1"}'
+)
 HEAD = (
-    b"POST /v0/topics/jobs HTTP/1.1\r\nHost: 127.0.0.1:4000\r\nUser-Agent: bench/1\r\nAccept: */*\r\n"
+    b"POST /v0/topics/jobs HTTP/1.1\r\nHost: 127.0.0.1:4000\r\nUser-Agent: bench/1\r\n"
+    b"Accept: */*\r\n"
     b"Authorization: Bearer "
     + KEY.encode()
     + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(RECORD)
 )
 REQUEST = HEAD + RECORD
 ANSWER = (
-    b'{"topic":"jobs","first_seq":480232,"last_seq":480232,"seqs":[480232],"head_seq":480232,"count":1,"created":false,'
-    b'"deduped":false,"performance":{"server_total_ms":0.62,"wal_append_ms":0.10,"fsync_ms":0.0}}'
+    b'{"topic":"jobs","first_seq":480232,"last_seq":480232,"seqs":[480232],"head_seq":480232,'
+    b'"count":1,"created":false,"deduped":false,"performance":{"server_total_ms":0.62,"wal_append_ms":0.10,"fsync_ms":0.0}}'
 )
 
 
@@ -89,7 +93,8 @@ class StubBackend:
 
 async def front(listener: socket.socket, *, fast: bool) -> None:
     access = Access.parse(f"{KEY},other-key,third-key")
-    await Server(Settings(), access, StubBackend(), use_fast_lane=fast).run(listener, trio.Event())
+    backend: Any = StubBackend()
+    await Server(Settings(), access, backend, use_fast_lane=fast).run(listener, trio.Event())
 
 
 async def floor(listener: socket.socket) -> None:
@@ -127,14 +132,14 @@ async def bare_quart(listener: socket.socket) -> None:
     config.bind = [f"fd://{listener.fileno()}"]
     config.errorlog = None
     config.keep_alive_max_requests = 2**62
-    await hypercorn.trio.serve(app, config)  # type: ignore[arg-type]
+    await hypercorn.trio.serve(app, config)
 
 
 def generate(address: tuple[str, int], connections: int, seconds: float) -> tuple[int, float]:
-    """Send one request at a time on every connection; the count of answers and the seconds it took."""
+    """Send one request at a time on every connection; how many answers came in how many seconds."""
     socks = [socket.create_connection(address) for _ in range(connections)]
     poll = select.epoll()
-    by_fd = {}
+    by_fd: dict[int, list[Any]] = {}
     for sock in socks:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         poll.register(sock, select.EPOLLIN)
@@ -179,7 +184,8 @@ def measure(
         os.waitpid(child, 0)
         listener.close()
         print(
-            f"{name:24} {count:4} conns {answers / took:9.0f} req/s {user_us:7.1f} us user + {system_us:5.1f} us system",
+            f"{name:24} {count:4} conns {answers / took:9.0f} req/s {user_us:7.1f} us user +"
+            f" {system_us:5.1f} us system",
             flush=True,
         )
 

@@ -16,7 +16,10 @@ from typing import Any
 
 DATA = b'{"pad":"' + b"x" * 190 + b'"}'  # 200 bytes
 ANSWER_MAX = 16 << 20
-_POST = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_POST = (
+    b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b"
+)
 NextRequest = Callable[[], bytes | None]
 
 
@@ -158,8 +161,13 @@ def drive(address: tuple[str, int], loads: list[Load], seconds: float | None = N
 
 
 def _send_next(
-    fd: int, client: Client, load: Load, began: dict[int, float], busy: dict[int, tuple[Client, Load]], deadline: float
-) -> None:  # fmt: skip
+    fd: int,
+    client: Client,
+    load: Load,
+    began: dict[int, float],
+    busy: dict[int, tuple[Client, Load]],
+    deadline: float,
+) -> None:
     began[fd] = time.perf_counter()
     request = load.next_request() if began[fd] < deadline else None
     if request is None:

@@ -63,7 +63,8 @@ def main() -> int:
         p50, p99, p999, most = quantiles_ms(seconds)
         holds = "peer" if name.startswith("bare") else verdict(p50 <= P50_MS)
         print(
-            f"{name:<18}p50 {p50:>6.3f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms   {holds}"
+            f"{name:<18}p50 {p50:>6.3f}  p99 {p99:>6.2f}  p99.9 {p999:>6.2f}  max {most:>6.2f} ms"
+            f"   {holds}"
         )
     return 0
 

@@ -59,7 +59,8 @@ def measure(
         rate = len(load.seconds) * int(load.name) / took
         columns = "".join(f"{figure:>9.2f}" for figure in figures)
         print(
-            f"{durability:<7}{'sealing' if sealing else 'without':<9}{load.name:>5}{rate:>12,.0f}{columns}"
+            f"{durability:<7}{'sealing' if sealing else 'without':<9}{load.name:>5}{rate:>12,.0f}"
+            f"{columns}"
             f"{share:>9.0%}{stolen:>9.0%}  {holds}",
             flush=True,
         )
@@ -97,15 +98,21 @@ def main() -> None:
     )
     chosen = options.parse_args()
     print(
-        f"{'':<7}{'':<9}{'batch':>5}{'records/s':>12}{'p50 ms':>9}{'p99':>9}{'p99.9':>9}{'max':>9}{'sealing':>9}{'stolen':>9}"
+        f"{'':<7}{'':<9}{'batch':>5}{'records/s':>12}{'p50 ms':>9}{'p99':>9}{'p99.9':>9}"
+        f"{'max':>9}{'sealing':>9}{'stolen':>9}"
     )
     for durability in chosen.durability.split(","):
         for sealing in (False, True):
             folder = Path(tempfile.mkdtemp(prefix="topics-pauses-", dir=chosen.dir))
             try:
                 measure(
-                    folder, durability, sealing=sealing, seconds=chosen.seconds, tags=chosen.tags, wal_file_bytes=chosen.wal_file_bytes
-                )  # fmt: skip
+                    folder,
+                    durability,
+                    sealing=sealing,
+                    seconds=chosen.seconds,
+                    tags=chosen.tags,
+                    wal_file_bytes=chosen.wal_file_bytes,
+                )
             finally:
                 shutil.rmtree(folder)
 

@@ -32,6 +32,7 @@ from msgspec import Raw
 
 from topics.config import MIB, Settings
 from topics.engine.changes.append import Append
+from topics.engine.locators import in_log
 from topics.engine.now import Now
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.storage.recovery.steps import recover
@@ -78,7 +79,7 @@ def build(folder: Path, records: int, batch: int, topics: int, keys: bool) -> No
         reservation = engine.reserve(change.topic)
         for frame in reservation.frames if reservation else ():
             wal.append(frame)
-        engine.commit(change, 0, now())
+        engine.commit(change, in_log(0), now())
         if wal.next_lsn - flushed > GROUP_BYTES:
             flushed = wal.next_lsn
             wal.flush(sync=False)
@@ -149,7 +150,8 @@ def main() -> None:
     )
     chosen = options.parse_args()
     print(
-        f"{'batch':>6}{'records':>11}{'records/s':>12}{'GB/s':>7}{'x floor':>9}{'anon B/rec':>12}{'anon MB':>9}{'peak MB':>9}"
+        f"{'batch':>6}{'records':>11}{'records/s':>12}{'GB/s':>7}{'x floor':>9}{'anon B/rec':>12}"
+        f"{'anon MB':>9}{'peak MB':>9}"
     )
     for batch in map(int, chosen.batch.split(",")):
         folder = Path(tempfile.mkdtemp(prefix="topics-recovery-", dir=chosen.dir))
@@ -162,8 +164,10 @@ def main() -> None:
         assert run.records == chosen.records // batch * batch, "every record came back"
         slower = statistics.median(each.seconds / each.floor_s for each in runs)
         print(
-            f"{batch:>6}{run.records:>11,}{run.records / run.seconds:>12,.0f}{run.log_bytes / run.seconds / 1e9:>7.2f}{slower:>9.1f}"
-            f"{run.anon_bytes / run.records:>12.1f}{run.anon_bytes / 1e6:>9.1f}{run.peak_bytes / 1e6:>9.0f}",
+            f"{batch:>6}{run.records:>11,}{run.records / run.seconds:>12,.0f}"
+            f"{run.log_bytes / run.seconds / 1e9:>7.2f}{slower:>9.1f}"
+            f"{run.anon_bytes / run.records:>12.1f}{run.anon_bytes / 1e6:>9.1f}"
+            f"{run.peak_bytes / 1e6:>9.0f}",
             flush=True,
         )
 

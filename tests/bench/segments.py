@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from msgspec import Raw
+
 from topics.engine.locators import in_extent
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
@@ -35,12 +37,12 @@ KINDS = {"plain": 0, "1,000 tags": 1000, "tags of their own": sys.maxsize}
 def frames(mib: int, batch: int, tags: int) -> list[tuple[int, int, int, memoryview]]:
     """What a log file of this size holds: the arguments of its views."""
     made, seq, room = [], 1, mib << 20
-    data = b'"%b"' % (b"x" * (RECORD_BYTES - 48))
+    data = Raw(b'"%b"' % (b"x" * (RECORD_BYTES - 48)))
     while room > 0:
         records = [
             RecordIn(data=data, tag=f"tag-{(seq + index) % tags}" if tags else None)
             for index in range(batch)
-        ]  # type: ignore[arg-type]
+        ]
         encoded = encode(AppendBody(records=records), seq, 1_748_450_000_000, keep_key=False)
         body = memoryview(b"".join(encoded.parts))
         made.append((int(encoded.flags), batch, len(encoded.ext), body))
@@ -105,7 +107,8 @@ def main(mib: int) -> None:
         store = SegmentStore.open(Path(folder), 0, [])
         number = 0
         print(
-            f"{'':34}{'records':>10}{'seconds':>10}{'records/s':>12}{'longest':>10}{'over 2 ms':>10}"
+            f"{'':34}{'records':>10}{'seconds':>10}{'records/s':>12}{'longest':>10}"
+            f"{'over 2 ms':>10}"
         )
         for batch in (1, 1000):
             for kind, tags in KINDS.items():
@@ -114,10 +117,14 @@ def main(mib: int) -> None:
                 times = built(store, number, made, EXTENT_RECORDS)
                 count, whole = batch * len(made), sum(times)
                 late = sum(seconds > 0.002 for seconds in times)
-                row = f"{count:>10,}{whole:>10.2f}{count / whole:>12,.0f}{max(times) * 1e3:>7.1f} ms{late:>10}"
+                row = (
+                    f"{count:>10,}{whole:>10.2f}{count / whole:>12,.0f}{max(times) * 1e3:>7.1f}"
+                    f" ms{late:>10}"
+                )
                 print(f"{f'writes of {batch:,}, {kind}':34}{row}")
         print(
-            f"\n{f'microseconds for {PAGE:,} records':34}{'slice':>10}{'1% dead':>10}{'no tags':>10}{'and dead':>10}"
+            f"\n{f'microseconds for {PAGE:,} records':34}{'slice':>10}{'1% dead':>10}"
+            f"{'no tags':>10}{'and dead':>10}"
         )
         for kind, tags in KINDS.items():
             small = frames(1, PAGE, tags)[0]
@@ -128,11 +135,11 @@ def main(mib: int) -> None:
             flags = bytes(dice.random() < 0.01 for _ in range(entry.record_count))
             of_write = reads(RecordsView(*small), 0, flags[:PAGE])
             of_extent = reads(view, entry.record_count - PAGE - 7, flags)
-            for name, row in (
+            for name, figures in (
                 ("write", of_write),
                 (f"extent of {entry.record_count:,}", of_extent),
             ):
-                print(f"{f'{kind}, {name}':34}" + "".join(f"{value:>10.1f}" for value in row))
+                print(f"{f'{kind}, {name}':34}" + "".join(f"{value:>10.1f}" for value in figures))
             print(
                 f"{'ratio':34}"
                 + "".join(
@@ -144,7 +151,8 @@ def main(mib: int) -> None:
         view = store.records(locator)
         one, many = b'"tag-77777"', b'"tag-777'
         print(
-            f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix {cost(lambda: view.find_prefix(many)):.1f} us"
+            f"\nfind a tag {cost(lambda: view.find_tag(one)):.1f} us, a prefix"
+            f" {cost(lambda: view.find_prefix(many)):.1f} us"
         )
         indexes = dice.sample(range(view.count), 1000)
         one_us, all_us = (

@@ -119,7 +119,8 @@ def measure(folder: Path, batch: int, sync: bool, groups: list[list[Frame]], rou
         runs.append(run)
     seconds, wait_us, syncs = sorted(runs)[rounds // 2]
     print(
-        f"{batch:>6} {'sync' if sync else 'write':<6}{count / seconds:>12,.0f}{length / seconds / 1e6:>9,.0f}"
+        f"{batch:>6} {'sync' if sync else 'write':<6}"
+        f"{count / seconds:>12,.0f}{length / seconds / 1e6:>9,.0f}"
         f"{statistics.median(ratios):>9.2f}{len(groups):>8}{syncs:>7}{wait_us:>9,.0f}",
         flush=True,
     )
@@ -145,7 +146,8 @@ def main() -> None:
     )
     chosen = options.parse_args()
     print(
-        f"{'batch':>6} {'':<6}{'records/s':>12}{'MB/s':>9}{'x floor':>9}{'groups':>8}{'syncs':>7}{'wait us':>9}"
+        f"{'batch':>6} {'':<6}{'records/s':>12}{'MB/s':>9}{'x floor':>9}{'groups':>8}"
+        f"{'syncs':>7}{'wait us':>9}"
     )
     for batch in BATCHES:
         for sync in (False, True):

@@ -139,7 +139,8 @@ def cuts() -> None:
         pieces = [stream[at : at + step] for at in range(0, len(stream), step)]
         (took,) = seconds_of(0, partial(ours, pieces))
         print(
-            f"16 MiB in reads of {step:>10,} bytes    {took * 1e3:>10,.0f} ms{len(stream) / took / 1e6:>10,.0f} MB/s",
+            f"16 MiB in reads of {step:>10,} bytes    {took * 1e3:>10,.0f}"
+            f" ms{len(stream) / took / 1e6:>10,.0f} MB/s",
             flush=True,
         )
 

@@ -4,18 +4,21 @@ ACKNOWLEDGED DATA_DIR``.
 ``python -m tests.campaigns.check_state ACKNOWLEDGED --serve SOCKET`` judges one directory after the
 other for those who ask there (`ASK`), each in a fork: that saves the second that a start takes.
 
-ACKNOWLEDGED is what ``tests.campaigns.power_load`` noted. The environment variable CRASH_BEFORE_NS is
-the moment of the loss: what was acknowledged before it is promised, what was sent before it may
+ACKNOWLEDGED is what ``tests.campaigns.power_load`` noted. The environment variable CRASH_BEFORE_NS
+is the moment of the loss: what was acknowledged before it is promised, what was sent before it may
 have happened, and nothing else can have. By class:
 
-    fsync               every acknowledged record is there unless it was deleted or evicted, every acknowledged delete holds
-    disk                as fsync, but the newest steps may be gone together: what is there is what some earlier moment looked like,
-                        with all that a delete took or nothing of it
+    fsync               every acknowledged record is there unless it was deleted or evicted, every
+                        acknowledged delete holds
+    disk                as fsync, but the newest steps may be gone together: what is there is what
+                        some earlier moment looked like, with all that a delete took or nothing of
+                        it
     memory, ephemeral   records may be gone; those that are there are the ones that were written
-    all                 making, configuring and removing a topic holds; no seq that was acknowledged is given again; what is missing
-                        and was not deleted is told by a tombstone; recovering twice is recovering
-                        once, also after an orderly stop; a key stands for the write that it was
-                        sent with; `topics verify` finds nothing, before and after
+    all                 making, configuring and removing a topic holds; no seq that was acknowledged
+                        is given again; what is missing and was not deleted is told by a tombstone;
+                        recovering twice is recovering once, also after an orderly stop; a key
+                        stands for the write that it was sent with; `topics verify` finds nothing,
+                        before and after
 
 Exit status 0: nothing is wrong. 1: each line says what is.
 """
@@ -68,7 +71,9 @@ class History:
     durability: str = ""
     moments: list[Moment] = field(default_factory=lambda: [Moment(TopicModel(), removed=True)])
     promised: int = 0  # index of the moment that was acknowledged last
-    controlled: int = 0  # index of the moment of the last acknowledged remove, or put that changed something: synced in every class
+    # Index of the moment of the last acknowledged remove, or put that changed something: synced in
+    # every class.
+    controlled: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     handed_out: int = 0  # the highest seq that was acknowledged in the latest incarnation
 
@@ -153,7 +158,10 @@ def judge(history: History, found: Found | None) -> str | None:
         ]
         if None in reasons:
             return None
-        return f"it is none of the {len(moments)} moments that it may be: {' / '.join(dict.fromkeys(map(str, reasons)))}"
+        return (
+            f"it is none of the {len(moments)} moments that it may be:"
+            f" {' / '.join(dict.fromkeys(map(str, reasons)))}"
+        )
     return _made_up(found, moments) or _untold_at_best(history, found)
 
 

@@ -52,10 +52,19 @@ class FaultDisk:
 
     def __enter__(self) -> FaultDisk:
         stand_ins = {
-            "open": self._open, "close": self._close, "pwrite": self._pwrite, "pwritev": self._pwritev, "write": self._write,
-            "posix_fallocate": self._allocate, "ftruncate": self._truncate, "replace": self._replace, "unlink": self._unlink,
-            "mkdir": self._mkdir, "fsync": self._fsync, "fdatasync": self._fdatasync,
-        }  # fmt: skip
+            "open": self._open,
+            "close": self._close,
+            "pwrite": self._pwrite,
+            "pwritev": self._pwritev,
+            "write": self._write,
+            "posix_fallocate": self._allocate,
+            "ftruncate": self._truncate,
+            "replace": self._replace,
+            "unlink": self._unlink,
+            "mkdir": self._mkdir,
+            "fsync": self._fsync,
+            "fdatasync": self._fdatasync,
+        }
         for name, stand_in in stand_ins.items():
             self._real[name] = getattr(os, name)
             self._patch.setattr(os, name, stand_in)

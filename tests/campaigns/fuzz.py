@@ -1,8 +1,8 @@
 """Fuzzing: malformed and mutated bytes for both lanes and the WebSocket, while a probe measures.
 
-Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what each
-worker sends and in which order. Between the fuzzed connections each worker makes requests of its
-own that must be answered as ever.
+Runs as a program: ``python -m tests.campaigns.fuzz --minutes 10 --seed 1``. The seed decides what
+each worker sends and in which order. Between the fuzzed connections each worker makes requests of
+its own that must be answered as ever (`fuzz_steady`).
 
 What must hold (the topics' names say what may become of a request, see `fuzz_inputs`):
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import errno
-import gzip
 import json
 import multiprocessing
 import random
@@ -30,15 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, LANES, Case, case
+from tests.campaigns.fuzz_answers import answers_of, check_envelope, messages_of, spoken
+from tests.campaigns.fuzz_inputs import BROKEN, LANES, Case, case
+from tests.campaigns.fuzz_steady import STEADY
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
-from tests.contract.api import Api, Wire, listed, ok, request
+from tests.contract.api import Api, listed
 from tests.server import Server
-from tests.support.ws import TEXT, Socket
 
 WORKERS = 6  # two for each lane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever
-END_S = 15.0  # for a connection to come to its end after its client has said all
 PROBLEMS_MAX = 20
 AIM_MS = 20.0  # 99 of 100 probes
 SHOWN_BYTES = 2000
@@ -149,188 +147,16 @@ class Worker(threading.Thread):
             self._steady.ask(self._source)
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
             self.findings.problems.append(
-                f"worker {self._number}, after case {self.findings.sent}: a valid request: {type(error).__name__}: {error}"
+                f"worker {self._number}, after case {self.findings.sent}: a valid request:"
+                f" {type(error).__name__}: {error}"
             )
 
     def _report(self, sent: Case, what: str) -> None:
         shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
         self.findings.problems.append(
-            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}): {what}\n  {shown}"
+            f"worker {self._number}, case {self.findings.sent} ({sent.kind}: {sent.name}):"
+            f" {what}\n  {shown}"
         )
-
-
-def spoken(address: tuple[str, int], sent: Case, source: random.Random) -> bytes:
-    """Say it all on a connection of its own, close that side, and hear all that comes."""
-    began = time.monotonic()
-    slowly = source.random() < 0.3
-    with Wire(address, timeout_s=END_S) as wire:
-        try:
-            for piece in sent.pieces():
-                wire.send(piece)
-                if slowly:
-                    time.sleep(0.0005)  # so that the pieces arrive as such
-            wire.half_close()
-        except OSError as error:  # refused before it was sent whole
-            if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
-                raise
-        heard = wire.rest()
-    took = time.monotonic() - began
-    assert took < END_S, f"the connection took {took:.1f} s to end"
-    return heard
-
-
-def answers_of(heard: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """The answers on a connection. What follows a 101, or has no length, belongs to that answer."""
-    found = []
-    while heard:
-        head, end, heard = heard.partition(b"\r\n\r\n")
-        assert end, f"half an answer: {head[:300]!r}"
-        first, *lines = head.decode("latin-1").split("\r\n")
-        version, status = first.split(" ", 2)[:2]
-        assert version == "HTTP/1.1", first
-        fields = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
-        length = (
-            len(heard)
-            if status == "101"
-            else int(fields.get("content-length", 0 if status == "100" else len(heard)))
-        )
-        assert length <= len(heard), f"an answer that is cut short: {heard[:300]!r}"
-        found.append((int(status), fields, heard[:length]))
-        heard = heard[length:]
-    return found
-
-
-def check_envelope(status: int, fields: dict[str, str], body: bytes) -> None:
-    """§0.5, for whatever is not a success."""
-    assert fields.get("content-type") == "application/json", (
-        f"{status} without JSON: {fields} {body[:300]!r}"
-    )
-    document = json.loads(body)
-    assert document.keys() - {"performance"} == {"error"}, document
-    assert {"code", "message"} <= document["error"].keys() <= {"code", "message", "detail"}, (
-        document
-    )
-
-
-class _Heard(Socket):
-    """Frames that have already come."""
-
-    def __init__(self, heard: bytes) -> None:
-        self._buffer = bytearray(heard)
-
-    def _receive(self) -> bool:
-        return False
-
-
-def messages_of(heard: bytes) -> list[dict[str, Any]]:
-    """The text messages among a server's frames, each of which must be whole and well-formed."""
-    frames, found = _Heard(heard), []
-    while frames._buffer:
-        frame = frames.receive()
-        assert frame.fin, frame
-        assert frame.code != 1011 or frame.opcode != 8, f"internal error: {frame}"
-        if frame.opcode == TEXT:
-            found.append(json.loads(frame.payload))
-    return found
-
-
-# Requests that must be answered as ever
-
-
-class SteadyAppends:
-    """Appends and diffs on one connection."""
-
-    def __init__(self, address: tuple[str, int], number: int) -> None:
-        self.topic, self.records = f"steady.fast.{number}", list[Any]()
-        self.wire = Wire(address)
-
-    def ask(self, source: random.Random) -> None:
-        path = f"/v0/topics/{self.topic}"
-        record = {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
-        body = json.dumps({"records": [{"data": record}]}).encode()
-        whole = source.choice(
-            (
-                request("POST", path, body),
-                request("POST", path, gzip.compress(body), "Content-Encoding: gzip"),
-                request("POST", path, None, *JSON_CHUNKED)
-                + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
-            )
-        )
-        at = source.randrange(1, len(whole))
-        self.wire.send(whole[:at], whole[at:])
-        answer = self.wire.answer()
-        self.records.append(record)
-        assert (answer.status, answer.json()["first_seq"]) == (
-            200 if len(self.records) > 1 else 201,
-            len(self.records),
-        ), answer
-        start = source.randrange(len(self.records))
-        self.wire.send(request("POST", f"{path}/diff", b'{"from_seq":%d,"limit":3}' % start))
-        seen = [record["data"] for record in ok(self.wire.answer())["records"]]
-        assert seen == self.records[start : start + 3], seen
-
-    def told(self) -> dict[str, list[Any]]:
-        return {self.topic: self.records}
-
-    def close(self) -> None:
-        self.wire.socket.close()
-
-
-class SteadyConfigs:
-    """The control plane on one connection."""
-
-    def __init__(self, address: tuple[str, int], number: int) -> None:
-        self.topic = f"steady.cold.{number}"
-        self.wire = Wire(address)
-
-    def ask(self, source: random.Random) -> None:
-        ttl_ms, path = source.randint(10**6, 10**9), f"/v0/topics/{self.topic}"
-        put = request("PUT", path, b'{"ttl_ms":%d}' % ttl_ms)
-        at = source.randrange(1, len(put))
-        self.wire.send(put[:at], put[at:], request("GET", path), request("GET", "/v0/ready"))
-        answer = self.wire.answer()
-        assert answer.status in (200, 201), answer
-        state = ok(self.wire.answer())
-        assert (state["config"]["ttl_ms"], state["head_seq"]) == (ttl_ms, 0), state
-        assert ok(self.wire.answer())["status"] == "ready"
-
-    def told(self) -> dict[str, list[Any]]:
-        return {self.topic: []}
-
-    def close(self) -> None:
-        self.wire.socket.close()
-
-
-class SteadySocket:
-    """Publishes on one WebSocket."""
-
-    def __init__(self, address: tuple[str, int], number: int) -> None:
-        self.topic, self.records = f"steady.socket.{number}", list[Any]()
-        self.socket = Socket(address)
-
-    def ask(self, source: random.Random) -> None:
-        record = {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
-        answer = self.socket.ask("publish", "p", topic=self.topic, records=[{"data": record}])
-        self.records.append(record)
-        assert (answer["op"], answer["first_seq"]) == ("ack", len(self.records)), answer
-        assert self.socket.ask("ping", "q")["op"] == "pong"
-
-    def told(self) -> dict[str, list[Any]]:
-        return {self.topic: self.records}
-
-    def close(self) -> None:
-        self.socket.socket.close()
-
-
-STEADY: dict[str, type[SteadyAppends | SteadyConfigs | SteadySocket]] = {
-    "fast": SteadyAppends, "cold": SteadyConfigs, "socket": SteadySocket,
-}  # fmt: skip
-
-
-# The whole of it
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:

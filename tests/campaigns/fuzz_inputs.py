@@ -1,5 +1,6 @@
-"""What `tests.campaigns.fuzz` throws at a server: bytes and what may come of them. Pure: the source of
-randomness decides.
+"""What `tests.campaigns.fuzz` throws at a server: bytes and what may come of them.
+
+Pure: the source of randomness decides.
 
 kind      topic      what may come of it
 broken    never.*    no success, and the topic is never made: malformed beyond doubt
@@ -23,7 +24,10 @@ from tests.support.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, fram
 BROKEN, MUTATED = "broken", "mutated"
 LANES = ("fast", "cold", "socket")
 JSON_CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
-RECORDS = b'{"records":[{"data":{"a":[1,2.50,"\xc3\xa9\\u00e9"]},"tag":"t","meta":{"m":null}},{"data":"x"}]}'
+RECORDS = (
+    b'{"records":[{"data":{"a":[1,2.50,"\xc3\xa9\\u00e9"]},"tag":"t","meta":{"m":null}},'
+    b'{"data":"x"}]}'
+)
 CONFIG = b'{"durability":"disk","description":"xyz"}'
 
 
@@ -203,10 +207,12 @@ def _fast_requests(worker: int) -> list[bytes]:
         request("POST", f"http://localhost{path}?return_seqs=false", RECORDS),
         request("POST", path, None, *JSON_CHUNKED) + chunks,
         request("POST", path, packed, "Content-Encoding: gzip"),
-        request("POST", f"{path}/diff", b'{"from_seq":0,"limit":2,"node":["n"],"tag":["Glob","t*"]}'),
+        request(
+            "POST", f"{path}/diff", b'{"from_seq":0,"limit":2,"node":["n"],"tag":["Glob","t*"]}'
+        ),
         request("POST", f"{path}/delete", b'{"match":["tag","Glob","q*"],"before_seq":2}'),
         request("POST", path, RECORDS) + request("POST", f"{path}/diff", b"{}"),
-    ]  # fmt: skip
+    ]
 
 
 def _cold_requests(worker: int) -> list[bytes]:

@@ -89,7 +89,10 @@ class Bystander(threading.Thread):
         return statistics.quantiles(self.took_ms, n=100)[percent - 1]
 
     def __str__(self) -> str:
-        costs = f"p50 {self.percentile(50):.1f} ms, p99 {self.percentile(99):.1f} ms, max {max(self.took_ms):.1f} ms"
+        costs = (
+            f"p50 {self.percentile(50):.1f} ms, p99 {self.percentile(99):.1f} ms, max"
+            f" {max(self.took_ms):.1f} ms"
+        )
         return f"{len(self.took_ms)} small requests: {costs}"
 
 

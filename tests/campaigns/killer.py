@@ -37,7 +37,8 @@ class Killer:
         killed_at = time.monotonic()
         if role == EVERYTHING:
             self._server.kill()
-            killed_at = time.monotonic()  # to see that all are gone takes this process, which is busy, longer than it takes them to go
+            # This process is busy: it sees that all are gone later than they go.
+            killed_at = time.monotonic()
             self._server.start(BACK_S)
         else:
             kill_one(roles[role])

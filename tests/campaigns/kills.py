@@ -39,7 +39,10 @@ class Summary:
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.killed}",
-            f"{self.writes} writes acknowledged, {self.retries} attempts repeated, {self.deduped} recognised as duplicates",
+            (
+                f"{self.writes} writes acknowledged, {self.retries} attempts repeated,"
+                f" {self.deduped} recognised as duplicates"
+            ),
             f"{len(self.problems)} problems",
             *self.problems[:20],
         ]

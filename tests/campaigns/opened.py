@@ -105,6 +105,14 @@ class Opened:
             if page.caught_up:
                 keys = {key: write.first_seq for key, write in topic.dedupe.items()}
                 return Found(
-                    topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.config, records, gaps, damaged,
-                    topic.next_seq, keys,
-                )  # fmt: skip
+                    topic.epoch,
+                    topic.head_seq,
+                    topic.earliest_seq,
+                    topic.count,
+                    topic.config,
+                    records,
+                    gaps,
+                    damaged,
+                    topic.next_seq,
+                    keys,
+                )

@@ -32,10 +32,22 @@ SHARED_MEMORY = Path("/dev/shm")
 START_S = 20.0
 DEFAULT_MIX = Mix()
 WANTED = (
-    "segment made", "checkpoint made", "log file made", "log file recycled", "blob made",
-    "segment unlinked", "checkpoint unlinked", "blob unlinked", "segment marked", "segment punched",
-    *(f"{step} in {durability}" for step in ("append", "delete", "remove") for durability in CLASSES),
-)  # fmt: skip
+    "segment made",
+    "checkpoint made",
+    "log file made",
+    "log file recycled",
+    "blob made",
+    "segment unlinked",
+    "checkpoint unlinked",
+    "blob unlinked",
+    "segment marked",
+    "segment punched",
+    *(
+        f"{step} in {durability}"
+        for step in ("append", "delete", "remove")
+        for durability in CLASSES
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +150,31 @@ def judge(
         checks = [
             subprocess.Popen(
                 [
-                    sys.executable, CRASHSTATES, "check", str(folder / "log"), "--policies", policies, "--models", model,
-                    "--seeds", str(seeds), "--max", str(points), "--stop", str(stop), "--work", str(scratch / model), "--", *ask,
+                    sys.executable,
+                    CRASHSTATES,
+                    "check",
+                    str(folder / "log"),
+                    "--policies",
+                    policies,
+                    "--models",
+                    model,
+                    "--seeds",
+                    str(seeds),
+                    "--max",
+                    str(points),
+                    "--stop",
+                    str(stop),
+                    "--work",
+                    str(scratch / model),
+                    "--",
+                    *ask,
                 ],
-                cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for model in models.split(",")
-        ]  # fmt: skip
+        ]
         said, states, violations = [], 0, 0
         for check in checks:
             lines = check.communicate()[0].strip().splitlines()
@@ -226,8 +256,12 @@ def main() -> int:
                 f"this load proves little: {missing} never happened"
             )
         verdict = judge(
-            folder, points=arguments.points, seeds=arguments.seeds, policies=arguments.policies, models=arguments.models
-        )  # fmt: skip
+            folder,
+            points=arguments.points,
+            seeds=arguments.seeds,
+            policies=arguments.policies,
+            models=arguments.models,
+        )
     print(f"seed {arguments.seed}: {verdict}")
     return 1 if verdict.violations else 0
 

@@ -101,7 +101,8 @@ class Writer(threading.Thread):
                 return None
             if time.monotonic() > deadline:
                 self.ledger.problems.append(
-                    f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s (last: {answer})"
+                    f"writer {self.ledger.writer}, write {number}: no answer in {GIVE_UP_S} s"
+                    f" (last: {answer})"
                 )
                 return None
             self.ledger.retries += 1

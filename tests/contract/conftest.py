@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.contract.api import Api, Wire
+from tests.contract.deleting import TAGS, fill
+from tests.model import TopicModel
 from tests.server import Server
 from tests.support.ws import Socket
 
@@ -53,3 +55,9 @@ def new_name() -> Callable[[], str]:
 def topic(new_name: Callable[[], str]) -> str:
     """The name of a topic that does not exist yet."""
     return new_name()
+
+
+@pytest.fixture
+def filled(api: Api, topic: str) -> TopicModel:
+    """Ten records with ``TAGS`` in ``topic``."""
+    return fill(api, topic, TAGS)

@@ -1,4 +1,4 @@
-"""Assertions about what a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3)."""
+"""What a topic has kept and what it tells that it lost (§1.2, §1.3, §3.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from tests.model import TopicModel
 
 STONE = {"gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq"}
 FLOORS = ("head_seq", "earliest_seq", "count", "bytes")
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOSSES = ("cap", "ttl", "mixed")  # reasons of an involuntary loss within one incarnation
+RECORDS = [{"data": "x" * size} for size in (300, 10, 2000, 5, 5, 700, 1, 40, 1200, 90)]
+
+
+def put(api: Api, topic: str, **config: Any) -> None:
+    """Make the topic, or change its config."""
+    answer = api.put(topic, config)
+    ok(answer, answer.status)
+
+
+def erased(api: Api, topic: str, **fields: Any) -> int:
+    """Delete records (§5); how many there were."""
+    return int(ok(api.call("POST", f"/v0/topics/{topic}/delete", fields))["deleted"])
 
 
 def seqs(page: Any) -> list[int]:

@@ -13,7 +13,9 @@ import pytest
 from tests.contract.api import SLACK_S, Answer, Api, Wire, ok, refused, request
 from tests.server import Server
 
-PARKED_S = 0.15  # nothing outside tells that a poll is parked; a poll that comes later than the append still answers rightly
+# Nothing outside tells that a poll is parked; a poll that comes later than the append is still
+# answered rightly.
+PARKED_S = 0.15
 
 
 class Poll:

@@ -41,7 +41,7 @@ def fill(api: Api, topic: str, count: int, start: int = 0) -> None:
 
 def test_a_reader_gets_every_record_once_and_every_head(api: Api, topic: str) -> None:
     fill(api, topic, 1000)
-    cursor, seen = 0, []
+    cursor, seen = 0, list[Any]()
     while True:
         page = page_of(api, topic, cursor)
         assert page["lag"] == page["head_seq"] - page["next_from_seq"]

@@ -1,4 +1,4 @@
-"""What the environment changes: limits, keys (§0.2), and settings that no server should start with."""
+"""What the environment changes: limits, keys (§0.2), and settings that no server starts with."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from tests.support.sse import Decoder, SseEvent, Stream, Unchunk, decoded, encod
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nX-A: b\r\n"
 BODY = (
     b"retry: 2000\n\n"
-    b'id: eyJ0IjoxfQ\nevent: record\ndata: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"}]}\n\n'
+    b"id: eyJ0IjoxfQ\nevent: record\n"
+    b'data: {"topic":"t","records":[{"$seq":1,"data":"\xc3\xa9"}]}\n\n'
     b": hb\n\n"
     b'id:eyJ0IjoxfQ\r\nevent:caught-up\r\ndata:{"topic":"t",\r\ndata: "head_seq":1}\r\n\r\n'
 )

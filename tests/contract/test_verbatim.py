@@ -1,4 +1,4 @@
-"""Payloads are opaque (§0.3): what is strict JSON comes back byte for byte, what is not is a 400."""
+"""Payloads are opaque (§0.3): strict JSON comes back byte for byte, anything else is a 400."""
 
 from __future__ import annotations
 

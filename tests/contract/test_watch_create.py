@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.contract.api import Api, create, ok, refused
 from tests.support import wrong_types
-from tests.support.sse import (
-    CAUGHT_UP,
-    RECORD,
-    Stream,
-    session,
-    watch,
-)
+from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
 
 
 def test_a_session_names_its_stream_and_where_every_topic_stands(
@@ -135,7 +130,7 @@ def test_a_lenient_session_is_strict_about_all_else(api: Api, topic: str) -> Non
 
 
 def test_a_session_may_not_watch_257_topics(api: Api, topic: str) -> None:
-    chosen = {f"{topic}.{number}": {} for number in range(257)}
+    chosen: dict[str, Any] = {f"{topic}.{number}": {} for number in range(257)}
     refused(api.call("POST", "/v0/watch", {"topics": chosen}), 400, "invalid_request")
 
 

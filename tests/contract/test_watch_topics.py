@@ -199,7 +199,7 @@ def test_a_client_that_missed_the_recreation_of_a_topic_is_told_again(api: Api, 
         recreated(stream, topic, 8)
     with Stream(api.address, url, last_event_id=last_id) as stream:
         recreated(stream, topic, 8)
-        last_id = stream.blocks[-1].id
+        last_id = stream.blocks[-1].id or ""
     with Stream(api.address, url, last_event_id=last_id) as stream:
         told = stream.told([topic])
         assert (told.tombstones, told.records) == ([], [])

@@ -1,4 +1,4 @@
-"""A part of the walk over all faults; the whole is a program of its own (`tests.campaigns.fault_walk`)."""
+"""A part of the walk over all faults; `tests.campaigns.fault_walk` goes all the way."""
 
 from __future__ import annotations
 

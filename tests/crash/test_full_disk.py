@@ -129,7 +129,7 @@ def without_reserves(data: Path) -> None:
         path.unlink()
 
 
-def test_a_shard_without_a_reserve_whose_log_is_full_starts_to_be_read_and_goes_on_when_there_is_room(
+def test_a_shard_without_a_reserve_whose_log_is_full_can_be_read_and_goes_on_when_there_is_room(
     disk: Path,
 ) -> None:
     with serving(disk) as server:

@@ -46,7 +46,7 @@ def fill_with_deletes(api: Api) -> None:
 def test_a_full_disk_during_a_streamed_append_gives_no_seq_twice_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """A read moves the floor of the topic meanwhile, and the frame that tells of it finds no room."""
+    """A read moves the floor of the topic meanwhile; the frame that tells of it finds no room."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
         Server(

@@ -179,7 +179,10 @@ def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_restart_gives_the_same_topics_back(tmp_path: Path, end: str) -> None:
     topics = {durability: durability for durability in CLASSES}
-    record = b'{"records":[{"data":{ "b":1.10,"a":1E400 },"meta":{"k":"\\u0041"},"tag":"\xc3\xa9","node":"n"},{"data":null}]}'
+    record = (
+        b'{"records":[{"data":{ "b":1.10,"a":1E400 },"meta":{"k":"\\u0041"},"tag":"\xc3\xa9",'
+        b'"node":"n"},{"data":null}]}'
+    )
     with Server(tmp_path / "data", shards=2) as server:
         with Api(server.address) as api:
             for topic, durability in topics.items():

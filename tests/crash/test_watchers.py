@@ -22,7 +22,8 @@ def test_watchers_see_every_record_once_or_are_told_of_the_gap(tmp_path: Path) -
         summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS, watchers=WATCHERS)
     except BaseException:
         print(
-            f"repeat with: python -m tests.campaigns.watchers --seconds {SECONDS} --watchers {WATCHERS} --seed {SEED}"
+            f"repeat with: python -m tests.campaigns.watchers --seconds {SECONDS} --watchers"
+            f" {WATCHERS} --seed {SEED}"
         )
         raise
     assert not summary.problems, str(summary)

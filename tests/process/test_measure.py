@@ -7,11 +7,9 @@ import trio.testing
 
 from tests.actors.link.link_support import Pair
 from topics.actors.link import counters
-from topics.actors.link.counters import REGISTRY, CounterWords
-from topics.actors.link.process_id import ProcessKind, shard_id
+from topics.actors.link.counters import CounterWords
+from topics.actors.link.process_id import shard_id
 from topics.process.measure import BEAT_S, measure
-from topics.process.shard_writer import _log_counts
-from topics.storage.wal.progress import WalCounters
 
 
 async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_process_count(
@@ -31,9 +29,3 @@ async def test_each_beat_stores_how_late_it_is_and_what_the_links_and_the_proces
     assert totals["topics_wal_fsyncs_total"] == (4,)
     assert totals["topics_loop_lag_us"][-1] == 2
     pair.close()
-
-
-def test_everything_that_a_shard_counts_is_declared() -> None:
-    counted = _log_counts(WalCounters(frames=1, batches=2, fsyncs=3, bytes_written=4, rotations=5))
-    assert [*counted.values()] == [1, 2, 3, 4, 5]
-    assert counted.keys() <= {metric.name for metric in REGISTRY[ProcessKind.SHARD]}

@@ -5,7 +5,6 @@ the server again.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from topics.config import Settings
 from topics.errors import ExitCode
-from topics.process import children, drain
+from topics.process import drain
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_BOOT_ID = """
@@ -64,12 +63,3 @@ def test_systemd_starts_no_server_again_that_a_restart_does_not_mend() -> None:
 def test_systemd_gives_a_stop_the_time_that_it_takes() -> None:
     needed_ms = Settings().drain_ms + drain.STOP_EXTENSION_MS
     assert int(unit()["TimeoutStopSec"]) * 1000 >= needed_ms
-
-
-def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_kind: int, _limits: tuple[int, int]) -> None:
-        raise ValueError("not allowed to raise maximum limit")
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4000))
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert children.raise_file_limit() == (256, 256)

@@ -1,30 +1,25 @@
+"""A job: rows are appended once, whatever fails on the way."""
+
 from __future__ import annotations
 
 import io
-import os
-import signal
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.client.stub_server import Fault, StubServer
 from topics.client.errors import RequestError
-from topics.client.http import Target
+from topics.client.http import Target, TopicsClient
 from topics.spark.errors import JobError
-from topics.spark.main import main
-from topics.spark.producer import HOUR_MS, WINDOW_MS, produce
+from topics.spark.producer import HOUR_MS, WINDOW_MS, open_topic, produce
 from topics.spark.reading import format_of, read
 from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 CRASH = Fault(
     status=500, code="internal"
@@ -39,26 +34,8 @@ def ids(stub: StubServer, topic: str = "t") -> list[int]:
     return [record["data"]["id"] for record in stub.topics[topic].records]
 
 
-def test_every_row_becomes_one_record_verbatim(spark: SparkSession, stub: StubServer) -> None:
-    rows = [(1, 'quote " and \\ and é\n', 1.5, None), (2, None, -0.25, "tag 2"), (3, "", 1e300, "")]
-    df = spark.createDataFrame(rows, "id long, `a.b` string, x double, tag string")
-    summary = produce(
-        df.coalesce(1), "t", target=target(stub), tag_column="tag", node="n1", job_id="j"
-    )
-    assert stub.topics["t"].records == [
-        {"data": {"id": 1, "a.b": 'quote " and \\ and é\n', "x": 1.5, "tag": None}},
-        {"data": {"id": 2, "a.b": None, "x": -0.25, "tag": "tag 2"}, "tag": "tag 2"},
-        {"data": {"id": 3, "a.b": "", "x": 1e300, "tag": ""}, "tag": ""},
-    ]
-    assert (
-        summary.records,
-        summary.appended,
-        summary.first_seq,
-        summary.last_seq,
-        summary.agrees,
-    ) == (3, 3, 1, 3, True)
-
-
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_task_that_dies_after_three_of_five_chunks_appends_nothing_twice(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -77,6 +54,8 @@ def test_a_task_that_dies_after_three_of_five_chunks_appends_nothing_twice(
     assert (summary.head_before, summary.head_after, summary.agrees) == (0, 5000, True)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("job_id", ["nightly", None], ids=["named job", "job named by its rows"])
 def test_a_job_that_is_run_again_appends_nothing(
     spark: SparkSession, stub: StubServer, job_id: str | None
@@ -95,6 +74,8 @@ def test_a_job_that_is_run_again_appends_nothing(
     assert (again.first_seq, again.last_seq, again.job_id) == (1, 10_000, first.job_id)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_named_job_computes_its_rows_once(spark: SparkSession, stub: StubServer) -> None:
     computed = spark.sparkContext.accumulator(0)
 
@@ -111,12 +92,8 @@ def test_a_named_job_computes_its_rows_once(spark: SparkSession, stub: StubServe
     assert out.getvalue().startswith("1,000 records, ")
 
 
-def test_other_rows_are_another_job(spark: SparkSession, stub: StubServer) -> None:
-    produce(spark.range(0, 100, 1, 1), "t", target=target(stub))
-    summary = produce(spark.range(1, 101, 1, 1), "t", target=target(stub))
-    assert (summary.appended, summary.deduped) == (100, 0)
-
-
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -146,6 +123,8 @@ def test_an_attempt_that_sees_other_rows_duplicates_and_never_loses(
     assert "3,000 more than this job accounts for" in summary.text()
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_busy_and_broken_answers_are_repeated_within_the_task(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -166,6 +145,8 @@ def test_busy_and_broken_answers_are_repeated_within_the_task(
     assert (summary.requests, summary.retries, summary.repeated, summary.agrees) == (3, 4, 1, True)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_refusal_fails_the_job_with_code_topic_and_advice_in_one_line(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -179,6 +160,8 @@ def test_a_refusal_fails_the_job_with_code_topic_and_advice_in_one_line(
     assert stub.statuses("POST") == [422] * 4  # Spark's four attempts, one request each
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_another_writer_shows_as_a_disagreement(spark: SparkSession, stub: StubServer) -> None:
     class Meddler(io.StringIO):
         """Stands for another client: it appends when the first progress is shown."""
@@ -196,12 +179,16 @@ def test_another_writer_shows_as_a_disagreement(spark: SparkSession, stub: StubS
     assert "Another writer" in summary.text()
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_an_empty_frame_is_a_job_too(spark: SparkSession, stub: StubServer) -> None:
     summary = produce(spark.range(0), "t", target=target(stub))
     assert (summary.records, summary.requests, summary.agrees) == (0, 0, True)
     assert stub.statuses("POST") == []
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_new_topic_gets_a_window_of_a_week_and_the_durability(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -209,6 +196,8 @@ def test_a_new_topic_gets_a_window_of_a_week_and_the_durability(
     assert stub.topics["t"].config == {"idempotency_window_ms": WINDOW_MS, "durability": "fsync"}
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_an_existing_topic_keeps_its_window_with_a_warning_when_it_is_short(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -222,6 +211,8 @@ def test_an_existing_topic_keeps_its_window_with_a_warning_when_it_is_short(
     assert "120 s only" in lines[0]
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_topic_that_cannot_be_made_fails_before_any_row_is_read(
     spark: SparkSession, stub: StubServer
 ) -> None:
@@ -230,6 +221,8 @@ def test_a_topic_that_cannot_be_made_fails_before_any_row_is_read(
         produce(spark.range(1), "t", target=closed)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 def test_files_have_the_same_keys_in_every_run(
     spark: SparkSession, stub: StubServer, tmp_path: Path, form: str
@@ -255,6 +248,8 @@ def test_files_have_the_same_keys_in_every_run(
     )
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_tabs_separate_the_columns_of_a_tsv_file(
     spark: SparkSession, stub: StubServer, tmp_path: Path
 ) -> None:
@@ -267,6 +262,8 @@ def test_tabs_separate_the_columns_of_a_tsv_file(
     ]
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) -> None:
     df = spark.range(0, 100, 1, 1).selectExpr("id", "repeat('x', 1000) as pad")
     summary = produce(df, "t", target=target(stub), batch_bytes=10_500, job_id="j")
@@ -274,48 +271,31 @@ def test_batches_end_at_the_byte_limit(spark: SparkSession, stub: StubServer) ->
     assert summary.requests == 10
 
 
-def test_the_command_line_runs_a_job_and_tells_by_its_exit_status(
-    unstopped: SparkSession,
+# Opening the topic needs no JVM.
+
+
+def test_a_topic_that_is_absent_is_made_and_one_that_exists_keeps_its_config(
     stub: StubServer,
-    fifty_rows: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line: list[Any] = [str(fifty_rows), "t", "--url", stub.url, "--batch-bytes", "1KiB", "--quiet"]
-    assert main(line) == 0
-    assert "50 appended, 0 already there" in capsys.readouterr().out
-    assert main(line) == 0
-    assert "0 appended, 50 already there" in capsys.readouterr().out
-    assert main([*line[:-1], "--job-id", "j", "--total", "50"]) == 0
-    shown = capsys.readouterr()
-    assert "50 appended, 0 already there from an earlier run of job j" in shown.out
-    assert "50 of 50 records, 100 %" in shown.err
-    assert main([str(tmp_path / "absent.csv"), *line[1:]]) == 1
-    assert "absent.csv: no such file or directory" in capsys.readouterr().err
+    stub.make("kept", idempotency_window_ms=HOUR_MS, durability="memory")
+    with TopicsClient(target(stub)) as client:
+        made = open_topic(client, "made", None, pytest.fail)
+        kept = open_topic(client, "kept", None, pytest.fail)
+    assert made["config"]["idempotency_window_ms"] == WINDOW_MS
+    assert kept["config"]["durability"] == "memory"
+    assert stub.statuses("PUT") == [201]
 
 
-def test_an_interrupted_job_says_so_in_one_line_and_goes_on_when_run_again(
-    unstopped: SparkSession,
-    stub: StubServer,
-    fifty_rows: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    line = [str(fifty_rows), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
-    stub.faults.extend([None, None, *[Fault(status=429, code="throttled")] * 100])
+def test_a_named_durability_changes_a_topic_that_has_another(stub: StubServer) -> None:
+    stub.make("t", idempotency_window_ms=HOUR_MS, durability="memory")
+    with TopicsClient(target(stub)) as client:
+        for _ in range(2):
+            state = open_topic(client, "t", "fsync", pytest.fail)
+            assert state["config"]["durability"] == "fsync"
+    assert stub.statuses("PUT") == [200], "the second time it is as named"
 
-    def interrupt() -> None:
-        deadline = time.monotonic() + 60
-        while 429 not in stub.statuses("POST") and time.monotonic() < deadline:
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
 
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(interrupt)
-        assert main(line) == 130
-    stub.faults.clear()
-    assert (
-        capsys.readouterr().err == "interrupted; run the job again, it goes on where it stopped\n"
-    )
-    assert main(line) == 0
-    assert "50 records" in capsys.readouterr().out
-    assert sorted(ids(stub)) == list(range(50))
+def test_a_queue_is_no_topic_for_rows(stub: StubServer) -> None:
+    stub.make("q", type="queue")
+    with TopicsClient(target(stub)) as client, pytest.raises(JobError, match="is a queue"):
+        open_topic(client, "q", None, pytest.fail)

@@ -1,3 +1,5 @@
+"""The requests of the client, their retries, and the command ``ready``."""
+
 from __future__ import annotations
 
 import socket

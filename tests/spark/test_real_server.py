@@ -87,7 +87,7 @@ def small_blocks(spark: SparkSession) -> Iterator[None]:
     of what came before.
     """
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(name)
+    before = spark.conf.get(name) or ""
     spark.conf.set(name, "500")
     yield
     spark.conf.set(name, before)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.client.stub_server import Fault, StubServer
 from tests.server import Server
 from topics.client.errors import RequestError
 from topics.client.http import Target, TopicsClient
-from topics.spark import main as command
 from topics.spark.errors import JobError
 from topics.spark.preflight import check_server, check_spark
 
@@ -208,24 +206,3 @@ def test_no_java_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match="there is no java on PATH"):
         check_spark()
-
-
-def test_the_command_asks_for_file_server_and_java_before_it_loads_pyspark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def told(*arguments: str) -> str:
-        assert command.main([*arguments]) == 1
-        return capsys.readouterr().err
-
-    monkeypatch.setattr(command, "session", pytest.fail)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    (tmp_path / "rows.csv").write_text("a\n1\n")
-    with StubServer() as stub:
-        assert "absent.csv: no such file or directory" in told(
-            str(tmp_path / "absent.csv"), "t", "--url", stub.url
-        )
-        assert stub.seen == []
-        said = told(str(tmp_path / "rows.csv"), "t", "--url", stub.url)
-        assert in_one_line(said)
-        assert ("Java" if find_spec("pyspark") else "pyspark") in said
-        assert stub.topics == {}

@@ -1,3 +1,5 @@
+"""The idempotency key of a chunk."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -23,7 +25,7 @@ def test_each_part_of_the_place_and_the_content_make_another_key() -> None:
         (*PLACE[:4], 4999, PLACE[5]),
         (*PLACE[:5], b"bodz"),
     ]
-    keys = {chunk_key(*place) for place in [PLACE, *others]}  # type: ignore[arg-type]
+    keys = {chunk_key(*place) for place in [PLACE, *others]}
     assert len(keys) == len(others) + 1
 
 

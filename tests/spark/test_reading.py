@@ -21,12 +21,11 @@ from tests.client.stub_server import StubServer
 from topics.client.http import Target
 from topics.spark.errors import JobError
 from topics.spark.producer import produce
-from topics.spark.reading import check_csv, check_json, read
+from topics.spark.reading import check_csv, check_json, format_of, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-spark_test = [pytest.mark.spark, pytest.mark.timeout(300)]
 Load = Callable[..., list[Any]]
 
 
@@ -343,3 +342,18 @@ def test_the_check_of_a_line_reads_as_python_does() -> None:
             b"[" * 100_000,
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("a/b.csv.gz", "csv"),
+        ("b.tsv", "csv"),
+        ("x.ndjson", "json"),
+        ("s3://b/x.JSONL", "json"),
+        ("dir", "parquet"),
+        ("v1.2", "parquet"),
+    ],
+)
+def test_the_format_follows_the_suffix(source: str, form: str) -> None:
+    assert format_of(source) == form

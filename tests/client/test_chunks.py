@@ -1,3 +1,5 @@
+"""Where a stream of records is cut into request bodies."""
+
 from __future__ import annotations
 
 import json

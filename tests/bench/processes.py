@@ -1,0 +1,130 @@
+"""Processor time and memory of a server's processes while something runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.server import Server
+
+TICK_HZ = os.sysconf("SC_CLK_TCK")
+
+
+class MemoryGroup:
+    """A cgroup for the server; ``limit`` 0: none. Without the right to make one, nothing is
+    limited.
+    """
+
+    def __init__(self, limit: int) -> None:
+        v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        self.folder = (
+            Path("/sys/fs/cgroup") / ("" if v2 else "memory") / f"topics-bench-{os.getpid()}"
+        )
+        self.limited = False
+        if limit:
+            with contextlib.suppress(OSError):
+                self.folder.mkdir()
+                (self.folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(
+                    str(limit)
+                )
+                self.limited = True
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """What is started inside belongs to it."""
+        if self.limited:
+            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            if self.limited:
+                (self.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        if self.limited:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+
+def rss_mb(pids: list[int]) -> tuple[float, float]:
+    """Anonymous and mapped memory of some processes, together; shared memory between them is left
+    out.
+    """
+    anon = file = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("RssAnon"):
+                    anon += int(line.split()[1])
+                elif line.startswith("RssFile"):
+                    file += int(line.split()[1])
+    return anon / 1024, file / 1024
+
+
+class Sampler(threading.Thread):
+    """Memory of the server while something runs."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[float, float]] = []
+        self._pids, self._end = server.pids(), threading.Event()
+
+    def run(self) -> None:
+        while not self._end.wait(0.2):
+            self.samples.append(rss_mb(self._pids))
+
+    def stop(self) -> tuple[float, float, float, float]:
+        """Smallest and largest anonymous, smallest and largest mapped memory, in MB."""
+        self._end.set()
+        self.join()
+        anon, file = zip(*(self.samples or [rss_mb(self._pids)]), strict=True)
+        return min(anon), max(anon), min(file), max(file)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK_HZ
+
+
+def machine_s() -> float:
+    """The processor time that all processes have used, and what the host has taken away."""
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split(None, 9)[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / TICK_HZ
+
+
+class Usage:
+    """CPU of front, shards, this process and all others from here on, in shares of one core."""
+
+    def __init__(self, server: Server) -> None:
+        self._roles = server.roles()
+        self._began, self._before, self._own, self._all = (
+            time.perf_counter(),
+            self._now(),
+            time.process_time(),
+            machine_s(),
+        )
+
+    def _now(self) -> dict[str, float]:
+        return {role: cpu_s(pid) for role, pid in sorted(self._roles.items())}
+
+    def __str__(self) -> str:
+        took, now = time.perf_counter() - self._began, self._now()
+        used = {role.split()[0]: now[role] - self._before[role] for role in now} | {
+            "client": time.process_time() - self._own
+        }
+        used["others"] = max(machine_s() - self._all - sum(used.values()), 0)
+        return ", ".join(f"{who} {share / took:.0%}" for who, share in used.items())
+
+
+def quiet(server: Server) -> None:
+    """Until nothing is sealed any more: the processes use no time."""
+    pids, before = server.pids(), -1.0
+    while (now := sum(map(cpu_s, pids))) - before > 0.05:
+        before = now
+        time.sleep(1)

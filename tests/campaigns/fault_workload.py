@@ -1,0 +1,217 @@
+"""The workload of `fault_walk`, and what the shard has answered to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from tests.campaigns.fault_disk import FaultDisk
+from tests.support.shard import Desk
+from topics.actors.link.board import ShardState
+from topics.actors.shard.context import clock
+from topics.storage.data_dir import DataDirectory
+from topics.storage.recovery.steps import recover
+
+FILE_BYTES = 16 << 10
+ANSWER_S = 20.0
+
+
+@dataclass(slots=True)
+class Journal:
+    """What the shard has answered."""
+
+    records: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # by topic, acknowledged and not deleted
+    classes: dict[str, str] = field(default_factory=dict)
+    highest: dict[str, int] = field(default_factory=dict)  # seq that was handed out
+    refused: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)  # acknowledged deletes of topics
+    deleted: dict[str, set[str]] = field(default_factory=dict)
+    read_only: bool = False
+    answered: int = 0
+
+
+class Walker:
+    """One run of the workload on one shard."""
+
+    def __init__(self, path: Path, disk: FaultDisk, journal: Journal) -> None:
+        self.path, self.disk, self.journal = path, disk, journal
+        self.desk: Desk
+        self._number = 0
+
+    async def run(self, *, stop: bool) -> None:
+        """The whole workload, then an orderly stop or a kill."""
+        DataDirectory(self.path, shards=1).close()
+        shard = recover(
+            self.path, 0, 1, clock(), wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000, boot="b"
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                self.desk = Desk(self.path, nursery, shard=shard)
+                nursery.start_soon(self.desk.loop.follow_log)
+                self.desk.loop.context.room.show()
+                await self._work()
+                await self._find_room()
+                self.journal.read_only = self.desk.loop.context.room.broken is not None
+                nursery.cancel_scope.cancel()
+            if stop:
+                shard.wal.stop()
+                if not self.journal.read_only:
+                    self.desk.loop.services.sealing.write_last()
+        except OSError:
+            if not stop:
+                raise
+        finally:
+            self.disk.dead = True
+            shard.wal.writer.stop()
+            for file in shard.wal._files:
+                file.close()
+
+    async def _work(self) -> None:
+        for topic, durability in (
+            ("f", "fsync"),
+            ("d", "disk"),
+            ("m", "memory"),
+            ("e", "ephemeral"),
+            ("g", "fsync"),
+            ("c", "disk"),
+        ):
+            await self._put(topic, durability=durability)
+        await self._appends("fdmegc", 3)
+        await self._burst("d", 4)
+        await self._append("d", 3, 4_000)  # streamed
+        await self._append("f", 3, 4_000)
+        await self._round()
+        await self._delete_records("f", match="even")
+        await self._delete_records("d", before_seq=3)
+        await self._appends("fdgc", 4)
+        await self._put("c", durability="ephemeral")
+        await self._appends("ce", 1)
+        await self._put("c", durability="fsync")
+        await self._round()
+        await self._checkpoint()
+        await self._delete("g")
+        await self._appends("fdmec", 4)
+        await self._delete_records("f", match="even")
+        await self._append("d", 2, 6_000)
+        await self._round()
+        await self._checkpoint()
+        await self._checkpoint()
+        await self._appends("fdc", 3)
+        await self._put("g", durability="fsync")
+        await self._appends("g", 1)
+
+    # Steps
+
+    async def _put(self, topic: str, **config: Any) -> None:
+        if await self._answer(self.desk.put(topic, **config)) is not None:
+            self.journal.classes[topic] = config["durability"]
+            self.journal.records.setdefault(topic, {})
+            self.journal.gone.discard(topic)
+
+    async def _appends(self, topics: str, rounds: int) -> None:
+        for _ in range(rounds):
+            for topic in topics:
+                await self._append(topic, 2, 400)
+
+    def _records(self, count: int, size: int) -> list[dict[str, Any]]:
+        made = []
+        for _ in range(count):
+            self._number += 1
+            made.append(
+                {
+                    "data": f"{self._number} {'x' * size}",
+                    "tag": "odd" if self._number % 2 else "even",
+                }
+            )
+        return made
+
+    async def _append(self, topic: str, count: int, size: int) -> None:
+        records = self._records(count, size)
+        asked = self.desk.append_raw(
+            topic, msgspec.json.encode({"records": records, "create": False})
+        )
+        self._note(topic, records, await self._answer(asked))
+
+    async def _burst(self, topic: str, count: int) -> None:
+        parts = [self._records(1, 300) for _ in range(count)]
+        number = self.desk.append_many(
+            topic, *({"records": part, "create": False} for part in parts)
+        )
+        self.desk.loop.end_turn()
+        with trio.fail_after(ANSWER_S):
+            while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
+                await trio.sleep(0.0002)
+        try:
+            ((_, answers),) = self.desk.batches()
+        except AssertionError:
+            answers = [{"code": "refused"}] * count
+        assert number
+        for part, answer in zip(parts, answers, strict=True):
+            self._note(topic, part, None if "code" in answer else answer)
+
+    def _note(
+        self, topic: str, records: list[dict[str, Any]], answer: dict[str, Any] | None
+    ) -> None:
+        if answer is None:
+            self.journal.refused |= {record["data"].split()[0] for record in records}
+            return
+        for seq, record in zip(answer["seqs"], records, strict=True):
+            if self.journal.classes[topic] != "ephemeral":
+                self.journal.records[topic][seq] = record["data"].split()[0]
+            self.journal.highest[topic] = seq
+
+    async def _delete_records(self, topic: str, **asked: Any) -> None:
+        held = self.journal.records.get(topic, {})
+        if await self._answer(self.desk.delete_records(topic, **asked)) is None:
+            return
+        for seq in list(held):
+            if seq < asked.get("before_seq", 0) or ("match" in asked and int(held[seq]) % 2 == 0):
+                self.journal.deleted.setdefault(topic, set()).add(held.pop(seq))
+
+    async def _delete(self, topic: str) -> None:
+        if await self._answer(self.desk.delete(topic)) is not None:
+            self.journal.records.pop(topic, None)
+            self.journal.highest.pop(topic, None)
+            self.journal.gone.add(topic)
+
+    async def _answer(self, number: int) -> dict[str, Any] | None:
+        """The answer, None when it is a refusal."""
+        self.desk.loop.end_turn()
+        with trio.fail_after(ANSWER_S):
+            while not (found := self.desk.bodies()):  # noqa: ASYNC110 - no event tells
+                await trio.sleep(0.0002)
+        ((answered, body),) = found
+        assert answered == number, "one request at a time"
+        self.journal.answered += 1
+        return None if "code" in body else body
+
+    async def _round(self) -> None:
+        await self._sealing(self.desk.loop.services.sealing._round)
+
+    async def _checkpoint(self) -> None:
+        await self._sealing(self.desk.loop.services.sealing.checkpoint)
+
+    async def _sealing(self, what: Any) -> None:
+        if self.desk.log.failed is None:
+            try:
+                await what()
+            except OSError:
+                return
+
+    async def _find_room(self) -> None:
+        """The disk works again: a shard that was short of room goes on without a restart."""
+        self.disk.heal()
+        room = self.desk.loop.context.room
+        room.show()
+        if self.desk.words.state == ShardState.NO_ROOM:
+            assert await room.find_room(), "there is room"
+            if "f" in self.journal.records:
+                await self._append("f", 1, 100)
+                refused = str(self._number) in self.journal.refused
+                assert not refused, "there is room, and the shard does not take it"

@@ -1,0 +1,28 @@
+"""The error of a request: one line that names topic, status and code, and says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics.client.errors import ADVICE, RequestError
+
+
+@pytest.mark.parametrize(("code", "advice"), ADVICE.items())
+def test_a_known_code_comes_with_its_advice(code: str, advice: str) -> None:
+    assert str(RequestError("t", 500, code, "no")) == f'topic "t": 500 {code}: no ({advice})'
+
+
+def test_an_unknown_code_comes_without_advice() -> None:
+    assert str(RequestError("t", 418, "teapot", "short")) == 'topic "t": 418 teapot: short'
+
+
+def test_a_message_of_several_lines_becomes_one() -> None:
+    error = RequestError("t", 400, "x", " one\n\ttwo  three\r\n")
+    assert error.message == "one two three"
+    assert "\n" not in str(error)
+
+
+def test_a_request_without_an_answer_says_so_and_keeps_its_parts() -> None:
+    error = RequestError("t", 0, "unreachable", "refused")
+    assert str(error).startswith('topic "t": no answer unreachable: refused (is the server running')
+    assert (error.topic, error.status, error.code) == ("t", 0, "unreachable")

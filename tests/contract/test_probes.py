@@ -1,0 +1,42 @@
+"""Liveness and readiness (§8.1, §8.2)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.contract.api import Api, listed, ok
+from tests.server import Server
+
+
+@pytest.mark.parametrize("path", ["/v0/health", "/healthz"], ids=lambda path: f"8.1 {path}")
+def test_health(api: Api, path: str) -> None:
+    answers = [api.call("GET", path) for _ in range(2)]
+    first, second = [answer.json() for answer in answers]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].headers["content-type"].split(";")[0] == "application/json"
+    assert first["status"] == "ok"
+    assert isinstance(first["version"], str)
+    assert isinstance(first["uptime_ms"], int)
+    assert 0 <= first["uptime_ms"] <= second["uptime_ms"]
+
+
+@pytest.mark.parametrize("path", ["/v0/ready", "/readyz"], ids=lambda path: f"8.2 {path}")
+def test_ready(api: Api, path: str) -> None:
+    answer = api.call("GET", path)
+    assert answer.status == 200
+    body = answer.json()
+    assert (body["status"], body["wal_replay_complete"]) == ("ready", True)
+    assert isinstance(body["topics"], int)
+
+
+def test_ready_counts_the_topics(server: Server, api: Api, topic: str) -> None:
+    """A probe may lag behind the writes a little."""
+    ok(api.put(topic), 201)
+    names = listed(api, page_size=1000)
+    assert topic in names
+    deadline = time.monotonic() + 5
+    while (count := api.call("GET", "/v0/ready").json()["topics"]) != len(names):
+        assert time.monotonic() < deadline, f"{count} topics, there are {len(names)}"
+        time.sleep(0.02)

@@ -1,0 +1,209 @@
+"""Records that expire (§1.1, §3.3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.contract.api import Api, ok, refused
+from tests.contract.retained import erased, floors, gap, page_of, put, seqs
+from tests.server import Server
+
+pytestmark = pytest.mark.slow
+
+
+OLD_S = 3.0
+TTL_MS = 2500  # between the age of the old records and that of those that a test adds
+OLD = [{"data": number, "tag": f"t{number}", "node": "me"} for number in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def old_topics(server: Server, new_name: Callable[[], str]) -> tuple[list[str], float]:
+    """Topics with five records each and no TTL, and when they were written: all of them age
+    together.
+    """
+    names = [new_name() for _ in range(24)]
+    with Api(server.address) as api:
+        for name in names:
+            for number, record in enumerate(OLD):
+                answer = api.append(name, records=[record], idempotency_key=f"k{number}")
+                ok(answer, answer.status)
+    return names, time.monotonic()
+
+
+@pytest.fixture
+def old(old_topics: tuple[list[str], float]) -> str:
+    """A topic whose records, seqs 1 to 5, are older than ``TTL_MS``."""
+    names, born = old_topics
+    time.sleep(max(0.0, born + OLD_S - time.monotonic()))
+    return names.pop()
+
+
+def test_expired_records_are_gone_from_reads_and_state(api: Api, old: str) -> None:
+    before = floors(api, old)["bytes"]
+    ok(api.append(old, 6, 7))
+    fresh = floors(api, old)["bytes"] - before
+    put(api, old, ttl_ms=TTL_MS)
+    assert floors(api, old) == {"head_seq": 7, "earliest_seq": 6, "count": 2, "bytes": fresh}
+    page = page_of(api, old, 0)
+    assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6, 7])
+    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(1, 8)] == [
+        (2, 5),
+        (3, 5),
+        (4, 5),
+        (5, 5),
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_topic_whose_records_have_all_expired_is_empty(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
+    page = page_of(api, old, 0)
+    assert (
+        gap(page, "ttl"),
+        page["records"],
+        page["next_from_seq"],
+        page["caught_up"],
+        page["lag"],
+    ) == ((1, 5), [], 5, True, 0)
+    assert gap(page_of(api, old, 5)) is None
+    assert ok(api.delete(old, if_empty="true"))["deleted"] is True
+
+
+def test_seqs_go_on_after_all_records_have_expired(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert ok(api.append(old, "new"))["seqs"] == [6]
+    page = page_of(api, old, 3)
+    assert (gap(page, "ttl"), seqs(page)) == ((4, 5), [6])
+
+
+def test_a_ttl_that_has_not_passed_takes_nothing(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=3_600_000)
+    page = page_of(api, old, 0)
+    assert (gap(page), seqs(page)) == (None, [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["3.3 seen", "3.3 unseen"])
+@pytest.mark.parametrize("ttl_ms", [0, 3_600_000])
+def test_a_relaxed_ttl_brings_nothing_back(api: Api, old: str, looked: bool, ttl_ms: int) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    if looked:
+        assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+    put(api, old, ttl_ms=ttl_ms)
+    assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+    ok(api.append(old, "new"))
+    page = page_of(api, old, 0)
+    assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6])
+
+
+def test_expired_records_leave_room_in_a_topic_that_rejects(api: Api, old: str) -> None:
+    put(api, old, cap_records=5, discard="reject")
+    refused(api.append(old, 6), 422, "topic_full")
+    put(api, old, ttl_ms=TTL_MS)
+    ok(api.append(old, 6, 7, 8, 9, 10))
+    refused(api.append(old, 11), 422, "topic_full")
+
+
+def test_expired_records_do_not_count_against_a_cap(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    put(api, old, cap_records=3)
+    ok(api.append(old, 6, 7, 8))
+    page = page_of(api, old, 0)
+    assert (gap(page, "ttl"), seqs(page)) == ((1, 5), [6, 7, 8])
+
+
+def test_cap_and_ttl_together_are_mixed(api: Api, old: str) -> None:
+    put(api, old, cap_records=3)
+    assert gap(page_of(api, old, 0), "cap") == (1, 2)
+    put(api, old, ttl_ms=TTL_MS)
+    assert gap(page_of(api, old, 0), "mixed") == (1, 5)
+    assert gap(page_of(api, old, 2), "ttl", "mixed") == (3, 5)
+    assert gap(page_of(api, old, 5)) is None
+
+
+def test_a_ttl_gap_reaches_across_deleted_records(api: Api, old: str) -> None:
+    assert erased(api, old, before_seq=3) == 2
+    put(api, old, ttl_ms=TTL_MS)
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+
+
+def test_deleted_records_behind_expired_ones_are_silent(api: Api, old: str) -> None:
+    assert erased(api, old, match="t4") + erased(api, old, match="t5") == 2
+    put(api, old, ttl_ms=TTL_MS)
+    assert floors(api, old)["earliest_seq"] == 6
+    assert [gap(page_of(api, old, cursor), "ttl") for cursor in range(6)] == [
+        (1, 5),
+        (2, 5),
+        (3, 5),
+        None,
+        None,
+        None,
+    ]
+
+
+def test_what_was_deleted_cannot_expire(api: Api, old: str) -> None:
+    assert erased(api, old, before_seq=6) == 5
+    put(api, old, ttl_ms=TTL_MS)
+    assert gap(page_of(api, old, 0)) is None
+
+
+def test_what_has_expired_cannot_be_deleted(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert erased(api, old, match=["tag", "Glob", "t*"]) == 0
+    assert erased(api, old, before_seq=100) == 0
+    assert gap(page_of(api, old, 0), "ttl") == (1, 5)
+
+
+def test_a_deduped_answer_is_given_though_its_record_has_expired(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    assert page_of(api, old, 0)["records"] == []
+    again = ok(api.append(old, "other", idempotency_key="k1"))
+    assert (again["deduped"], again["seqs"], again["head_seq"]) == (True, [2], 2)
+
+
+def test_a_long_poll_over_expired_records_ends_with_the_tombstone(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    sent = time.monotonic()
+    page = page_of(api, old, 0, wait_ms=20_000)
+    assert time.monotonic() - sent < 10
+    assert (gap(page, "ttl"), page["records"]) == ((1, 5), [])
+
+
+def test_the_node_filter_comes_after_the_ttl(api: Api, old: str) -> None:
+    put(api, old, ttl_ms=TTL_MS)
+    page = page_of(api, old, 0, node="me")
+    assert (gap(page, "ttl"), page["records"], page["next_from_seq"]) == ((1, 5), [], 5)
+
+
+@pytest.mark.slow
+def test_records_expire_by_their_ts_while_nobody_looks(api: Api, topic: str) -> None:
+    put(api, topic, ttl_ms=700)
+    ok(api.append(topic, 1, 2))
+    time.sleep(0.4)
+    ok(api.append(topic, 3))
+    time.sleep(0.8)
+    assert gap(page_of(api, topic, 0), "ttl") == (1, 3)
+    assert floors(api, topic) == {"head_seq": 3, "earliest_seq": 4, "count": 0, "bytes": 0}
+
+
+@pytest.mark.slow
+def test_no_read_shows_what_had_expired_when_it_was_asked(api: Api, topic: str) -> None:
+    put(api, topic, ttl_ms=300)
+    until = time.monotonic() + 1.5
+    number, floor = 0, 1
+    while time.monotonic() < until:
+        number += 1
+        ok(api.append(topic, number))
+        asked = time.time_ns() // 1_000_000
+        page = page_of(api, topic, 0)
+        assert all(asked - record["$ts"] <= 300 for record in page["records"])
+        assert page["earliest_seq"] >= floor, "the floor went back"
+        floor = page["earliest_seq"]
+        assert seqs(page) == list(range(floor, number + 1))
+        assert gap(page, "ttl") == ((1, floor - 1) if floor > 1 else None)

@@ -1,0 +1,188 @@
+"""Disks that are full, fail, hang, or may only be read."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.mounts import (
+    Lossy,
+    freezable_disk,
+    needs_lossy,
+    needs_root,
+    remount,
+    small_disk,
+)
+from tests.contract.api import Answer, Api, ok, refused
+from tests.crash.reading import data_of
+from tests.server import Server
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+
+
+# --- no room
+
+
+def fill_up(api: Api, topic: str, payload: str, most: int) -> tuple[list[int], Answer]:
+    """Append until a write is refused: the numbers that were acknowledged, and the refusal."""
+    taken: list[int] = []
+    for number in range(most):
+        answer = api.append(topic, [number, payload])
+        if answer.status not in (200, 201):
+            return taken, answer
+        taken.append(number)
+    raise AssertionError(f"{most} writes went onto a disk that has no room for them")
+
+
+@needs_root
+def test_a_full_disk_refuses_writes_and_loses_none(tmp_path: Path) -> None:
+    """Small writes go into the log, larger ones beside it."""
+    with (
+        small_disk(tmp_path / "disk", 24 * MIB) as disk,
+        Server(disk / "data", shards=1, wal_file_bytes=1 * MIB, max_record_bytes=8 * MIB) as server,
+    ):
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+            taken, answer = fill_up(api, "t", "x" * 20_000, 3000)
+            refused(answer, 503, "not_ready")
+            assert int(answer.headers["retry-after"]) >= 0
+            assert [number for number, _ in data_of(api, "t")] == taken, "a full disk is still read"
+            assert api.append("t", [-1, "x" * 6_000_000]).status == 503
+        server.kill()
+        remount(disk, f"size={64 * MIB}")
+        server.start()
+        with Api(server.address) as api:
+            assert [number for number, _ in data_of(api, "t")] == taken
+            assert ok(api.append("t", "room again"))["seqs"] == [len(taken) + 1]
+
+
+@needs_root
+def test_a_directory_that_may_only_be_read_refuses_the_start(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 * MIB) as disk:
+        with (
+            Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+            Api(server.address) as api,
+        ):
+            ok(api.append("t", 1), 201)
+        remount(disk, "ro")
+        server = Server(disk / "data", shards=1, wal_file_bytes=1 * MIB)
+        server.spawn()
+        try:
+            assert server.wait_exit(30) not in (0, -9)
+        finally:
+            server.kill()
+        assert str(disk / "data") in server.logged
+        assert "Traceback" not in server.logged
+        remount(disk, "rw")
+        with (
+            Server(disk / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+            Api(server.address) as api,
+        ):
+            assert data_of(api, "t") == [1]
+
+
+# --- a disk that fails
+
+
+@pytest.fixture
+def lossy(tmp_path: Path) -> Iterator[Lossy]:
+    with Lossy(tmp_path / "lossy") as lossy:
+        yield lossy
+
+
+@needs_lossy
+@pytest.mark.parametrize(
+    ("operation", "durability"), [("fsync", "fsync"), ("fsync", "disk"), ("write", "disk")]
+)
+def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
+    lossy: Lossy, operation: str, durability: str
+) -> None:
+    with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": durability}), 201)
+            acknowledged: list[object] = []
+            for number in range(5):
+                ok(api.append("t", number))
+                acknowledged.append(number)
+            lossy.ctl("fault", op=operation, err=errno.EIO, count=0)
+            refusal = None
+            deadline = time.monotonic() + 10
+            while refusal is None:
+                assert time.monotonic() < deadline, "writes go on onto a disk that fails"
+                answer = api.append("t", f"in doubt {len(acknowledged)}")
+                if answer.status == 200:
+                    assert (operation, durability) == ("fsync", "disk"), (
+                        "acknowledged without the disk"
+                    )
+                    acknowledged.append(f"in doubt {len(acknowledged)}")
+                else:
+                    refusal = answer
+            refused(refusal, 503, "not_ready")
+            assert data_of(api, "t") == acknowledged, "reads go on, without the write that failed"
+            lossy.ctl("faults", clear=True)
+            if operation == "fsync":
+                refused(
+                    api.append("t", "after"), 503, "not_ready"
+                )  # never trusted again until a restart
+            assert data_of(api, "t")[: len(acknowledged)] == acknowledged
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            found = data_of(api, "t")
+            assert found[: len(acknowledged)] == acknowledged
+            assert len(found) <= len(acknowledged) + 1
+            assert ok(api.append("t", "goes on"))["seqs"][0] > len(acknowledged)
+
+
+@needs_lossy
+def test_a_disk_that_fills_up_between_writes_is_told_and_got_over(lossy: Lossy) -> None:
+    with Server(lossy.path / "data", shards=1, wal_file_bytes=256 << 10) as server:
+        with Api(server.address) as api:
+            ok(api.put("t", {"durability": "fsync"}), 201)
+            used = lossy.ctl("stat")["used"]
+            lossy.ctl("limit", bytes=used + MIB)
+            taken, answer = fill_up(api, "t", "x" * 20_000, 500)
+            refused(answer, 503, "not_ready")
+            lossy.ctl("limit", bytes=0)
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert [number for number, _ in data_of(api, "t")] == taken
+            ok(api.append("t", "room again"))
+
+
+# --- a disk that hangs
+
+
+@needs_root
+@pytest.mark.parametrize(("durability", "reason"), [("fsync", "disk_stalled"), ("disk", "stalled")])
+def test_a_disk_that_hangs_ends_the_writes_and_is_told(
+    tmp_path: Path, durability: str, reason: str
+) -> None:
+    """A short write of class ``disk`` is made by the loop, which hangs with it and shows no sign of
+    life.
+    """
+    with (
+        freezable_disk(tmp_path / "disk") as freeze,
+        Server(tmp_path / "disk" / "data", shards=1, wal_file_bytes=1 * MIB) as server,
+        Api(server.address) as api,
+    ):
+        ok(api.put("t", {"durability": durability}), 201)
+        ok(api.append("t", 1))
+        freeze(True)
+        for number in (2, 3):  # one that hangs, and one that is refused at once
+            assert refused(api.append("t", number), 503, "not_ready")["detail"]["reason"] == reason
+        ready = refused(api.call("GET", "/v0/ready"), 503, "not_ready")
+        assert ready["detail"]["shards"] == [{"shard": 0, "state": reason}]
+        if reason == "disk_stalled":
+            assert data_of(api, "t") == [1], "the loop lives, so reads go on"
+        freeze(False)
+        server.wait_ready()
+        ok(api.append("t", 4))
+        assert data_of(api, "t") == [1, 2, 4], "what hung is there; what was refused is not"

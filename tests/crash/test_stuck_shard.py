@@ -1,0 +1,54 @@
+"""A shard that stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.contract.api import Api, ok
+from tests.crash.reading import data_of
+from tests.crash.test_kill import topics_of
+from tests.server import Server
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_shard_that_stands_still_holds_up_nobody_else_and_comes_back(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", shards=2) as server:
+        (stuck,), (other,) = topics_of(0, 2), topics_of(1, 2)
+        with Api(server.address) as api:
+            for topic in (stuck, other):
+                ok(api.put(topic, {"durability": "fsync"}), 201)
+            ok(api.append(stuck, "before"))
+        shard = server.wait_roles(3)["shard 0"]
+        os.kill(shard, signal.SIGSTOP)
+        try:
+            outcomes = [_impatient(server, stuck) for _ in range(2)]
+            with Api(server.address, timeout_s=5) as api:
+                for number in range(30):
+                    ok(api.append(other, number))
+                assert len(data_of(api, other)) == 30
+        finally:
+            os.kill(shard, signal.SIGCONT)
+        with Api(server.address) as api:
+            answer = api.append(stuck, "during", idempotency_key="during")
+            while answer.status == 503:
+                time.sleep(0.05)
+                answer = api.append(stuck, "during", idempotency_key="during")
+            ok(answer)
+            ok(api.append(stuck, "after"))
+            assert data_of(api, stuck) == ["before", "during", "after"]
+    assert all(outcome in (None, 503) for outcome in outcomes), outcomes
+
+
+def _impatient(server: Server, topic: str) -> int | None:
+    """Ask for one second; the status, None when there was no answer."""
+    with Api(server.address, timeout_s=1) as api:
+        try:
+            return api.append(topic, "during", idempotency_key="during").status
+        except TimeoutError:
+            return None

@@ -1,0 +1,137 @@
+"""How a child is forked, and the signals and limits of a process."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topics.process import children
+
+ROOT = Path(__file__).parents[2]
+ENDS = """
+import os, sys
+from topics.process import children, logs
+
+def end_of(main):
+    return os.waitstatus_to_exitcode(os.waitpid(children.fork("child", main), 0)[1])
+
+def fail():
+    raise RuntimeError("told to fail")
+
+logs.configure("parent")
+print(end_of(lambda: None), end_of(lambda: sys.exit(7)), end_of(sys.exit), end_of(fail))
+"""
+NAME_AND_SIGNALS = """
+import os, signal
+from topics.process import children
+
+def show():
+    handlers = [signal.getsignal(each).name for each in (signal.SIGINT, signal.SIGTERM)]
+    name = open("/proc/self/cmdline").read().split("\\0")[0]
+    print(name, *handlers, *signal.pthread_sigmask(0, ()), flush=True)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.waitpid(children.fork("front 3", show), 0)
+"""
+
+
+@pytest.fixture
+def sigterm_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Fork in a process of its own: the test's process has threads."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_a_child_ends_with_the_code_of_its_main_and_logs_what_it_did_not_catch() -> None:
+    done = run(ENDS)
+    assert done.stdout.split() == ["0", "7", "0", "1"]
+    assert done.stderr.count('"process failed"') == 1
+    assert "RuntimeError: told to fail" in done.stderr
+
+
+def test_a_child_has_its_name_and_takes_no_signal_handler_from_its_parent() -> None:
+    assert run(NAME_AND_SIGNALS).stdout == "topics: front 3 SIG_IGN SIG_DFL\n"
+
+
+def test_a_signal_that_is_blocked_is_taken_and_no_signal_is_none() -> None:
+    numbers = {signal.SIGUSR1, signal.SIGUSR2}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        assert children.wait_for_signal(numbers, 0.0) is None
+        signal.raise_signal(signal.SIGUSR2)
+        assert children.wait_for_signal(numbers, 0.0) is signal.SIGUSR2
+        assert children.wait_for_signal(numbers, 0.001) is None, "it is taken once"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("sigterm_as_before")
+def test_a_sigterm_is_noted_and_ends_nothing() -> None:
+    was_told = children.note_sigterm()
+    assert not was_told()
+    signal.raise_signal(signal.SIGTERM)
+    assert was_told()
+
+
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [
+        (0, {"exit_code": 0}),
+        (3 << 8, {"exit_code": 3}),
+        (signal.SIGKILL, {"signal": "SIGKILL"}),
+        (signal.SIGSEGV | 0x80, {"signal": "SIGSEGV"}),
+        (signal.SIGRTMIN, {"signal": "SIGRTMIN"}),
+    ],
+)
+def test_the_end_of_a_process_is_told_by_its_code_or_its_signal(
+    status: int, fields: dict[str, int | str]
+) -> None:
+    assert children.describe_exit(int(status)) == fields
+
+
+@pytest.mark.parametrize(
+    ("before", "hard", "after"),
+    [
+        (1024, 4096, 4096),
+        (4096, 4096, 4096),
+        (1024, resource.RLIM_INFINITY, children.FILES_MAX),
+        (1024, 2 * children.FILES_MAX, children.FILES_MAX),
+        (2 * children.FILES_MAX, 2 * children.FILES_MAX, 2 * children.FILES_MAX),
+    ],
+)
+def test_the_file_limit_is_raised_to_the_hard_one_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, before: int, hard: int, after: int
+) -> None:
+    wanted: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (before, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, limits: wanted.append(limits))
+    assert children.raise_file_limit() == (before, after)
+    assert wanted == ([(after, hard)] if after != before else [])
+
+
+def test_a_file_limit_that_may_not_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_kind: int, _limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4000))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert children.raise_file_limit() == (256, 256)

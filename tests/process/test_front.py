@@ -1,0 +1,77 @@
+"""A front without clients: what it shows on the board from its start to its end."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from topics.actors.link.board import Board, FrontState
+from topics.config import Settings
+from topics.engine.access import Access
+from topics.process import front
+
+Serve = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def sigterm_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
+    """A front whose server is ``serve``, until its end."""
+    monkeypatch.setattr(front, "serve", serve)
+    with socket.socket() as listener:
+        front.main(Settings(), Access.parse(""), board, [], 0, listener)
+
+
+@pytest.mark.usefixtures("sigterm_as_before")
+def test_a_sigterm_drains_a_front_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.create(1, 1)
+    words = board.front(0)
+    states: list[FrontState] = []
+
+    async def serve(*_: object, stop: trio.Event, **__: object) -> None:
+        states.append(words.state)
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        states.append(words.state)
+
+    run(monkeypatch, board, serve)
+    assert states == [FrontState.SERVING, FrontState.DRAINING]
+    assert words.state is FrontState.DOWN
+
+
+@pytest.mark.usefixtures("sigterm_as_before")
+def test_a_sigterm_before_it_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.create(1, 1)
+    stopped: list[bool] = []
+
+    async def serve(*_: object, stop: trio.Event, **__: object) -> None:
+        stopped.append(stop.is_set())
+
+    monkeypatch.setattr(front, "note_sigterm", lambda: lambda: True)
+    run(monkeypatch, board, serve)
+    assert stopped == [True]
+    assert board.front(0).state is FrontState.DOWN
+
+
+async def test_a_front_shows_a_heartbeat_with_each_beat(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    board = Board.create(1, 2)
+    nursery.start_soon(front._beat, board, 1)
+    for _ in range(2):
+        await trio.sleep(front.HEARTBEAT_S * 1.5)
+        assert board.front(1).heartbeat_ms > 0
+        board.front(1).heartbeat_ms = 0
+    assert board.front(0).heartbeat_ms == 0

@@ -1,0 +1,101 @@
+"""A shard writer without clients: what it shows on the board, and how its start and end go."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from topics.actors.link.board import Board, ShardState
+from topics.actors.link.counters import REGISTRY
+from topics.actors.link.process_id import ProcessKind
+from topics.actors.shard.loop import ShardLoop
+from topics.config import Settings
+from topics.errors import ExitCode
+from topics.process import shard_writer
+from topics.process.shard_writer import _log_counts
+from topics.storage.disk import Damaged
+from topics.storage.pulse import Pulse
+from topics.storage.recovery.steps import open_folders, read_checkpoints
+from topics.storage.wal.progress import WalCounters
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    handler, interval = signal.getsignal(signal.SIGTERM), sys.getswitchinterval()
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "event"),
+    [
+        (Damaged(Path("/d/1.wal"), 28, "torn"), ExitCode.DAMAGED, "data damaged"),
+        (PermissionError(13, "not yours", "/d"), ExitCode.FAILED, "start failed"),
+    ],
+)
+def test_data_that_cannot_be_read_or_trusted_ends_the_process_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: ExitCode, event: str
+) -> None:
+    def recover(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shard_writer, "recover", recover)
+    board = Board.create(1, 1)
+    with capture_logs() as logged, pytest.raises(SystemExit) as ended:
+        shard_writer.main(Settings(shards=1), board, [], 0)
+    assert ended.value.code == code
+    assert [(line["event"], line["log_level"]) for line in logged] == [(event, "critical")]
+    assert board.shard(0).state is ShardState.RECOVERING
+
+
+def test_recovery_shows_its_progress_and_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.create(1, 1)
+    seen: list[tuple[ShardState, int, bool]] = []
+
+    def recover(*_: object, report: Any, **__: object) -> None:
+        words = board.shard(0)
+        for share in (0.25, 1.0):
+            report(share)
+            seen.append((words.state, words.progress_ppm, words.heartbeat_ms > 0))
+        raise OSError("enough")
+
+    monkeypatch.setattr(shard_writer, "recover", recover)
+    with capture_logs(), pytest.raises(SystemExit):
+        shard_writer.main(Settings(shards=1), board, [], 0)
+    assert seen == [
+        (ShardState.RECOVERING, 250_000, True),
+        (ShardState.RECOVERING, 1_000_000, True),
+    ]
+
+
+def test_a_sigterm_ends_a_shard_in_order_with_a_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_loop: ShardLoop, _links: object, stop: trio.Event) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+
+    monkeypatch.setattr(ShardLoop, "run", run)
+    board = Board.create(1, 1)
+    with capture_logs() as logged:
+        shard_writer.main(Settings(shards=1, data_dir=tmp_path), board, [], 0)
+    assert [line["event"] for line in logged] == ["recovered"]
+    assert board.shard(0).state is ShardState.STOPPED
+    newest, *_ = read_checkpoints(open_folders(tmp_path, 0).checkpoint, Pulse(lambda _share: None))
+    assert newest.clean
+
+
+def test_everything_that_a_shard_counts_is_declared() -> None:
+    counted = _log_counts(WalCounters(frames=1, batches=2, fsyncs=3, bytes_written=4, rotations=5))
+    assert [*counted.values()] == [1, 2, 3, 4, 5]
+    assert counted.keys() <= {metric.name for metric in REGISTRY[ProcessKind.SHARD]}
