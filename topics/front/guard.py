@@ -105,11 +105,12 @@ class Guard:
         if not request.route.is_open:
             if self.drain.is_draining:
                 raise shutting_down()
-            self._requests.acquire(request.principal)
+            if request.principal is not ANYONE:  # who has no cap
+                self._requests.acquire(request.principal)
 
     def leave(self, request: Request) -> None:
         """The request that `enter` let in is over."""
-        if not request.route.is_open:
+        if not request.route.is_open and request.principal is not ANYONE:
             self._requests.release(request.principal)
 
     def _identify(self, head: Head) -> tuple[RouteMatch, Principal]:

@@ -118,7 +118,7 @@ def test_half_a_message_is_forgotten_with_its_session(pair: Pair) -> None:
 
 def test_a_front_that_has_not_noticed_cannot_reach_the_new_shard(pair: Pair) -> None:
     pair.front.link.send("a", b"x" * 500)
-    stale = pair.front.link._outbox._queue
+    stale = pair.front.link._outbox.queue
     pair.restart_shard()
     pair.shard.turn()
     pair.front.link._producer.write(

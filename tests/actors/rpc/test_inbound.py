@@ -60,7 +60,7 @@ def test_s2_rpc_is_there_only_for_a_request(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["subject", "payload", "attachment", "peer_id", "session", "raw", "rpc", "notification"],
+    ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "notification"],
 )
 def test_s9_nothing_of_a_message_can_be_set(bench: Bench, name: str) -> None:
     seen: list[InboundMessage] = []

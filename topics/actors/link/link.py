@@ -177,7 +177,7 @@ class Link:
 
     def flush(self) -> None:
         """Publish what was sent; nothing happens when the session is over."""
-        if self._cell[0] == self._session:
+        if self._outbox.queue and self._cell[0] == self._session:
             self._outbox.flush()
 
     # --- attachments of the peer ---
@@ -231,7 +231,8 @@ class Link:
             self._open = True
             on_open()
         if self._open:
-            self._outbox.pump()
+            if self._outbox.unsent_bytes:
+                self._outbox.pump()
             if not self._is_held_off() and (messages := self._inbox.receive()):
                 on_messages(messages)
             self.flush()
@@ -286,7 +287,7 @@ class Link:
             return self._peer_agrees()
         if self._consumer.has_data() and not self._is_held_off():
             return True
-        return self._outbox.can_pump()
+        return self._outbox.unsent_bytes > 0 and self._outbox.can_pump()
 
     async def _pause(self) -> None:
         """Return when there may be something to do. The other tasks run meanwhile: they are what

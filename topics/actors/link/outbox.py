@@ -25,9 +25,9 @@ class Outbox:
         "_fence",
         "_half_ring",
         "_producer",
-        "_queue",
         "_queued",
         "_unsent",
+        "queue",
         "unsent_bytes",
     )
 
@@ -35,8 +35,8 @@ class Outbox:
         self._producer = producer
         self._half_ring = ring_bytes // 2
         self._fence = fence
-        self._queue: list[bytes] = []  # since the last flush
-        self._queued = 0  # bytes in _queue
+        self.queue: list[bytes] = []  # since the last flush
+        self._queued = 0  # bytes in queue
         self._unsent: deque[memoryview] = deque()  # flushed, and the ring was full
         self.unsent_bytes = 0
 
@@ -50,17 +50,15 @@ class Outbox:
     ) -> None:
         """Queue a message; ``flush`` publishes it. Raises as `encode_head` does."""
         head = encode_head(message_id, subject, payload, len(attachment), flags)
-        self._queue.append(head)
+        self.queue.append(head)
         if attachment:
-            self._queue.append(attachment)
+            self.queue.append(attachment)
         self._queued += len(head) + len(attachment)
 
     def flush(self) -> None:
         """Publish what was put. What finds no room is published by ``pump`` as room appears."""
-        queue, length = self._queue, self._queued
-        if not queue:
-            return
-        self._queue, self._queued = [], 0
+        queue, length = self.queue, self._queued
+        self.queue, self._queued = [], 0
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if self._unsent else self._producer.write(joined)
@@ -95,7 +93,7 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget everything: the session is over."""
-        self._queue.clear()
+        self.queue.clear()
         self._unsent.clear()
         self._queued = self.unsent_bytes = 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
 import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
@@ -40,15 +41,12 @@ class CallOwner(Protocol):
         """Give the attachment's memory back to the peer."""
 
 
-class RpcReply:
+class RpcReply(msgspec.Struct, frozen=True, eq=False):
     """A successful answer. Its receiver calls `release` when it has read the attachment."""
 
-    __slots__ = ("_message", "_owner", "result")
-
-    def __init__(self, result: Any, message: Message, owner: CallOwner) -> None:
-        self.result = result
-        self._message = message
-        self._owner = owner
+    result: Any
+    _message: Message
+    _owner: CallOwner
 
     @property
     def attachment(self) -> bytes | memoryview:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from topics.actors.rpc.transport import Attachment, Transport, discard
@@ -76,7 +77,7 @@ class _State(Enum):
 _OPEN: Final = _State.OPEN  # a module global is one look-up, the member of a class two
 
 
-class RpcContext:
+class RpcContext(msgspec.Struct, eq=False):
     """The exchange that a request opens.
 
                reply(), error()
@@ -91,29 +92,26 @@ class RpcContext:
     Answers are sent under the request's subject and cid and under a message id of their own.
     """
 
-    __slots__ = ("_message", "_request", "_session", "_state", "timed")
-
-    def __init__(self, session: PeerSession, message: Message, request: Request) -> None:
-        self._session = session
-        self._message = message
-        self._request = request
-        self._state = _OPEN
-        self.timed = True
+    _session: PeerSession
+    _message: Message
+    request: Request
+    _state: _State = _OPEN
+    timed: bool = True
 
     @property
     def method(self) -> str:
         """The envelope's method."""
-        return self._request.method
+        return self.request.method
 
     @property
     def params(self) -> Any:
         """The envelope's params."""
-        return self._request.params
+        return self.request.params
 
     @property
     def cid(self) -> int:
         """The id that joins the answer to the request."""
-        return self._request.cid
+        return self.request.cid
 
     @property
     def open(self) -> bool:
@@ -128,7 +126,7 @@ class RpcContext:
         CBOR form; the request is still open then.
         """
         try:
-            payload = encode_success(self._request.cid, result)
+            payload = encode_success(self.request.cid, result)
         except Exception:
             discard(attachment)
             raise
@@ -136,7 +134,7 @@ class RpcContext:
 
     def error(self, code: int, message: str, data: Any = None) -> None:
         """Answer with an error, otherwise as `reply`. Codes as in ADR 011 §7."""
-        self._answer(encode_failure(self._request.cid, code, message, data), b"")
+        self._answer(encode_failure(self.request.cid, code, message, data), b"")
 
     def outlast(self) -> None:
         """Never time the request out. Only for one that has not timed out."""
@@ -152,9 +150,9 @@ class RpcContext:
             "rpc timed out",
             subject=self._message.subject,
             peer_id=self._session.peer_id,
-            cid=self._request.cid,
+            cid=self.request.cid,
         )
-        self._send(encode_failure(self._request.cid, ErrorCode.TIMEOUT, "Handler timeout"), b"")
+        self._send(encode_failure(self.request.cid, ErrorCode.TIMEOUT, "Handler timeout"), b"")
 
     def _answer(self, payload: bytes, attachment: Attachment) -> None:
         session = self._session
@@ -164,7 +162,10 @@ class RpcContext:
         elif session.closed:
             discard(attachment)
         else:
-            self._send(payload, attachment)
+            try:  # as `_send`, one call less for each answer
+                session.transport.send(self._message.subject, payload, attachment)
+            except PeerGone:
+                self._note_unsent()
             session.unanswered.pop(self, None)
         self._state = _State.ANSWERED
         if self._message.flags & ARENA:
@@ -174,82 +175,59 @@ class RpcContext:
         try:
             self._session.transport.send(self._message.subject, payload, attachment)
         except PeerGone:
-            log.debug(
-                "answer not sent", subject=self._message.subject, peer_id=self._session.peer_id
-            )
+            self._note_unsent()
+
+    def _note_unsent(self) -> None:
+        subject, peer_id = self._message.subject, self._session.peer_id
+        log.debug("answer not sent", subject=subject, peer_id=peer_id)
 
     def _note_second_answer(self) -> None:
-        subject, cid = self._message.subject, self._request.cid
+        subject, cid = self._message.subject, self.request.cid
         if self._state is _State.ANSWERED:
             raise AlreadyAnsweredError(f"{subject} (cid {cid}) has been answered already")
         log.warning("late answer dropped", subject=subject, peer_id=self._session.peer_id, cid=cid)
 
 
-class InboundMessage:
+class InboundMessage(msgspec.Struct, frozen=True, eq=False):
     """A message on its way through the handlers; nothing of it can be set.
+
+    ``session``: the link session that it came on. ``frame``: the message itself, for diagnostics and
+    tracing. ``rpc``: the exchange that a request opens. ``notification``: the decoded envelope of
+    an event.
 
     ``attachment`` may lie in the peer's memory. It is valid until the request is answered or, for a
     message without an answer, until the last handler has returned. Copy what is needed longer.
     """
 
-    __slots__ = ("_message", "_notification", "_rpc", "_session")
-
-    def __init__(
-        self,
-        session: PeerSession,
-        message: Message,
-        rpc: RpcContext | None = None,
-        notification: Notification | None = None,
-    ) -> None:
-        self._session = session
-        self._message = message
-        self._rpc = rpc
-        self._notification = notification
+    session: PeerSession
+    frame: Message
+    rpc: RpcContext | None = None
+    notification: Notification | None = None
 
     @property
     def subject(self) -> str:
         """The message's subject."""
-        return self._message.subject
+        return self.frame.subject
 
     @property
     def payload(self) -> bytes | memoryview:
         """The message's payload, not decoded."""
-        return self._message.payload
+        return self.frame.payload
 
     @property
     def attachment(self) -> bytes | memoryview:
         """The message's raw bytes."""
-        return self._message.attachment
+        return self.frame.attachment
 
     @property
     def peer_id(self) -> str:
         """The name of the sender."""
-        return self._session.peer_id
-
-    @property
-    def session(self) -> PeerSession:
-        """The link session that the message came on."""
-        return self._session
-
-    @property
-    def frame(self) -> Message:
-        """The message itself (ADR 011 §2), for diagnostics and tracing only; immutable."""
-        return self._message
-
-    @property
-    def rpc(self) -> RpcContext | None:
-        """The exchange that a request opens; None for other messages."""
-        return self._rpc
-
-    @property
-    def notification(self) -> Notification | None:
-        """The decoded envelope of an event; None for other messages."""
-        return self._notification
+        return self.session.peer_id
 
     def send(self, subject: str, data: bytes, attachment: Attachment = b"") -> None:
         """Queue a message to the peer, always under an id of its own (§9). Raises PeerGone."""
-        self._session.send(subject, data, attachment)
+        self.session.send(subject, data, attachment)
 
     def release(self) -> None:
         """Release the attachment before the answer. Does nothing the second time."""
-        self._session.release(self._message)
+        self.session.release(self.frame)

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol
 
+import msgspec
+
 from topics.actors.rpc.call import PendingCall
 from topics.actors.rpc.inbound import InboundMessage, PeerSession, RpcContext
 from topics.actors.rpc.message_router import MessageRouter
@@ -26,21 +28,16 @@ from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.envelope import Encoded
 
 
-class InboundCall(Generic[P, R]):
+class InboundCall(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
     """A request of the calls table, as its handler gets it.
 
     ``attachment`` may lie in the caller's memory: it is valid until the answer or `release`.
     """
 
-    __slots__ = ("_message", "_rpc", "params")
-
-    def __init__(self, message: InboundMessage, rpc: RpcContext, params: P) -> None:
-        self._message, self._rpc, self.params = message, rpc, params
-
-    @property
-    def attachment(self) -> bytes | memoryview:
-        """As `InboundMessage.attachment`."""
-        return self._message.attachment
+    _message: InboundMessage
+    _rpc: RpcContext
+    params: P
+    attachment: bytes | memoryview
 
     @property
     def subject(self) -> str:
@@ -76,7 +73,8 @@ class InboundCall(Generic[P, R]):
 
     def release(self) -> None:
         """As `InboundMessage.release`."""
-        self._message.release()
+        if type(self.attachment) is not bytes:  # bytes are nobody's but ours
+            self._message.release()
 
 
 def serve(
@@ -90,7 +88,8 @@ def serve(
     def handle(message: InboundMessage) -> Awaitable[None] | None:
         rpc = message.rpc
         assert rpc is not None, "messages under rpc/ subjects come with an envelope"
-        return handler(InboundCall(message, rpc, make(params_type, rpc.params)))
+        params = make(params_type, rpc.request.params)
+        return handler(InboundCall(message, rpc, params, message.frame.attachment))
 
     return router.route(call.subject, handle)
 

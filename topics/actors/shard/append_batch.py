@@ -51,11 +51,10 @@ class AppendBatch:
             self._failures: dict[int, Failure] = {}
 
     def bodies(self) -> Sequence[Buffer]:
-        """The body of each request."""
+        """The body of each request, of which there are several."""
         content, lengths = self._request.attachment, self.params.lengths
-        if lengths is None:
-            return (content,)
-        ends = list(accumulate(lengths, initial=0))
+        assert lengths is not None, "a single request is the whole attachment"
+        ends = accumulate(lengths, initial=0)
         return [content[start:end] for start, end in pairwise(ends)]
 
     # Outcomes

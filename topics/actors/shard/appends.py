@@ -42,7 +42,8 @@ class Appends(Service):
             self._streamed.begin(request)
             return
         batch = AppendBatch(request)
-        for index, body in enumerate(batch.bodies()):
+        bodies = (request.attachment,) if params.lengths is None else batch.bodies()
+        for index, body in enumerate(bodies):
             try:
                 self._decide(batch, index, body)
             except Exception as error:

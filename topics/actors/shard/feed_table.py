@@ -30,6 +30,7 @@ class FeedTable:
     def __init__(self) -> None:
         self._by_session: dict[PeerSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
+        self.has_feeds = self._by_topic.__contains__  # whether a feed follows the topic of this id
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
@@ -54,10 +55,6 @@ class FeedTable:
     def find(self, session: PeerSession, number: int) -> Feed | None:
         """The feed of that number, if it is open."""
         return self._by_session.get(session, {}).get(number)
-
-    def has_feeds(self, topic_id: int) -> bool:
-        """Whether a feed follows the topic."""
-        return topic_id in self._by_topic
 
     def of_topic(self, topic_id: int) -> tuple[Feed, ...]:
         """All feeds of a topic, oldest first."""

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import chain
 
+import msgspec
 import trio
 
 from topics.actors.shard.record_store import RecordStore
@@ -39,28 +40,22 @@ from topics.storage.wal.progress import Progress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = Progress(0, 0, 0.0, 0.0)  # committed without touching the log
+NOWHERE = in_log(0)  # locator of a change without records
 
 Settle = Callable[[Progress | OSError], None]
 
 
-class PendingChange:
+class PendingChange(msgspec.Struct, frozen=True, eq=False):
     """A submitted change, its frames from ``start`` to ``end``. ``settle`` is called with the
     progress that made it durable, or with the error that lost it.
     """
 
-    __slots__ = ("change", "end", "locator", "serial", "settle", "start")
-
-    def __init__(
-        self,
-        change: Change,
-        locator: Locator,
-        start: int,
-        end: int,
-        serial: int,
-        settle: Settle | None,
-    ) -> None:
-        self.change, self.locator, self.settle = change, locator, settle
-        self.start, self.end, self.serial = start, end, serial
+    change: Change
+    locator: Locator
+    start: int
+    end: int
+    serial: int
+    settle: Settle | None
 
 
 class GroupCommit:
@@ -142,7 +137,7 @@ class GroupCommit:
             # One of them without the others would come back after a restart, though the change was
             # undone.
             self.wal.hold_together(sum(frame.length for frame in frames))
-        locator, start = in_log(0), self.wal.next_lsn
+        locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
             lsn = self.wal.append(frame)
             if frame.kind is FrameKind.APPEND:
@@ -231,7 +226,8 @@ class GroupCommit:
             self.store.report(damage)
         if pending.settle is not None:
             pending.settle(progress)
-        self._tell_idle(topic)
+        if self._idle:
+            self._tell_idle(topic)
         self.on_commit(change)
         if isinstance(change, DeleteTopic):
             self.store.drop_topic(topic)
@@ -309,7 +305,7 @@ class GroupCommit:
             self._progress = None
 
     def _tell_idle(self, topic: Topic) -> None:
-        if self._idle and not topic.pending:
+        if not topic.pending:
             event = self._idle.pop(topic.id, None)
             if event is not None:
                 event.set()

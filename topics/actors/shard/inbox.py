@@ -24,31 +24,31 @@ Arrival: TypeAlias = tuple[LinkSession, list[Message]]
 
 
 class Inbox:
-    """Messages that have arrived and are not handled yet."""
+    """Messages that have arrived and are not handled yet; ``count`` of them."""
 
-    __slots__ = ("_count", "_waiting")
+    __slots__ = ("_waiting", "count")
 
     def __init__(self) -> None:
         self._waiting: deque[Arrival] = deque()
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def is_full(self) -> bool:
         """A turn is due before more messages are taken from the links."""
-        return self._count > WAITING_MAX
+        return self.count > WAITING_MAX
 
     def put(self, session: LinkSession, messages: list[Message]) -> None:
         """Add what a link has brought."""
         self._waiting.append((session, messages))
-        self._count += len(messages)
+        self.count += len(messages)
 
     def take(self) -> Iterable[Arrival]:
         """The next batch, at most `BATCH_MAX` messages; those of one session in their order."""
-        if self._count <= BATCH_MAX:
-            batch, self._waiting, self._count = self._waiting, deque(), 0
+        if self.count <= BATCH_MAX:
+            batch, self._waiting, self.count = self._waiting, deque(), 0
             return batch
         batch, room = deque(), BATCH_MAX
         while room:
@@ -58,5 +58,5 @@ class Inbox:
                 messages = messages[:room]
             batch.append((session, messages))
             room -= len(messages)
-        self._count -= BATCH_MAX
+        self.count -= BATCH_MAX
         return batch

@@ -85,7 +85,7 @@ class ShardLoop:
 
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
-            is_first = not self.inbox
+            is_first = not self.inbox.count
             self.inbox.put(session, messages)
             if is_first:
                 self.turn()
@@ -138,7 +138,7 @@ class ShardLoop:
         inbox or a service has more to do.
         """
         self.commits.flush()
-        has_more = bool(self.inbox)
+        has_more = self.inbox.count > 0
         for on_turn in self._on_turn:
             has_more |= on_turn()
         self.commits.flush()

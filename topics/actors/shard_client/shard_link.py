@@ -209,7 +209,7 @@ class ShardLink:
         if session is None:
             discard(body)
             raise not_ready(self)
-        pending = typed_calls.call_soon(session, call, params, body)
+        pending = session.call_soon(call.method, params, body)
         if call is DIFF and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
             pending.is_patient = True
         return pending

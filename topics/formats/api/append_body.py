@@ -95,7 +95,8 @@ def check_append(
             records=len(records),
             max=limits.batch_records,
         )
-    check_node(request.node, limits)
+    if request.node is not None:
+        check_node(request.node, limits)
     if not isinstance(request, PlainAppend):
         _check_members(records, limits)
     if body_len > limits.record_bytes:  # otherwise no record can be over its limit

@@ -102,7 +102,8 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
         if (value := getattr(patch, name)) is not UNSET
     }
     for name in _UNSIGNED:
-        check_u64(name, fields.get(name, 0))
+        if fields.get(name):  # most are not sent
+            check_u64(name, fields[name])
     durable = fields.pop("durable", None)
     if durable is not None:
         fields.setdefault("durability", "fsync" if durable else "disk")

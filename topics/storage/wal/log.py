@@ -95,7 +95,7 @@ class Wal:
         self.writer = WalWriter(
             folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
         )
-        self.progress_fd = self.writer.progress_fd
+        self.progress_fd, self._counters = self.writer.progress_fd, self.writer.counters
 
     def _opened(self, file: WalFile) -> None:
         self._files.append(file)
@@ -104,7 +104,7 @@ class Wal:
     @property
     def counters(self) -> WalCounters:
         """For the metrics."""
-        return self.writer.counters
+        return self._counters
 
     @property
     def is_syncing(self) -> bool:
@@ -137,7 +137,7 @@ class Wal:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         self._pieces += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
-        self.counters.frames += 1
+        self._counters.frames += 1
         return lsn
 
     def _is_full(self, frame: Frame) -> bool:
