@@ -22,7 +22,7 @@ from topics.formats.api.decoding import decode_config
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom, WalFile
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])
@@ -265,14 +265,14 @@ class ClientMachine(RuleBasedStateMachine):
         self._settle()
         if not client.commits:
             return
-        before = client.wal.position
+        before = client.wal.next_lsn
 
         def full(*_: object) -> None:
             raise NoRoom(errno.ENOSPC, "full")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "create", full)
-            while client.wal.position == before or not client.wal._new_file:
+            while client.wal.next_lsn == before or not client.wal._new_file:
                 outcome, answer = client.start("filler", records=[{"data": "x" * 900}])
                 if outcome.created:
                     self._made(outcome.topic)

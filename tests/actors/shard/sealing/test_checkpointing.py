@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
@@ -129,7 +130,11 @@ def test_a_checkpoint_during_an_install_does_not_name_the_segment(
     fill(client, "b", rounds=8)
     before = seen(client)
     monkeypatch.setattr(sealing.Sealing, "_install_topic", real)
-    monkeypatch.setattr(sealing.Sealing, "checkpoint", lambda _: sealing.trio.sleep(0))
+
+    async def no_checkpoint(_: Sealing) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(sealing.Sealing, "checkpoint", no_checkpoint)
     client.seal()
     assert seen(client) == before
     client.wal.flush(sync=True)
