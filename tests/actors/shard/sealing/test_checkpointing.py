@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
@@ -132,7 +131,7 @@ def test_a_checkpoint_during_an_install_does_not_name_the_segment(
     monkeypatch.setattr(sealing.Sealing, "_install_topic", real)
 
     async def no_checkpoint(_: Sealing) -> None:
-        await trio.lowlevel.checkpoint()
+        """The segment is installed, and nothing names it."""
 
     monkeypatch.setattr(sealing.Sealing, "checkpoint", no_checkpoint)
     client.seal()
