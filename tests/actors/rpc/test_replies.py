@@ -51,14 +51,16 @@ def test_damage_is_told_without_its_path_and_logged_with_it() -> None:
     assert sent.code == CONTRACT_ERROR
     assert sent.data == {"code": "internal", "detail": {}}
     assert "x.seg" not in sent.message
-    (entry,) = logs
-    assert entry | {"event": "data damaged", "log_level": "error"} == entry
-    assert (entry["subject"], entry["path"], entry["offset"], entry["reason"]) == (
-        "about",
-        "/data/x.seg",
-        4711,
-        "a bad checksum",
-    )
+    assert logs == [
+        {
+            "event": "data damaged",
+            "log_level": "error",
+            "subject": "about",
+            "path": "/data/x.seg",
+            "offset": 4711,
+            "reason": "a bad checksum",
+        }
+    ]
 
 
 def test_an_unexpected_error_is_logged_with_its_traceback() -> None:

@@ -38,7 +38,8 @@ async def test_damage_does_not_keep_the_rest_of_a_topic_from_its_users(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.make("a", ttl_ms=1000)
-    context, reported = desk.loop.context, []
+    context = desk.loop.context
+    reported: list[Damaged] = []
 
     def expire(*_: Any) -> None:
         raise Damaged(desk.log.folder, 0, "a bad checksum")
@@ -69,7 +70,8 @@ async def test_without_room_only_what_grows_is_refused(desk: Desk) -> None:
 async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_its_own(
     desk: Desk,
 ) -> None:
-    context, order = desk.loop.context, []
+    context = desk.loop.context
+    order: list[tuple[object, int]] = []
     requests: list[Any] = [
         SimpleNamespace(number=number, is_open=True, session=SimpleNamespace(closed=False))
         for number in range(3)

@@ -34,13 +34,13 @@ def handler(_: Any) -> None:
 
 
 def test_requests_of_a_held_topic_wait_in_their_order_and_no_others() -> None:
-    held, one, other = HeldTopics(), Request(), Request()
-    requests: list[Any] = [one, other]
+    held = HeldTopics()
+    requests: list[Any] = [Request(), Request()]
     assert not held.defer_if_held("a", handler, requests[0])
     held.take("a")
     assert [held.defer_if_held("a", handler, request) for request in requests] == [True, True]
     assert not held.defer_if_held("b", handler, requests[0])
-    assert held.give_back("a") == [(handler, one), (handler, other)]
+    assert held.give_back("a") == [(handler, requests[0]), (handler, requests[1])]
     assert not held.defer_if_held("a", handler, requests[0])
 
 

@@ -106,16 +106,18 @@ def test_a_topic_belongs_to_the_same_shard_for_front_and_shards(desk: Desk) -> N
     assert [desk.shards.shard_of(name) for name in names] == [shard_of(name, 2) for name in names]
 
 
-def test_a_question_goes_to_the_shard_that_is_named_once_it_is_flushed(desk: Desk) -> None:
-    heard: list[Any] = []
-    for shard in (1, 0):
-        desk.shards.ask(shard, TOPIC_GET, TopicGetParams(f"t{shard}", False, 0), b"", heard.append)
-    desk.shards.flush(1)
-    desk.turn()
-    desk.shards.flush(0)
+def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(desk: Desk) -> None:
+    heard: list[list[Any]] = [[], []]
+    for shard, answers in enumerate(heard):
+        params = TopicGetParams(f"t{shard}", touch=False, at=0)
+        desk.shards.ask(shard, TOPIC_GET, params, b"", answers.append)
+        desk.shards.flush(shard)
     desk.turn()
     assert [other.asked for other in desk.others] == [["t0"], ["t1"]]
-    assert [bytes(reply.body) for reply in heard] == [b"from 1", b"from 0"]
+    assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
+        [b"from 0"],
+        [b"from 1"],
+    ]
 
 
 def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
