@@ -14,6 +14,7 @@ from topics.formats.disk.blob import (
     body_crc,
     body_of,
     check,
+    check_header,
     checking,
     encode_header,
 )
@@ -62,6 +63,14 @@ def test_a_blob_that_is_cut_or_longer_is_not_whole(length: int) -> None:
     for data in (WHOLE[:length], WHOLE + b"x"):
         with pytest.raises(BadBlob):
             check(memoryview(data), 7, 9)
+
+
+def test_the_header_alone_shows_that_a_file_is_cut_or_longer() -> None:
+    header = WHOLE[:HEADER_BYTES]
+    assert check_header(header, len(WHOLE), 7, 9)[0] == body_crc(7, 9, len(BODY))
+    for length in (len(WHOLE) - 1, len(WHOLE) + 1):
+        with pytest.raises(BadBlob, match="is cut"):
+            check_header(header, length, 7, 9)
 
 
 @pytest.mark.parametrize(("topic_id", "first_seq"), [(8, 9), (7, 10)])
