@@ -160,11 +160,8 @@ def fill(desk: Desk, *writes: int, **config: Any) -> None:
 
 
 def told(page: Page) -> tuple[int, int, str] | None:
-    return page.tombstone and (
-        page.tombstone.gap_from,
-        page.tombstone.gap_to,
-        page.tombstone.reason,
-    )
+    stone = page.tombstone
+    return None if stone is None else (stone.gap_from, stone.gap_to, stone.reason)
 
 
 def expire(desk: Desk) -> object:

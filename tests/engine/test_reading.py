@@ -230,7 +230,8 @@ def test_each_loss_is_told_once_and_whole_wherever_pages_end(
     lost = [seq for first, last in LOST for seq in range(first, last + 1) if seq > from_seq]
     live = [seq for seq in (1, 2, 8, 9, 14) if seq > from_seq and (seq != 8 or not nodes)]
     for until_seq in range(from_seq + 1, 15):
-        cursor, ends, told, found = from_seq, [], set(), []
+        told: set[int] = set()
+        cursor, ends, found = from_seq, [], []
         while cursor < 14:
             page = desk.read(
                 "a", cursor, limit, nodes=nodes, until_seq=until_seq if cursor < until_seq else None

@@ -30,6 +30,7 @@ from topics.formats.disk.frames import FrameKind
 EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 
 
+@settings(max_examples=EXAMPLES, stateful_step_count=50)
 class Retention(TopicChanges):
     """Readers, checkpoints and restarts, and what is always true."""
 
@@ -283,6 +284,4 @@ class Retention(TopicChanges):
                 )
 
 
-@pytest.mark.slow
-class TestRetention(Retention.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
+TestRetention = pytest.mark.slow(Retention.TestCase)

@@ -182,7 +182,8 @@ class TopicChanges(TopicMachine):
         if before is None:
             self.names[name] = topic_id
             self.models[topic_id] = TopicModel(name, config, topic.epoch)
-        assert config == merge(name, before and change.before, decode_config(json_bytes(patch)))
+        old = None if before is None else change.before
+        assert config == merge(name, old, decode_config(json_bytes(patch)))
         self._submit(
             change,
             {FrameKind.TOPIC: self._told(topic, config)},

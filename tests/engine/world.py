@@ -261,17 +261,21 @@ class World:
         )
         made: dict[int, list[IndexEntry]] = {topic.id: [] for topic in topics}
         trailer = decode_trailer(data[-TRAILER_BYTES:], len(data))
-        for entry in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
+        for extent in decode_directory(data[trailer.directory_at : len(data) - TRAILER_BYTES]):
             self.serial += 1
             locator = in_extent(0, self.serial)
             index_entry = IndexEntry(
-                entry.first_seq, entry.record_count, locator, entry.blob_bytes, entry.first_ts
+                extent.first_seq, extent.record_count, locator, extent.blob_bytes, extent.first_ts
             )
-            dead = bytearray(data[entry.flags_at : entry.flags_at + entry.record_count])
+            dead = bytearray(data[extent.flags_at : extent.flags_at + extent.record_count])
             self.extents[locator] = Extent(
-                entry.topic_id, index_entry, ExtentView(entry, memoryview(data)), dead, bytes(dead)
+                extent.topic_id,
+                index_entry,
+                ExtentView(extent, memoryview(data)),
+                dead,
+                bytes(dead),
             )
-            made[entry.topic_id].append(index_entry)
+            made[extent.topic_id].append(index_entry)
         for topic in topics:
             topic.drop_tags(self.sealed)
             self.released.update(seal(topic, made[topic.id], self))

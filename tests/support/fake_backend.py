@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from topics.actors.link.arena import Holder
+from topics.actors.link.heads import HeadMark
 from topics.actors.shard_client.readiness import Readiness
 from topics.actors.shard_client.shard_link import Listener
 from topics.errors import (
@@ -23,6 +24,7 @@ from topics.errors import (
     TopicsError,
 )
 from topics.formats.wire import calls
+from topics.formats.wire.calls import TopicListParams
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.backend import Body
 
@@ -140,6 +142,9 @@ class FakeBackend:
     def make_room(self, shard: int, holder: Holder, now: float) -> bool:
         return False
 
+    def head(self, shard: int, mark: HeadMark) -> int | None:
+        return None
+
     def readiness(self) -> Readiness:
         return Readiness(self.ready, 1.0 if self.ready else 0.25, len(self.topics), False)
 
@@ -195,7 +200,7 @@ class FakeBackend:
         answer["performance"] = {"server_total_ms": 0.01}
         return result, json.dumps(answer).encode()
 
-    def _items(self, params: calls.TopicListParams, shard: int) -> list[tuple[str, bytes]]:
+    def _items(self, params: TopicListParams, shard: int) -> list[tuple[str, bytes]]:
         prefixes = None if params.prefixes is None else tuple(params.prefixes)
         names = sorted(
             name

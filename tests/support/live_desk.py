@@ -111,7 +111,8 @@ class Client:
     def __init__(self, live: Live, seq: int = 0, epoch: int = 1, topic: str = "t") -> None:
         ours, self.sock = socket_pair()
         self.session = WatchSession("wid", ANYONE, View(), 15.0, {topic: (seq, epoch)})
-        self.stream = self.session.stream = WatchStream(live, self.session, Socket(ours))
+        connection: Any = Socket(ours)
+        self.stream = self.session.stream = WatchStream(live, self.session, connection)
         self.stream.begin()
         self.stream.add(topic, View(), Start(seq, epoch=epoch))
         self.stream.catch_up()

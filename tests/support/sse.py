@@ -146,7 +146,7 @@ class Stream(Wire):
         self._timeout_s = timeout_s
         self._taken = 0
         self._decoder = Decoder()
-        self._chunks: Unchunk | None = None
+        self._unchunk: Unchunk | None = None
         sent = list(headers)
         if last_event_id is not None:
             sent.append(f"Last-Event-ID: {last_event_id}")
@@ -170,7 +170,7 @@ class Stream(Wire):
             content = self._take(int(named.get("content-length", 0)))
             raise AssertionError(f"no stream: {Answer(self.status, named, content)}")
         if named.get("transfer-encoding", "").lower() == "chunked":
-            self._chunks = Unchunk()
+            self._unchunk = Unchunk()
 
     def close(self) -> None:
         self.socket.close()
@@ -196,10 +196,10 @@ class Stream(Wire):
     def _decode(self) -> None:
         piece = bytes(self._buffer)
         self._buffer.clear()
-        self.blocks += self._decoder.feed(self._chunks.feed(piece) if self._chunks else piece)
+        self.blocks += self._decoder.feed(self._unchunk.feed(piece) if self._unchunk else piece)
 
     def _ended(self) -> bool:
-        return self._chunks is not None and self._chunks.ended
+        return self._unchunk is not None and self._unchunk.ended
 
     def event(self, *names: str, timeout_s: float | None = None) -> SseEvent:
         """The next event that has data; heartbeats and ``retry`` are passed over. It must be one of

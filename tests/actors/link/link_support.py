@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import trio
 import trio.testing
 
-from topics.actors.link.arena_memory import PAGE_BYTES
+from topics.actors.link.arena import ArenaWriter
+from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
+from topics.actors.link.arena_reader import ArenaReader
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
@@ -112,3 +114,12 @@ async def asleep(nursery: trio.Nursery, pair: Pair) -> Running:
     while not pair.shard.link._asleep:
         await trio.testing.wait_all_tasks_blocked()
     return shard
+
+
+def arena_ends(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
+    """An arena and both of its ends, in session 1."""
+    memory = ArenaMemory(pages * PAGE_BYTES)
+    writer, reader = ArenaWriter(memory), ArenaReader(memory)
+    writer.begin(1)
+    reader.begin(1)
+    return memory, writer, reader

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 
 import pytest
 
+from tests.actors.link.link_support import arena_ends
 from topics.actors.link import arena
 from topics.actors.link.arena import LARGE_PAGES, ArenaBlock, ArenaWriter
 from topics.actors.link.arena_memory import PAGE_BYTES, ArenaMemory
-from topics.actors.link.arena_reader import ArenaReader
-
-
-def pair(pages: int = 16) -> tuple[ArenaMemory, ArenaWriter, ArenaReader]:
-    memory = ArenaMemory(pages * PAGE_BYTES)
-    writer, reader = ArenaWriter(memory), ArenaReader(memory)
-    writer.begin(1)
-    reader.begin(1)
-    return memory, writer, reader
 
 
 def resident_kib(memory: ArenaMemory) -> int:
@@ -36,7 +27,7 @@ def resident_kib(memory: ArenaMemory) -> int:
 
 
 def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
-    _, writer, reader = pair()
+    _, writer, reader = arena_ends()
     block = writer.reserve(5)
     assert block is not None
     block.view[:] = b"hello"
@@ -50,7 +41,7 @@ def test_what_the_writer_wrote_is_read_in_place_and_only_read() -> None:
 
 
 def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
-    _, writer, reader = pair(pages=4)
+    _, writer, reader = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
     writer.take_over(block)
@@ -67,7 +58,7 @@ def test_a_block_is_free_again_after_its_release_and_not_before() -> None:
 
 
 def test_a_shrunk_block_gives_its_last_pages_back() -> None:
-    _, writer, _ = pair(pages=4)
+    _, writer, _ = arena_ends(pages=4)
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
     block.shrink(PAGE_BYTES + 1)
@@ -98,7 +89,7 @@ def grown(block: ArenaBlock, pages: int, keep: int) -> int:
 
 
 def test_a_block_grows_where_it_stands_when_what_follows_is_free() -> None:
-    _, writer, _ = pair(pages=4)
+    _, writer, _ = arena_ends(pages=4)
     block = filled(writer, 1, b"a")
     offset = block.offset
     assert grown(block, 4, PAGE_BYTES) == 0
@@ -115,7 +106,7 @@ def test_a_block_that_cannot_grow_where_it_stands_moves_with_its_bytes(
     neighbour_goes: bool,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
-    _, writer, _ = pair(pages=12)
+    _, writer, _ = arena_ends(pages=12)
     before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
     behind = filled(writer, 1, b"y")
     block.view[:] = body = random.Random(1).randbytes(block.length)
@@ -137,7 +128,7 @@ def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
     first_goes: bool,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
-    _, writer, _ = pair(pages=12)
+    _, writer, _ = arena_ends(pages=12)
     first, block, last = filled(writer, 2, b"a"), filled(writer, 3, b"b"), filled(writer, 1, b"c")
     if first_goes:
         first.free()
@@ -152,7 +143,7 @@ def test_a_block_that_is_freed_while_it_moves_gives_both_places_back(
 
 
 def test_a_lone_block_grows_to_the_whole_arena_wherever_it_began() -> None:
-    _, writer, _ = pair(pages=12)
+    _, writer, _ = arena_ends(pages=12)
     first, block = filled(writer, 2, b"a"), filled(writer, 3, b"b")
     first.free()
     grown(block, 12, block.length)
@@ -161,7 +152,7 @@ def test_a_lone_block_grows_to_the_whole_arena_wherever_it_began() -> None:
 
 
 def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
-    _, writer, _ = pair(pages=8)
+    _, writer, _ = arena_ends(pages=8)
     first, block, last = filled(writer, 3, b"a"), filled(writer, 2, b"b"), filled(writer, 3, b"c")
     assert block.grow(3 * PAGE_BYTES, block.length) is None
     assert bytes(block.view) == b"b" * block.length
@@ -170,7 +161,7 @@ def test_a_block_without_room_to_grow_stays_as_it_is() -> None:
 
 
 def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
-    _, writer, _ = pair(pages=8)
+    _, writer, _ = arena_ends(pages=8)
     block = filled(writer, 1, b"a")
     assert writer.filling == [block]
     writer.begin(2)
@@ -181,32 +172,8 @@ def test_a_block_of_a_session_that_is_over_does_not_grow() -> None:
     assert not writer.is_used(3)
 
 
-def test_a_slow_reader_is_told_once_when_a_session_waits_for_what_it_reads() -> None:
-    _, writer, reader = pair(pages=4)
-    told: list[str] = []
-    views = []
-    for name in ("slow", "done", "next session"):
-        if name == "next session":
-            writer.begin(2)
-            reader.begin(2)
-        block = writer.reserve(1)
-        assert block is not None
-        writer.take_over(block)
-        view = reader.open(block.offset, block.length)
-        assert view is not None
-        reader.on_lost(view, partial(told.append, name))
-        views.append(view)
-    reader.release(views[1])
-    reader.reclaim(3)
-    reader.reclaim(3)
-    assert told == ["slow"]
-    assert reader.is_used(3), "until it has released the block"
-    reader.release(views[0])
-    assert not reader.is_used(3)
-
-
 def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
-    (_, writer, _), (_, other, _) = pair(), pair()
+    (_, writer, _), (_, other, _) = arena_ends(), arena_ends()
     block = writer.reserve(1)
     assert block is not None
     with pytest.raises(ValueError, match="another link's"):
@@ -216,40 +183,8 @@ def test_a_block_is_not_sent_twice_nor_through_another_arena() -> None:
         writer.take_over(block)
 
 
-@pytest.mark.parametrize(
-    ("offset", "length"), [(0, 1), (15 * PAGE_BYTES, 2), (2**63, 1), (17 * PAGE_BYTES, 2**63)]
-)
-def test_a_reader_refuses_a_block_outside_the_half_of_its_session(offset: int, length: int) -> None:
-    memory, _, reader = pair(pages=16)
-    assert reader.session == 1
-    assert reader.open(offset, length) is None
-    assert reader.open(memory.half_bytes, 1) is not None
-
-
-def test_the_next_session_leaves_alone_what_is_still_being_read() -> None:
-    _, writer, reader = pair(pages=2)
-    block = writer.reserve(2 * PAGE_BYTES)
-    assert block is not None
-    block.view[:4] = b"slow"
-    writer.take_over(block)
-    view = reader.open(block.offset, block.length)
-    assert view is not None
-    writer.begin(2)
-    reader.begin(2)
-    fresh = writer.reserve(2 * PAGE_BYTES)
-    assert fresh is not None
-    fresh.view[:] = b"x" * len(fresh.view)
-    assert bytes(view[:4]) == b"slow"
-    assert reader.is_used(3)
-    assert reader.release(view) is None, (
-        "the session of that block is over: nobody waits for a RELEASE"
-    )
-    assert not reader.is_used(3)
-    assert bytes(view[:4]) == bytes(4), "its pages went back"
-
-
 def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled() -> None:
-    _, writer, _ = pair(pages=2)
+    _, writer, _ = arena_ends(pages=2)
     block = writer.reserve(PAGE_BYTES)
     assert block is not None
     writer.begin(2)
@@ -261,7 +196,7 @@ def test_the_next_session_but_one_waits_for_a_block_that_is_still_being_filled()
 
 
 def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
-    memory, writer, _ = pair(pages=4 * LARGE_PAGES)
+    memory, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
     large = writer.reserve(LARGE_PAGES * PAGE_BYTES)
     assert large is not None
     small = [writer.reserve(LARGE_PAGES * PAGE_BYTES // 2) for _ in range(3)]
@@ -287,7 +222,7 @@ def test_freed_large_blocks_and_a_trimmed_empty_arena_hold_no_memory() -> None:
 
 
 def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> None:
-    _, writer, _ = pair(pages=2 * LARGE_PAGES)
+    _, writer, _ = arena_ends(pages=2 * LARGE_PAGES)
     large = writer.reserve(2 * LARGE_PAGES * PAGE_BYTES)
     assert large is not None
     large.view[:] = b"x" * large.length
@@ -301,7 +236,7 @@ def test_room_that_is_still_to_be_given_back_is_there_when_it_is_needed() -> Non
 
 
 def test_an_arena_in_use_is_not_trimmed() -> None:
-    _, writer, _ = pair(pages=4 * LARGE_PAGES)
+    _, writer, _ = arena_ends(pages=4 * LARGE_PAGES)
     blocks = [writer.reserve(LARGE_PAGES * PAGE_BYTES - 1) for _ in range(2)]
     for block in blocks:
         assert block is not None

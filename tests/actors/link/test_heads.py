@@ -14,8 +14,9 @@ from topics.engine.topic import Topic
 from topics.formats.api.topic_config import TopicConfig
 
 
-def topic(number: int, head_seq: int = 10, **config: int) -> Topic:
-    made = Topic(number, f"t{number}", 1, TopicConfig(**config))
+def topic(number: int, head_seq: int = 10, *, ttl_ms: int = 0, cap_records: int = 0) -> Topic:
+    config = TopicConfig(ttl_ms=ttl_ms, cap_records=cap_records)
+    made = Topic(number, f"t{number}", 1, config)
     made.head_seq = head_seq
     return made
 

@@ -15,6 +15,7 @@ from topics.formats.wire.message import Message, PeerGone
 ENDS = {"front": front_id(0), "shard": shard_id(0)}
 
 
+@hypothesis_settings(max_examples=60, stateful_step_count=40)
 class LinksInAnyOrder(RuleBasedStateMachine):
     """Two ends, bumps and deaths at any moment: each session's messages arrive as a prefix of what
     it sent, and nothing else.
@@ -108,9 +109,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
         self.pair.close()
 
 
-@pytest.mark.slow
-class TestLinks(LinksInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
-    settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
+TestLinks = pytest.mark.slow(LinksInAnyOrder.TestCase)
 
 
 def test_blocks_that_a_dead_peer_held_are_free_in_the_next_session(pair: Pair) -> None:

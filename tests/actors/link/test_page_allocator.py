@@ -14,6 +14,7 @@ from topics.actors.link.page_allocator import PageAllocator
 PAGES = 24
 
 
+@settings(max_examples=60, stateful_step_count=30)
 class AllocatorAgainstASet(RuleBasedStateMachine):
     """The obvious model: the set of free pages."""
 
@@ -80,9 +81,7 @@ class AllocatorAgainstASet(RuleBasedStateMachine):
         assert self.allocator.used == PAGES - len(self.free)
 
 
-@pytest.mark.slow
-class TestAllocator(AllocatorAgainstASet.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=60, stateful_step_count=30)
+TestAllocator = pytest.mark.slow(AllocatorAgainstASet.TestCase)
 
 
 def test_a_freed_page_is_allocated_once() -> None:

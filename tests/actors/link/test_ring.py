@@ -281,6 +281,7 @@ def test_a_fence_in_the_wrong_place_would_be_noticed(
 # --- sessions ---
 
 
+@settings(max_examples=80, stateful_step_count=40)
 class SessionsInAnyOrder(RuleBasedStateMachine):
     """Both sides notice a new number when they like, in two steps, and may be restarted between any
     two.
@@ -366,6 +367,4 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         self.ends.close()
 
 
-@pytest.mark.slow
-class TestSessions(SessionsInAnyOrder.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=80, stateful_step_count=40)
+TestSessions = pytest.mark.slow(SessionsInAnyOrder.TestCase)

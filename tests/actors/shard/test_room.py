@@ -15,8 +15,6 @@ from tests.support.log import START, failing
 from tests.support.shard import Desk
 from topics.actors.link.board import ShardState
 from topics.actors.shard import room
-from topics.engine.now import Now
-from topics.formats.disk.frames import FrameKind
 from topics.storage.recovery.steps import recover
 from topics.storage.wal.file import NoRoom
 from topics.storage.wal.log import Wal
@@ -64,25 +62,6 @@ async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(desk: D
     details = [answer["data"]["detail"]["reason"] for answer in desk.wire.answers()]
     assert details == ["disk_full", "read_only"]
     assert state(desk) == ShardState.READ_ONLY
-
-
-async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(
-    desk: Desk,
-) -> None:
-    desk.make("a", ttl_ms=1000)
-    desk.append("a", 1)
-    desk.synced()
-    desk.answers()
-    desk.loop.context.room._owed = [object()]  # type: ignore[list-item]
-    now = desk.loop.context.now
-    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
-    assert desk.seqs("a") == []
-    desk.loop.context.room._owed = []
-    before = desk.log.next_lsn
-    assert desk.seqs("a") == []
-    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
-        FrameKind.FLOOR
-    ]
 
 
 async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -69,7 +70,8 @@ async def test_a_long_write_stores_what_a_short_one_would(
 async def test_the_log_speaks_of_a_blob_that_is_whole(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = desk.log.append, []
+    real: Callable[[Frame], int] = desk.log.append
+    seen: list[tuple[int, bool]] = []
 
     def append(frame: Frame) -> int:
         if frame.flags & RecordFlags.EXTERNAL:

@@ -4,6 +4,7 @@ words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -22,7 +23,7 @@ from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch
 
 LIMITS = limits_of(Settings())
-DECODERS = {
+DECODERS: dict[str, Callable[[bytes], object]] = {
     "PUT": decode_config,
     "append": lambda body: decode_append(body, None, LIMITS),
     "diff": lambda body: decode_diff(body, LIMITS),

@@ -22,7 +22,7 @@ from tests.support.websocket_streams import (
 )
 from topics.formats.api import websocket_decoder
 from topics.formats.api.websocket_decoder import WebSocketDecoder
-from topics.formats.api.websocket_frames import text_frame
+from topics.formats.api.websocket_frames import text_frame, unmask
 from topics.formats.api.websocket_messages import (
     Binary,
     Close,
@@ -281,7 +281,6 @@ def test_memory_is_bounded_by_the_message_however_it_is_cut() -> None:
 
 def test_a_long_message_in_small_reads_is_unmasked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     unmasked: list[int] = []
-    unmask = websocket_decoder.unmask
 
     def counting(data: bytes, key: int) -> bytes:
         unmasked.append(len(data))

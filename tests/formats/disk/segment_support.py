@@ -22,7 +22,7 @@ from topics.formats.disk.segment import (
     decode_directory,
     decode_trailer,
 )
-from topics.formats.disk.segment_build import Source, build
+from topics.formats.disk.segment_build import EXTENT_BYTES, EXTENT_RECORDS, Source, build
 from topics.formats.json_text import json_string
 
 LIMITS = limits_of(Settings(max_record_bytes=1 << 24))
@@ -94,8 +94,14 @@ def source(
     return Source(topic_id, first_seq, pieces), views
 
 
-def build_bytes(sources: Iterable[Source], header: SegmentHeader = HEADER, **options: int) -> bytes:
-    return b"".join(build(header, sources, **options))
+def build_bytes(
+    sources: Iterable[Source],
+    *,
+    extent_bytes: int = EXTENT_BYTES,
+    extent_records: int = EXTENT_RECORDS,
+) -> bytes:
+    pieces = build(HEADER, sources, extent_bytes=extent_bytes, extent_records=extent_records)
+    return b"".join(pieces)
 
 
 def opened(data: bytes) -> tuple[Trailer, list[ExtentEntry]]:

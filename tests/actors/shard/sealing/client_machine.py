@@ -22,7 +22,7 @@ from topics.formats.api.decoding import decode_config
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.json_text import json_bytes
 from topics.storage.wal.file import NoRoom, WalFile
-from topics.storage.wal.writer import Progress
+from topics.storage.wal.progress import Progress
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TAGS = st.sampled_from([None, "x", "xy", "z"])

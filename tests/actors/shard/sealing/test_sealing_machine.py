@@ -28,6 +28,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@settings(max_examples=60, stateful_step_count=60, deadline=None)
 class Machine(ClientMachine):
     """Clients and the log, sealing, checkpoints and every kind of restart."""
 
@@ -173,6 +174,4 @@ class Machine(ClientMachine):
                 assert write is None or (write.first_seq, write.record_count) == (first_seq, count)
 
 
-@pytest.mark.slow
-class TestSealing(Machine.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestSealing = pytest.mark.slow(Machine.TestCase)

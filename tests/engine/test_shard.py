@@ -46,6 +46,7 @@ class Model:
         return self.records[-1][0] if self.records else 0
 
 
+@settings(max_examples=600, stateful_step_count=60)
 class Shard(RuleBasedStateMachine):
     """``models`` holds what is committed, by topic id; ``names``, ``windows`` and ``next_seqs``
     what is decided.
@@ -369,6 +370,4 @@ class Shard(RuleBasedStateMachine):
         )
 
 
-@pytest.mark.slow
-class TestShard(Shard.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(max_examples=600, stateful_step_count=60)
+TestShard = pytest.mark.slow(Shard.TestCase)

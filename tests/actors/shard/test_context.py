@@ -1,0 +1,89 @@
+"""Shard context: what every request is checked for, and what goes before it is answered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.shard import Desk
+from topics.actors.link.pulse import DISK_STALLED
+from topics.engine.now import Now
+from topics.errors import NotReady, TopicNotFound
+from topics.formats.disk.frames import FrameKind
+from topics.storage.disk import Damaged
+
+
+async def test_what_became_too_old_before_the_log_was_told_of_the_start_is_told_later(
+    desk: Desk,
+) -> None:
+    desk.make("a", ttl_ms=1000)
+    desk.append("a", 1)
+    desk.synced()
+    desk.answers()
+    desk.loop.context.room._owed = [object()]  # type: ignore[list-item]
+    now = desk.loop.context.now
+    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
+    assert desk.seqs("a") == []
+    desk.loop.context.room._owed = []
+    before = desk.log.next_lsn
+    assert desk.seqs("a") == []
+    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
+        FrameKind.FLOOR
+    ]
+
+
+async def test_damage_does_not_keep_the_rest_of_a_topic_from_its_users(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.make("a", ttl_ms=1000)
+    context = desk.loop.context
+    reported: list[Damaged] = []
+
+    def expire(*_: Any) -> None:
+        raise Damaged(desk.log.folder, 0, "a bad checksum")
+
+    monkeypatch.setattr(context.engine, "expire", expire)
+    monkeypatch.setattr(context.store, "report", reported.append)
+    assert context.fresh_topic("a").name == "a"
+    assert [damage.reason for damage in reported] == ["a bad checksum"]
+    with pytest.raises(TopicNotFound):
+        context.fresh_topic("b")
+
+
+async def test_a_stalled_disk_refuses_every_write_and_says_why(desk: Desk) -> None:
+    desk.loop.context.check_writable(grows=True)
+    desk.loop.context.disk.is_stalled = True
+    with pytest.raises(NotReady) as refused:
+        desk.loop.context.check_writable()
+    assert refused.value.detail == {"reason": DISK_STALLED}
+
+
+async def test_without_room_only_what_grows_is_refused(desk: Desk) -> None:
+    desk.log.short_of_room = True
+    desk.loop.context.check_writable(grows=False)
+    with pytest.raises(NotReady):
+        desk.loop.context.check_writable(grows=True)
+
+
+async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_its_own(
+    desk: Desk,
+) -> None:
+    context = desk.loop.context
+    order: list[tuple[object, int]] = []
+    requests: list[Any] = [
+        SimpleNamespace(number=number, is_open=True, session=SimpleNamespace(closed=False))
+        for number in range(3)
+    ]
+    context.now = Now(0, 0)
+    context.end_turn = lambda: order.append(("end", 0))
+
+    def handle(request: Any) -> None:
+        order.append((context.now.ts > 0, request.number))
+
+    context.held.take("a")
+    for request in requests[1:]:
+        assert context.held.defer_if_held("a", handle, request)
+    context.give_back("a", (handle, requests[0]))
+    assert order == [(True, 0), (True, 1), (True, 2), ("end", 0)]

@@ -1,0 +1,81 @@
+"""Held topics: requests for a topic that one operation has for itself wait, in their order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from topics.actors.rpc.replies import CONTRACT_ERROR
+from topics.actors.shard.held_topics import HeldTopics, handle_late
+from topics.errors import TopicNotFound
+
+
+class Request:
+    """What a deferred request is asked, and what became of it."""
+
+    subject = "about"
+
+    def __init__(self, *, is_open: bool = True, closed: bool = False) -> None:
+        self.is_open, self.session = is_open, SimpleNamespace(closed=closed)
+        self.released = 0
+        self.codes: list[int] = []
+
+    def release(self) -> None:
+        self.released += 1
+
+    def error(self, code: int, *_: Any) -> None:
+        self.codes.append(code)
+
+
+def handler(_: Any) -> None:
+    """Never called: it is only kept."""
+
+
+def test_requests_of_a_held_topic_wait_in_their_order_and_no_others() -> None:
+    held = HeldTopics()
+    requests: list[Any] = [Request(), Request()]
+    assert not held.defer_if_held("a", handler, requests[0])
+    held.take("a")
+    assert [held.defer_if_held("a", handler, request) for request in requests] == [True, True]
+    assert not held.defer_if_held("b", handler, requests[0])
+    assert held.give_back("a") == [(handler, requests[0]), (handler, requests[1])]
+    assert not held.defer_if_held("a", handler, requests[0])
+
+
+def test_a_topic_is_held_once_at_a_time() -> None:
+    held = HeldTopics()
+    held.take("a")
+    with pytest.raises(AssertionError, match="held once"):
+        held.take("a")
+    held.give_back("a")
+    held.take("a")
+
+
+@pytest.mark.parametrize(
+    ("is_open", "closed"), [(False, False), (True, True)], ids=["timed out", "front gone"]
+)
+def test_a_request_that_nobody_waits_for_is_dropped_and_frees_its_memory(
+    is_open: bool, closed: bool
+) -> None:
+    request: Any = Request(is_open=is_open, closed=closed)
+    handled: list[Any] = []
+    handle_late(handled.append, request)
+    assert (handled, request.released, request.codes) == ([], 1, [])
+
+
+def test_a_request_that_fails_late_is_answered_and_frees_its_memory() -> None:
+    def fail(_: Any) -> None:
+        raise TopicNotFound("a")
+
+    request: Any = Request()
+    handle_late(fail, request)
+    assert (request.released, request.codes) == (1, [CONTRACT_ERROR])
+
+
+def test_a_request_that_is_handled_late_keeps_its_memory_for_its_handler() -> None:
+    request: Any = Request()
+    handled: list[Any] = []
+    handle_late(handled.append, request)
+    assert (handled, request.released) == ([request], 0)

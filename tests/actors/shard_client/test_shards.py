@@ -1,0 +1,150 @@
+"""Shards: what a front asks goes to the shard that owns it, and what shards send is told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.actors.link.link_support import SMALL
+from topics.actors.link.board import Board, ShardState
+from topics.actors.link.heads import HeadWriter
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import front_id, shard_id
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import InboundCall, notify, serve
+from topics.actors.shard_client.shards import Shards
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.names import shard_of
+from topics.formats.wire.calls import (
+    FEED_ENDED,
+    FEED_PAGE,
+    TOPIC_GET,
+    FeedEndedParams,
+    FeedPageParams,
+    TopicGetParams,
+)
+from topics.formats.wire.message import Message
+
+PAGE = FeedPageParams(0, 1, 1, 1, 1, None, 5)
+
+
+class Shard:
+    """The other end of a link; it answers with its number."""
+
+    def __init__(self, board: Board, number: int, router: MessageRouter) -> None:
+        self.memory = LinkMemory(front_id(0), shard_id(number), SMALL)
+        self.link = Link(self.memory, board, shard_id(number))
+        self.number, self.router = number, router
+        self.session: LinkSession | None = None
+        self.asked: list[str] = []
+        serve(router, TOPIC_GET, self._get)
+        board.shard(number).state = ShardState.READY
+
+    def _get(self, request: InboundCall[TopicGetParams, Any]) -> None:
+        self.asked.append(request.params.topic)
+        request.reply((), b"from %d" % self.number)
+
+    def turn(self) -> None:
+        self.link.turn(self._opened, self._arrived, lambda: None)
+        self.link.flush()
+
+    def _opened(self) -> None:
+        self.session = self.router.open_session("front-0", self.link)
+
+    def _arrived(self, messages: list[Message]) -> None:
+        assert self.session is not None
+        for message in messages:
+            self.router.dispatch(self.session, message)
+
+
+class Desk:
+    """A front with two shards; the test takes the turns of all."""
+
+    def __init__(self) -> None:
+        self.board = Board.create(shards=2, fronts=1)
+        self.others = [Shard(self.board, number, MessageRouter()) for number in range(2)]
+        links = [Link(other.memory, self.board, front_id(0)) for other in self.others]
+        self.shards = Shards(links, self.board)
+        self.told: list[tuple[Any, ...]] = []
+        self.shards.listen(self)
+
+    def opened(self, shard: int) -> None:
+        """Not asked here."""
+
+    closed = opened
+
+    def page(self, shard: int, params: FeedPageParams, records: Any) -> None:
+        self.told.append((shard, params, bytes(records)))
+
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
+        self.told.append((shard, params))
+
+    def turn(self) -> None:
+        for _ in range(2):
+            for link in self.shards._links:
+                link.link.turn(link._opened, link._arrived, link._closed)
+            for other in self.others:
+                other.turn()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    desk.turn()
+    yield desk
+    for other in desk.others:
+        other.memory.close()
+
+
+def test_a_topic_belongs_to_the_same_shard_for_front_and_shards(desk: Desk) -> None:
+    names = [f"t{number}" for number in range(20)]
+    assert [desk.shards.shard_of(name) for name in names] == [shard_of(name, 2) for name in names]
+
+
+def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(desk: Desk) -> None:
+    heard: list[list[Any]] = [[], []]
+    for shard, answers in enumerate(heard):
+        params = TopicGetParams(f"t{shard}", touch=False, at=0)
+        desk.shards.ask(shard, TOPIC_GET, params, b"", answers.append)
+        desk.shards.flush(shard)
+    desk.turn()
+    assert [other.asked for other in desk.others] == [["t0"], ["t1"]]
+    assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
+        [b"from 0"],
+        [b"from 1"],
+    ]
+
+
+def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
+    ended = FeedEndedParams(5, 9, "internal")
+    for other in reversed(desk.others):
+        assert other.session is not None
+        notify(other.session, FEED_PAGE, PAGE, b"records of %d" % other.number)
+        notify(other.session, FEED_ENDED, ended)
+        other.turn()
+        desk.turn()
+    assert desk.told == [
+        (1, PAGE, b"records of 1"),
+        (1, ended),
+        (0, PAGE, b"records of 0"),
+        (0, ended),
+    ]
+
+
+def test_the_head_of_a_page_is_read_from_the_words_of_its_shard(desk: Desk) -> None:
+    topic = Topic(1, "a", 1, TopicConfig())
+    topic.head_seq = 10
+    mark = HeadWriter(desk.board.heads(1)).mark(topic)
+    assert (desk.shards.head(1, mark), desk.shards.head(0, mark)) == (10, None)
+
+
+def test_all_shards_together_are_ready_when_each_is(desk: Desk) -> None:
+    assert desk.shards.readiness().ready
+    desk.board.shard(1).state = ShardState.RECOVERING
+    assert not desk.shards.readiness().ready
+    assert [number for number, _ in desk.shards.readiness().unwell] == [1]

@@ -1,0 +1,125 @@
+"""Snapshot: what a checkpoint keeps comes back, and nothing of what was not committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import pytest
+
+from tests.engine.shard_support import Desk, fill
+from topics.engine.dedupe import DedupeEntry
+from topics.engine.locators import in_extent
+from topics.engine.now import Now
+from topics.engine.record_index import IndexEntry
+from topics.engine.replay import Misfit, Replay
+from topics.engine.snapshot import (
+    keys_to_keep,
+    restore_extent,
+    restore_key,
+    restore_shard,
+    restore_topic,
+    snapshot_shard,
+    snapshot_topic,
+    topics_to_keep,
+)
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.segment import ExtentKey
+
+
+def kept(desk: Desk, lsn: int = 100) -> Any:
+    """The topic as a checkpoint has it: CBOR."""
+    return cbor2.loads(cbor2.dumps(snapshot_topic(desk.engine.topic("a"), lsn)))
+
+
+def restored(desk: Desk, lsn: int = 100) -> tuple[Replay, Topic]:
+    again = Desk()
+    replay = Replay(again.engine.table)
+    return replay, restore_topic(replay, kept(desk, lsn))
+
+
+def extent(first_seq: int, count: int) -> IndexEntry:
+    return IndexEntry(first_seq, count, in_extent(1, first_seq), 100 * count, 5)
+
+
+def test_a_topic_comes_back_with_its_config_floors_and_reservations(desk: Desk) -> None:
+    fill(desk, 2, 3, ttl_ms=7_000_000, cap_records=3)
+    topic = desk.engine.topic("a")
+    replay, again = restored(desk)
+    for name in ("id", "name", "epoch", "config", "floors", "start_seq", "last_ts"):
+        assert getattr(again, name) == getattr(topic, name), name
+    for name in ("last_write_ts", "reserved_seq", "logged_seq", "keys_from_seq", "damaged"):
+        assert getattr(again, name) == getattr(topic, name), name
+    assert (replay.restored_head(again), replay.news_from(again)) == (5, 100)
+    assert replay.table.by_name == {"a": again}
+
+
+def test_what_is_not_committed_is_not_kept(desk: Desk) -> None:
+    fill(desk, 2)
+    before = kept(desk)
+    desk.append("a", 3)
+    desk.put("a", ttl_ms=9)
+    assert kept(desk) == before
+
+
+def test_records_in_memory_are_kept_as_lost(desk: Desk) -> None:
+    fill(desk, 3, durability="ephemeral")
+    assert kept(desk)["losses"] == [[1, 3]]
+    assert restored(desk)[1].losses == ((1, 3),)
+
+
+def test_ids_epochs_and_reserved_ts_of_a_shard_only_rise(desk: Desk) -> None:
+    table = desk.engine.table
+    table.last_id, table.last_epoch, table.reserving_ts = 8, 50, 777
+    again = TopicTable()
+    again.last_epoch = 60
+    restore_shard(again, snapshot_shard(table))
+    assert (again.last_id, again.last_epoch, again.reserved_ts) == (8, 60, 777)
+
+
+def test_topics_may_come_and_go_while_they_are_kept(desk: Desk) -> None:
+    for name in "abc":
+        desk.put(name)
+    desk.commit()
+    found = topics_to_keep(desk.engine.table)
+    assert next(found).name == "a"
+    desk.delete("b")
+    desk.put("d")
+    desk.commit()
+    assert [topic.name for topic in found] == ["c"]
+
+
+def test_an_extent_counts_what_lives_in_it_and_is_not_used_when_nothing_does(desk: Desk) -> None:
+    fill(desk, 2, 3, 4)
+    desk.delete_records("a", before_seq=4)
+    desk.commit()
+    replay, topic = restored(desk)
+    assert not restore_extent(replay, topic.id, extent(1, 3), 0, 0), "it is below the start"
+    assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all is deleted"
+    assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
+    assert (topic.count, topic.bytes, topic.head_seq, topic.sealed_seq) == (3, 300, 9, 9)
+    assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is gone"
+    with pytest.raises(Misfit, match="there already"):
+        restore_extent(replay, topic.id, extent(9, 1), 0, 0)
+
+
+def test_only_keys_of_writes_without_a_record_are_kept_beside_the_segments(desk: Desk) -> None:
+    desk.append("a", 1, key="gone")
+    desk.append("a", 2, key="here")
+    desk.commit()
+    desk.delete_records("a", before_seq=2)
+    desk.commit()
+    topic, now = desk.engine.topic("a"), Now(desk.now.ts + 500, desk.now.ms + 500)
+    assert [*keys_to_keep(topic, now)] == [("gone", 1, 1, desk.now.ts), None]
+
+
+def test_a_key_comes_back_with_its_age_also_on_another_clock(desk: Desk) -> None:
+    fill(desk, 1)
+    topic = desk.engine.topic("a")
+    restore_key(topic, ExtentKey("k", 1, 1, 9_000), Now(ts=9_300, ms=1_000))
+    restore_key(topic, ExtentKey("from the future", 1, 1, 10_000), Now(ts=9_300, ms=1_000))
+    assert dict(topic.dedupe.items()) == {
+        "k": DedupeEntry(1, 1, 700),
+        "from the future": DedupeEntry(1, 1, 1_000),
+    }

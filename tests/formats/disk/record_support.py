@@ -1,0 +1,83 @@
+"""Writes as they are sent, and what readers are to see of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.support.limits import LIMITS
+from topics.formats.api.append_body import AppendBody, decode_append
+from topics.formats.disk.records import RecordsView
+from topics.formats.disk.rendering import encode
+from topics.formats.json_text import json_string
+
+# (node, tag, data, meta): data and meta as they are sent.
+Record = tuple[str | None, str | None, bytes, bytes | None]
+
+
+PAYLOADS = [
+    b"1",
+    b"null",
+    b'"x"',
+    b'{"a": [1.10, "\\u00e9"]}',
+    b'",\\"$tag\\":\\"t\\""',
+    '"é😀"'.encode(),
+    b'"' + b"y" * 300 + b'"',
+]
+
+
+METAS = [None, b"{}", b'{"m": 1}', b'{"meta":{"a":","}}']
+
+
+TEXTS = st.sampled_from([None, "", "a", "b", 'q"\\', "é", ',"$ts":1', "n" * 60])
+
+
+RECORDS = st.lists(
+    st.tuples(TEXTS, TEXTS, st.sampled_from(PAYLOADS), st.sampled_from(METAS)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def request(records: list[Record], node: str | None = None, key: str | None = None) -> AppendBody:
+    rendered = []
+    for record_node, tag, data, meta in records:
+        members = [b'"data":' + data]
+        members += [b'"node":' + json_string(record_node)] if record_node is not None else []
+        members += [b'"tag":' + json_string(tag)] if tag is not None else []
+        members += [b'"meta":' + meta] if meta is not None else []
+        rendered.append(b"{%b}" % b",".join(members))
+    top = [b'"records":[%b]' % b",".join(rendered)]
+    top += [b'"node":' + json_string(node)] if node is not None else []
+    return decode_append(b"{%b}" % b",".join(top), key, LIMITS)
+
+
+def view_of(
+    body: AppendBody, first_seq: int = 7, ts_ms: int = 1000, *, keep_key: bool = False
+) -> RecordsView:
+    encoded = encode(body, first_seq, ts_ms, keep_key)
+    assert encoded.record_count == len(body.records)
+    assert encoded.blob_bytes == len(encoded.parts[-1])
+    # Somewhere inside a larger buffer, at an odd place, as in a mapped file.
+    whole = memoryview(b"#" + b"".join(encoded.parts))
+    return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), whole[1:])
+
+
+def shown(
+    record: Record,
+    seq: int,
+    batch_node: str | None,
+    *,
+    tags: bool = True,
+    meta: bool = True,
+    with_data: bool = True,
+    ts_ms: int = 1000,
+) -> bytes:
+    """The object that a reader gets: the obvious way."""
+    node, tag, data, sent_meta = record
+    node = node if node is not None else batch_node
+    members = [b'"$seq":%d' % seq, b'"$ts":%d' % ts_ms]
+    members += [b'"$node":' + json_string(node)] if node is not None else []
+    members += [b'"$tag":' + json_string(tag)] if tag is not None and tags else []
+    members += [b'"data":' + data] if with_data else []
+    members += [b'"meta":' + sent_meta] if sent_meta is not None and meta and with_data else []
+    return b"{%b}" % b",".join(members)

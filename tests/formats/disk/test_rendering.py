@@ -1,0 +1,116 @@
+"""Rendering: the records of a write are the documented bytes, however they are rendered."""
+
+from __future__ import annotations
+
+from array import array
+
+import cbor2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.formats.disk.record_support import RECORDS, TEXTS, Record, request, view_of
+from tests.support.limits import LIMITS
+from topics.formats.api.append_body import PlainAppend, decode_append
+from topics.formats.disk.records import RecordFlags
+from topics.formats.disk.rendering import Rendering, encode
+
+
+def test_a_plain_record_is_the_documented_bytes() -> None:
+    encoded = encode(request([(None, None, b'{"a": 1}', None)]), 7, 1748450000123, keep_key=False)
+    blob = b'{"$seq":7,"$ts":1748450000123,"data":{"a": 1}},'
+    assert encoded == (0, 1, b"", (b"", len(blob).to_bytes(4, "little"), blob), len(blob))
+
+
+def test_a_full_write_is_the_documented_bytes() -> None:
+    body = request(
+        [("a", "t", b"1", b"{}"), (None, "t", b"2", None), ("b", None, b"3", b'{"m":1}')], key="k"
+    )
+    encoded = encode(body, 7, 5, keep_key=True)
+    assert encoded.flags == RecordFlags.NODES | RecordFlags.TAGS | RecordFlags.METAS
+    records = [
+        b'{"$seq":7,"$ts":5,"$node":"a","$tag":"t","data":1,"meta":{}},',
+        b'{"$seq":8,"$ts":5,"$tag":"t","data":2},',
+        b'{"$seq":9,"$ts":5,"$node":"b","data":3,"meta":{"m":1}},',
+    ]
+    ends = [sum(map(len, records[:count])) for count in (1, 2, 3)]
+    assert cbor2.loads(encoded.ext) == {"k": "k", "n": [b'"a"', b'"b"'], "t": [b'"t"']}
+    tables = [ends, [1, 0, 2], [1, 1, 0], [len(b',"meta":{}'), 0, len(b',"meta":{"m":1}')]]
+    assert b"".join(encoded.parts) == encoded.ext + b"".join(
+        array("I", table).tobytes() for table in tables
+    ) + b"".join(records)
+
+
+@given(
+    st.lists(st.sampled_from([b'{"a": 1}', b"1", b'"\xc3\xa9"', b"[]"]), min_size=1, max_size=12),
+    st.sampled_from(
+        [b',"tag":null', b',"node":null', b',"meta":null', b',"of no meaning":1', b',"data":2']
+    ),
+    st.sampled_from(
+        [b"", b',"node":"n"', b',"idempotency_key":"k"', b',"create":true', b',"more":{}']
+    ),
+    st.data(),
+)
+def test_records_with_data_alone_are_the_same_bytes_however_they_were_sent(
+    datas: list[bytes], absent: bytes, around: bytes, data: st.DataObject
+) -> None:
+    """One way decodes and renders such records without a look at each; any field more takes the
+    other way.
+    """
+    at = data.draw(st.integers(0, len(datas) - 1))
+    if absent == b',"data":2':
+        datas[at] = b"2"
+    bodies = [
+        b'{"records":[%b]%b}'
+        % (
+            b",".join(
+                [
+                    b'{"data":%b%b}' % (each, more if n == at else b"")
+                    for n, each in enumerate(datas)
+                ]
+            ),
+            around,
+        )
+        for more in (b"", absent)
+    ]
+    plain, other = (decode_append(body, None, LIMITS) for body in bodies)
+    assert isinstance(plain, PlainAppend)
+    assert isinstance(other, PlainAppend) == (absent == b',"data":2')
+    one, two = (encode(request, 5, 1748450000123, keep_key=True) for request in (plain, other))
+    assert (one.flags, one.record_count, one.ext, one.blob_bytes) == (
+        two.flags,
+        two.record_count,
+        two.ext,
+        two.blob_bytes,
+    )
+    assert b"".join(one.parts) == b"".join(two.parts)
+
+
+def test_one_node_for_all_needs_no_table() -> None:
+    records: list[Record] = [(None, None, b"1", None), ("n", None, b"2", None)]
+    encoded = encode(request(records, node="n"), 1, 1, keep_key=False)
+    assert encoded.flags == RecordFlags.ONE_NODE
+    assert len(encoded.parts) == 3
+    other = encode(request(records), 1, 1, keep_key=False)
+    assert other.flags == RecordFlags.NODES
+
+
+def test_the_key_is_kept_when_it_is_to_be() -> None:
+    for records in ([(None, None, b"1", None)], [("n", "t", b"1", b"{}")]):
+        body = request(records, key="k")  # type: ignore[arg-type]
+        assert view_of(body, keep_key=True).ext()["k"] == "k"
+        assert "k" not in view_of(body, keep_key=False).ext()
+
+
+@given(RECORDS, TEXTS, st.integers(1, 2**40), st.integers(0, 6))
+def test_runs_put_together_are_the_write_rendered_at_once(
+    records: list[Record], node: str | None, first_seq: int, cut: int
+) -> None:
+    cut = min(cut, len(records))
+    body = request(records, node, key="k")
+    whole, rendering = encode(body, first_seq, 9, keep_key=True), Rendering(body, keep_key=True)
+    runs = rendering.render(0, cut, first_seq, 9) + rendering.render(
+        cut, len(records), first_seq, 9
+    )
+    assert (rendering.flags, rendering.ext) == (whole.flags, whole.ext)
+    ends = rendering.ends(first_seq, 9).tobytes()
+    assert b"".join([rendering.ext, ends, *rendering.tables, *runs]) == b"".join(whole.parts)

@@ -1,0 +1,117 @@
+"""Setting values: exactly the documented forms are taken, and a refusal says what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics.formats.setting_values import Bound, Host, HostNames, boolean
+
+
+@pytest.mark.parametrize(
+    "text", ["1e6", "+5", "-1", "1_000", "64MiB", "", " 5", "0x10", "٣", "1.0"]
+)
+def test_a_number_is_plain_decimal_digits(text: str) -> None:
+    with pytest.raises(ValueError, match="must be an integer of at least 0"):
+        Bound(0).parse(text)
+
+
+def test_both_ends_of_a_bound_are_allowed_and_nothing_outside() -> None:
+    bound = Bound(2, 4)
+    assert [bound.parse(text) for text in ("2", "3", "04")] == [2, 3, 4]
+    for text in ("1", "5", "9" * 19, "9" * 30):
+        with pytest.raises(ValueError, match="must be an integer from 2 to 4"):
+            bound.parse(text)
+
+
+def test_a_power_of_two_is_that_and_nothing_between() -> None:
+    bound = Bound(1, 1 << 20, power_of_two=True)
+    assert [bound.parse(text) for text in ("1", "2", "1024")] == [1, 2, 1024]
+    with pytest.raises(ValueError, match="must be a power of two from 1 to 1048576"):
+        bound.parse("3")
+
+
+def test_host_names_are_a_list_in_lower_case() -> None:
+    text = "A.example, .b.example,*,fd00::1,[::1],a_b"
+    assert HostNames().parse(text) == (
+        "a.example",
+        ".b.example",
+        "*",
+        "[fd00::1]",
+        "[::1]",
+        "a_b",
+    )
+
+
+def test_booleans_have_the_usual_spellings_and_no_others() -> None:
+    for text, value in {
+        "1": True,
+        "true": True,
+        "YES": True,
+        "On": True,
+        "0": False,
+        "False": False,
+        "no": False,
+        "off": False,
+    }.items():
+        assert boolean(text) is value
+    for text in ("2", ""):
+        with pytest.raises(ValueError, match="true or false"):
+            boolean(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "a,,b",
+        "a.example:4000",
+        "http://a",
+        "*.a",
+        "a..b",
+        "a b",
+        "[::1",
+        "é",
+        ",".join("a" * 65),
+    ],
+)
+def test_what_is_not_a_list_of_host_names_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="host names without ports"):
+        HostNames().parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("[::1]", "::1"),
+        ("::1", "::1"),
+        ("[127.0.0.1]", "127.0.0.1"),
+        ("localhost", "localhost"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("b\u00fccher.example", "b\u00fccher.example"),
+    ],
+)
+def test_a_host_is_a_name_or_an_address_with_or_without_brackets(text: str, host: str) -> None:
+    assert Host().parse(text) == host
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://localhost",
+        "127.0.0.1:4000",
+        "localhost:80",
+        "a b",
+        "...",
+        "a" * 70,
+        "a\udcffb",
+        "[::1",
+        "[::1]:4000",
+        "[name]",
+        "",
+        "[]",
+    ],
+)
+def test_what_no_resolver_takes_is_no_host(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a host name or an IP address"):
+        Host().parse(text)

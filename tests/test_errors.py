@@ -1,0 +1,52 @@
+"""Failures: one tree with a stable code for each, and the numbers with which programs end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from topics import errors
+from topics.errors import ExitCode, TopicNotFound, TopicsError
+
+KINDS = TopicsError.__subclasses__()
+
+
+def test_the_tree_in_the_docstring_is_every_failure_with_its_code() -> None:
+    assert errors.__doc__ is not None
+    table = re.findall(r"^ {8}(\w+) +(\w+)$", errors.__doc__, re.MULTILINE)
+    assert table == [(kind.__name__, kind.code) for kind in KINDS]
+
+
+def test_no_two_failures_share_a_code() -> None:
+    codes = [kind.code for kind in KINDS]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_failure_of_another_process_is_the_same_whatever_its_constructor_takes(
+    kind: type[TopicsError],
+) -> None:
+    found = TopicsError.restore(kind, "why", {"topic": "a", "message_of": 7})
+    assert (type(found), found.message, found.detail) == (
+        kind,
+        "why",
+        {"topic": "a", "message_of": 7},
+    )
+    assert str(found) == "why"
+
+
+def test_a_topic_that_is_not_found_is_named() -> None:
+    failure = TopicNotFound("a")
+    assert (str(failure), failure.detail) == ('topic "a" does not exist', {"topic": "a"})
+
+
+def test_exit_codes_never_change_and_the_help_names_them_all() -> None:
+    assert {code.name: code.value for code in ExitCode} == {
+        "DONE": 0,
+        "FAILED": 1,
+        "USAGE": 2,
+        "DAMAGED": 3,
+        "INTERRUPTED": 130,
+    }
+    assert re.findall(r"\d+", ExitCode.sentence()) == [str(code.value) for code in ExitCode]
