@@ -6,36 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import FakeBackend
 from tests.support.front import APPEND, LANES, RECORD, running
 from topics.front.answers import Answer
 from topics.front.routes.table import ROUTES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "where",
-    [
-        "quart_trio.app.QuartTrio.full_dispatch_request",
-        "quart_trio.asgi.TrioASGIHTTPConnection.handle_request",
-    ],
-)
-async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
-    where: str, monkeypatch: Any
-) -> None:
-    async with running(backend=FakeBackend(topics={"a": []})) as run:
-        client = await run.connect()
-
-        async def explode(*_: object, **__: object) -> None:
-            raise ZeroDivisionError("in the machinery")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(where, explode)
-            answer = await client.ask("PUT", "/v0/topics/a", b"{}" + b" " * 9000)
-        assert (answer.status, answer.code) == (500, "internal")
-        assert run.backend.blocks_out == 0
-        other = await run.connect()
-        assert (await other.ask("GET", "/v0/health")).status == 200
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import HANDSHAKE, running
 from topics.config import Settings
+from topics.errors import Forbidden
 from topics.front import hosts
 from topics.front.routes.table import ROUTES
 
@@ -131,7 +132,7 @@ def test_settings_decide_when_the_rule_is_active_and_which_names_it_accepts(
     for host in passes:
         rule.check([host.encode()])
     for host in refused:
-        with pytest.raises(hosts.Forbidden):
+        with pytest.raises(Forbidden):
             rule.check([host.encode()])
-        with pytest.raises(hosts.Forbidden):
+        with pytest.raises(Forbidden):
             rule.check([b"localhost", host.encode()])

@@ -15,7 +15,7 @@ ANY_HOST = Settings(allowed_hosts=("*",))
 
 async def shaken(run: Running, **headers: str) -> Answered:
     client = await run.connect()
-    await client.say(request("GET", "/v0/ws", **HANDSHAKE, **headers))
+    await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **headers))
     return await client.hear(method="HEAD")
 
 
@@ -62,7 +62,7 @@ async def test_a_page_of_another_site_is_refused(origin: str) -> None:
     async with running() as run:
         client = await run.connect()
         answer = await client.ask(
-            "GET", "/v0/ws", host="127.0.0.1:4000", origin=origin, **HANDSHAKE
+            "GET", "/v0/ws", b"", host="127.0.0.1:4000", origin=origin, **HANDSHAKE
         )
         assert (answer.status, answer.code) == (403, "forbidden")
 
@@ -81,7 +81,7 @@ async def test_with_keys_the_token_decides() -> None:
         ).status == 101
         client = await run.connect()
         assert (
-            await client.ask("GET", "/v0/ws", origin="http://localhost", **HANDSHAKE)
+            await client.ask("GET", "/v0/ws", b"", origin="http://localhost", **HANDSHAKE)
         ).code == "unauthorized"
 
 

@@ -236,3 +236,22 @@ def test_a_full_disk_does_not_keep_a_server_from_the_lock(
 def test_the_table_is_the_struct() -> None:
     assert data_dir.META.size == 24
     assert struct.calcsize("<8sIII") == data_dir._CRC_AT
+
+
+def test_a_directory_that_a_server_has_is_refused_and_one_that_is_read_is_not_taken(
+    data: Path,
+) -> None:
+    held = DataDirectory(data, shards=1)
+    with pytest.raises(DataDirectoryInUse, match=str(os.getpid())), held_for_reading(data):
+        pass
+    held.close()
+    with held_for_reading(data), held_for_reading(data), pytest.raises(DataDirectoryInUse):
+        DataDirectory(data, shards=1)
+    (data / "LOCK").unlink()
+    with held_for_reading(data) as shards:
+        assert shards == 1
+
+
+def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotADataDirectory, match="no file meta"), held_for_reading(tmp_path):
+        pass

@@ -56,12 +56,21 @@ class Shards:
         self.asked: list[tuple[str, dict[str, Any], Then]] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.elsewhere: set[str] = set()  # topics of a second shard
+        self.heads: dict[str, tuple[int, int, int]] = {}  # what `call` answers
 
     def listen(self, listener: Any) -> None:
         """Tests speak to `Live` themselves."""
 
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
+
+    async def call(
+        self, shard: int, call: Call[P, R], params: calls.TopicHeadsParams, body: bytes = b""
+    ) -> Said:
+        """Where the topics stand: nothing else is asked in this way."""
+        await trio.lowlevel.checkpoint()
+        heads = {name: self.heads[name] for name in params.topics if name in self.heads}
+        return Said(calls.TopicHeadsResult(heads), b"")
 
     def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
         self.asked.append((call.method, params._asdict(), then))

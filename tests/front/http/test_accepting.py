@@ -8,6 +8,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -17,7 +18,6 @@ from tests.server import Server
 from tests.support.front import running
 from tests.support.raw_client import request
 from topics.formats.api.response_heads import ResponseHeads
-from topics.front.http import accepting
 from topics.front.http.accepting import (
     ACCEPTS_PER_TURN_MAX,
     ACCEPTS_PER_TURN_MIN,
@@ -150,7 +150,7 @@ async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
     taken: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            acceptor.run, Poor(listener, acceptor), lambda sock, said: taken.append(sock)
+            acceptor.run, cast("Any", Poor(listener, acceptor)), lambda sock, _: taken.append(sock)
         )
         await wait_all_tasks_blocked(0.001)
         with caplog.at_level(logging.WARNING):
@@ -168,7 +168,7 @@ async def test_without_a_descriptor_clients_hear_429_and_the_log_has_one_line(
 
 def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1024, 1024 - FILES_RESERVED), (1 << 20, 16_384), (-1, 16_384), (10, 1)):
-        monkeypatch.setattr(accepting.resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        monkeypatch.setattr(resource, "getrlimit", dict.fromkeys(range(99), (soft, soft)).get)
         assert connections_max() == most
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -15,7 +14,6 @@ from topics.actors.link.arena import ArenaBlock
 from topics.errors import NotReady, PayloadTooLarge, Throttled
 from topics.front.http import body_sink
 from topics.front.http.body_sink import BodySink
-from topics.front.http.gzip_sink import GzipSink
 
 INLINE = 1000
 FIRST_BYTES = 500
@@ -151,16 +149,3 @@ async def fail_when_the_shard_goes(
 
     with pytest.raises(NotReady):
         await bring()
-
-
-async def test_inflated_bytes_do_not_count_as_transfer_rate(front: Front) -> None:
-    """A body is as fast as its bytes come over the wire, or a few of them would hold much."""
-    packed = zlib.compress(bytes(60_000), wbits=31)
-    with sink_of(front) as plain, sink_of(front) as sink:
-        gzip = GzipSink(sink, ARENA)
-        await gzip.write(packed)
-        gzip.check_end()
-        assert sink.length == 60_000
-        now = trio.current_time()
-        await plain.write(bytes(500))
-        assert sink.turnover_s(now) > 100

@@ -18,29 +18,6 @@ from topics.front.http.connections import Connections
 
 @pytest.mark.slow
 @LANES
-async def test_idle_connections_and_those_that_ask_for_it_are_closed(fast: bool) -> None:
-    async with running(fast=fast) as run:
-        keep = [await run.connect() for _ in range(50)]
-        for client in keep:
-            assert (await client.ask("POST", "/v0/topics/a", RECORD)).headers.get(
-                "connection"
-            ) is None
-        for _ in range(50):
-            client = await run.connect()
-            answer = await client.ask("POST", "/v0/topics/a", RECORD, connection="close")
-            assert answer.headers["connection"] == "close"
-            assert await client.is_closed()
-        await run.until(lambda: sum(c.idle for c in run.server.connections) == 50)
-        run.sweep_in(74)
-        assert len(run.server.connections) == 50
-        run.sweep_in(76)
-        for client in keep:
-            assert await client.is_closed()
-        await run.until(lambda: len(run.server.connections) == 0)
-
-
-@pytest.mark.slow
-@LANES
 @pytest.mark.parametrize("path", ["/v0/topics/a/diff", "/v0/health", "/"])
 async def test_http_1_0_is_answered_and_closed(fast: bool, path: str) -> None:
     async with running(fast=fast, backend=FakeBackend(topics={"a": []})) as run:
@@ -63,43 +40,6 @@ async def test_a_half_closed_client_still_gets_its_answers(fast: bool) -> None:
         await client.stream.send_eof()
         assert [(await client.hear()).status for _ in range(3)] == [201, 200, 200]
         assert await client.is_closed()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("said", "patience"),
-    [
-        (b"POST /v0/topics/a HTT", 10),
-        (b"\r", 10),
-        (b"", 75),
-        (APPEND[:-5], 30),
-        (request("PUT", "/v0/topics/a", RECORD)[:-5], 30),
-        (request("POST", "/v0/topics/a", RECORD * 1000)[:9000], 31),
-        (
-            request(
-                "POST", "/v0/topics/a", content_type="application/json", transfer_encoding="chunked"
-            )
-            + b"5\r\na",
-            30,
-        ),
-    ],
-    ids=["head", "one byte", "nothing", "body", "cold body", "long body", "chunked body"],
-)
-async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: float) -> None:
-    async with running() as run:
-        client = await run.connect()
-        await run.until(lambda: len(run.server.connections) == 1)
-        [connection] = run.server.connections
-        await run.until(lambda: connection.deadline < 1e18)
-        if said:
-            await client.say(said)
-            await run.until(lambda: not connection.idle)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-        run.sweep_in(patience - 2)
-        assert len(run.server.connections) == 1
-        run.sweep_in(patience + 2)
-        assert await client.is_closed()
-        await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow
@@ -135,19 +75,6 @@ def test_a_body_at_the_rate_lives_and_one_below_it_dies() -> None:
 
 
 @pytest.mark.slow
-@LANES
-async def test_a_long_poll_ends_when_its_client_hangs_up(fast: bool) -> None:
-    backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
-    async with running(fast=fast, backend=backend) as run:
-        client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
-        await run.until(lambda: backend.waiting == 1)
-        await client.stream.aclose()
-        await run.until(lambda: backend.cancelled == 1)
-        await run.until(lambda: len(run.server.connections) == 0)
-
-
-@pytest.mark.slow
 async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
     backend = FakeBackend(topics={"slow": []}, gate=trio.Event())
     async with running(backend=backend) as run:
@@ -161,23 +88,6 @@ async def test_an_append_is_not_taken_back_when_its_client_hangs_up() -> None:
         assert backend.gate is not None
         backend.gate.set()
         await run.until(lambda: len(backend.topics["slow"]) == 1)
-
-
-@pytest.mark.slow
-@LANES
-async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
-    backend = FakeBackend(topics={"a": []}, answer_bytes=20_000_000)
-    async with running(fast=fast, backend=backend) as run:
-        client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
-        await run.until(
-            lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(backend.calls)
-        )
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        run.sweep_in(29)
-        assert len(run.server.connections) == 1
-        run.sweep_in(32)
-        await run.until(lambda: len(run.server.connections) == 0)
 
 
 @pytest.mark.slow

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import SEND_BYTES, Client, Desk, gap, page
+from tests.front.live.streams_support import LONG, live, long_page
+from tests.support.live_desk import Desk, gap, page
 from topics.formats.api.watch import Start, View
-
-LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
-
-
-async def live(front: Desk) -> Client:
-    """A client at the head of its feed."""
-    client = await front.client()
-    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
-    assert b"caught-up" in client.hear()
-    return client
-
-
-async def long_page(front: Desk) -> None:
-    """One record, more than a socket takes at once."""
-    front.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
-    await wait_all_tasks_blocked()
 
 
 async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> None:
@@ -93,45 +78,6 @@ async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: 
     assert client.stream.readers["u"].is_live
 
 
-async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> None:
-    """Whoever comes back without an id is shown it again."""
-    client = await live(front)
-    await front.page(0, 1)
-    assert client.session.cursors == {"t": (1, 1)}
-    front.event(0, "feed.page", {"feed": 1, **page(1, 2)}, LONG)
-    assert client.stream.is_stalled
-    client.close()
-    client.session.resume(b"")
-    assert client.session.cursors == {"t": (1, 1)}
-
-
-async def test_what_was_sent_late_but_whole_was_shown(front: Desk) -> None:
-    client = await live(front)
-    await long_page(front)
-    await client.hear_all()
-    client.close()
-    client.session.resume(b"")
-    assert client.session.cursors == {"t": (1, 1)}
-
-
-async def test_a_topic_deleted_during_a_stall_is_noted_as_deleted(front: Desk) -> None:
-    client = await live(front)
-    await long_page(front)
-    front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
-    client.close()
-    client.session.resume(b"")
-    assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
-
-
-async def test_a_stream_that_was_taken_over_changes_no_cursor(front: Desk) -> None:
-    client = await live(front)
-    await long_page(front)
-    client.session.stream = None
-    client.close()
-    client.session.resume(b"")
-    assert client.session.cursors == {"t": (1, 1)}
-
-
 async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stall(
     front: Desk,
 ) -> None:
@@ -149,10 +95,3 @@ async def test_a_recreated_topic_is_told_although_its_page_arrives_during_a_stal
     assert (asked["from_seq"], asked["epoch"]) == (5, 1)
     assert b'"recreated"' in client.hear()
     assert client.session.cursors["u"] == (9, 2)
-
-
-async def test_a_stream_that_begins_during_the_drain_is_told_so(front: Desk) -> None:
-    front.live.drain()
-    client = await front.client()
-    assert b'"code":503' in client.hear()
-    assert (client.stream.ended, front.live.streams) == (True, set())

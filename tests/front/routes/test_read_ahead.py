@@ -18,7 +18,7 @@ from topics.formats.wire.contract import Call, P, R
 from topics.front.answers import Answer
 from topics.front.request import Request
 from topics.front.routes import guesses
-from topics.front.routes.guesses import GUESSES_MAX, RUNS_MAX, PageKey
+from topics.front.routes.guesses import GUESSES_MAX, RUNS_MAX
 from topics.front.routes.read_ahead import RUN_PAGES_MAX, ReadAhead
 
 
@@ -76,7 +76,8 @@ class Shard:
     def _ahead(self, cursor: int, limit: int, pages: int) -> Reply | TopicsError:
         if self.gone:
             return NotReady("the shard is down")
-        found, bodies = [], []
+        found: list[tuple[int, int, int]] = []
+        bodies: list[bytes] = []
         while len(found) < pages and cursor + limit < self.top:
             page, cursor = self._page(cursor, limit)
             bodies.append(difference("t", page))
@@ -187,14 +188,6 @@ async def test_without_a_page_the_shard_is_asked_as_usual(gone: bool) -> None:
         pass
     assert shard.asked == [0, 15, 30]
     assert released(shard)
-
-
-async def test_requests_without_exactly_one_cursor_are_not_guessed() -> None:
-    assert PageKey("t", b'{"limit":5}').following(9) is None
-    assert PageKey("t", b'{"from_seq":1,"from_seq":2}').following(9) is None
-    assert PageKey("t", b'{"node":"\\"from_seq\\":5","from_seq" : 1}').following(9) == PageKey(
-        "t", b'{"node":"\\"from_seq\\":5","from_seq" : 9}'
-    )
 
 
 async def test_guesses_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

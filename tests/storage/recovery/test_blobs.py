@@ -51,19 +51,23 @@ FOLLOWED: dict[str, Callable[[Client], object]] = {
     "a delete of the first": lambda client: client.delete_records("a", before_seq=20),
     "a delete of a tag": lambda client: client.delete_records("a", match="t1"),
 }
-HURT: dict[str, Callable[[bytes], bytes | None]] = {
-    **{
-        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
-        for at in (0, 8, 12, 16, 24, 32, 39, 63)
-    },
-    **{
-        f"byte {at}": lambda data, at=at: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
-        for at in (64, 70, 100, 300, 600, -2)
-    },
-    **{
-        f"cut to {length}": lambda data, length=length: data[:length]
-        for length in (0, 1, 63, 64, 65, 100, 400, -1)
-    },
+Hurt = Callable[[bytes], bytes | None]
+
+
+def flipped(at: int) -> Hurt:
+    """With a flipped bit in one byte."""
+    return lambda data: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+
+
+def cut(length: int) -> Hurt:
+    """The first bytes alone."""
+    return lambda data: data[:length]
+
+
+HURT: dict[str, Hurt] = {
+    **{f"byte {at}": flipped(at) for at in (0, 8, 12, 16, 24, 32, 39, 63)},
+    **{f"byte {at}": flipped(at) for at in (64, 70, 100, 300, 600, -2)},
+    **{f"cut to {length}": cut(length) for length in (0, 1, 63, 64, 65, 100, 400, -1)},
     "one byte more": lambda data: data + b"x",
     "zeros": lambda data: bytes(len(data)),
     "not there": lambda _: None,
@@ -98,9 +102,12 @@ def _start_and_read(path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         opened: list[WalFile] = []
         real = WalFile.open
-        patch.setattr(
-            WalFile, "open", lambda path, shard: opened.append(real(path, shard)) or opened[-1]
-        )
+
+        def noting(path: Path, shard: int) -> WalFile:
+            opened.append(real(path, shard))
+            return opened[-1]
+
+        patch.setattr(WalFile, "open", noting)
         try:
             client = Client(path)
             try:

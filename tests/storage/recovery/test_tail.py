@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from tests.support.log import (
-    FILE_BYTES,
-    START,
     Client,
     log_files,
 )
@@ -20,7 +18,6 @@ from tests.support.recovery import frames_of
 from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import Damaged
-from topics.storage.recovery.steps import recover
 
 # Torn tails and damage
 
@@ -239,42 +236,6 @@ def test_damage_below_a_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path) 
         assert path.read_bytes() == bytes(content)
 
 
-def test_a_log_that_ends_before_its_checkpoint_is_damage(tmp_path: Path) -> None:
-    client = Client(tmp_path / "data")
-    client.append("a", "one")
-    client.append("a", "two")
-    client.stop()
-    path = log_files(tmp_path / "data")[0]
-    offset, _ = frames_of(path)[-1]
-    content = path.read_bytes()
-    path.write_bytes(content[:offset].ljust(len(content), b"\0"))
-    with pytest.raises(Damaged, match="before the checkpoint"):
-        Client(tmp_path / "data")
-    path.unlink()
-    with pytest.raises(Damaged, match="before the checkpoint"):
-        Client(tmp_path / "data")
-
-
-@pytest.fixture
-def many(tmp_path: Path) -> Path:
-    """A log of several files, killed."""
-    client = Client(tmp_path / "data", file_bytes=8192)
-    for _ in range(40):
-        client.append("a", "x" * 500)
-    client.kill()
-    assert len(log_files(tmp_path / "data")) > 4
-    return tmp_path / "data"
-
-
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_missing_file_is_damage(number: int, many: Path) -> None:
-    files = log_files(many)
-    files[number].unlink()
-    with pytest.raises(Damaged, match="missing or cut") as raised:
-        Client(many)
-    assert raised.value.path == files[number + 1]
-
-
 def test_a_damaged_frame_in_an_earlier_file_is_damage(many: Path) -> None:
     path = log_files(many)[1]
     offset, _ = frames_of(path)[-1]
@@ -284,21 +245,6 @@ def test_a_damaged_frame_in_an_earlier_file_is_damage(many: Path) -> None:
     with pytest.raises(Damaged, match="the next file says") as raised:
         Client(many)
     assert (raised.value.path, raised.value.offset) == (path, offset)
-
-
-def test_an_earlier_file_that_ends_too_soon_is_damage(many: Path) -> None:
-    path = log_files(many)[1]
-    offset, _ = frames_of(path)[-1]
-    content = path.read_bytes()
-    path.write_bytes(content[:offset].ljust(len(content), b"\0"))
-    with pytest.raises(Damaged, match="missing or cut"):
-        Client(many)
-
-
-def test_another_shards_file_is_damage(many: Path) -> None:
-    (many / "wal" / "00").rename(many / "wal" / "01")
-    with pytest.raises(Damaged, match="belongs to shard 0"):
-        recover(many, 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=200)
 
 
 def test_a_file_of_an_unknown_version_is_refused_by_name(small: Path) -> None:

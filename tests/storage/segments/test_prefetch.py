@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -157,11 +158,11 @@ def test_the_kernel_is_asked_in_parts_that_it_reads_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        disk.os,
-        "posix_fadvise",
-        lambda _, offset, length, advice: heard.append((offset, length)) or advice,
-    )
+
+    def advise(_fd: int, offset: int, length: int, _advice: int) -> None:
+        heard.append((offset, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
     path = tmp_path / "file"
     path.touch()
     disk.will_need(path, 100, 2 * disk.ADVICE_BYTES + 1)

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import crc32c
 import pytest
 
 from topics.formats.disk import blob
@@ -38,7 +39,7 @@ def again(store: BlobStore) -> BlobStore:
 
 
 def test_the_header_to_the_byte() -> None:
-    crc = blob.crc32c.crc32c(b"xyz", blob.body_crc(2, 7, 3))
+    crc = crc32c.crc32c(b"xyz", blob.body_crc(2, 7, 3))
     numbers = b"".join(number.to_bytes(8, "little") for number in (2, 7, 3))
     head = b"TPBLOB01\x01\0\0\0" + crc.to_bytes(4, "little")
     assert blob.encode_header(2, 7, 3, crc) == head + numbers + bytes(24)

@@ -1,36 +1,76 @@
-"""Groups that wait are taken together: those of one file and one era, in order."""
+"""Groups of frames: which of them one write and one sync serve, and in which order."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from topics.formats.disk.wal import FileHeader
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.groups import GroupQueue, WalGroup
 
-
-def group(folder: Path, start: int, *, era: int = 0, new_file: bool = False) -> WalGroup:
-    file = WalFile(folder, FileHeader(0, 0, 7), 8192)
-    return WalGroup(era, file, start, start + 8, [b"12345678"], False, new_file)
+WAIT_S = 10
 
 
-def starts(queue: GroupQueue) -> list[int] | None:
-    groups = queue.take(math.inf)
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[WalFile]:
+    file = WalFile(tmp_path, FileHeader(0, 0, 7, 8192), 8192)
+    yield file
+    file.close()
+
+
+def group(file: WalFile, start: int, *, era: int = 0, new_file: bool = False) -> WalGroup:
+    return WalGroup(era, file, start, start + 100, [b"x" * 100], sync=False, new_file=new_file)
+
+
+def take(waiting: GroupQueue) -> list[int] | None:
+    """Where the groups begin that are taken next."""
+    groups = waiting.take(time.perf_counter() + WAIT_S)
     return None if groups is None else [each.start for each in groups]
 
 
-def test_groups_are_taken_up_to_the_next_file_or_era(tmp_path: Path) -> None:
-    queue = GroupQueue()
-    queue.put(group(tmp_path, 0))
-    queue.put(group(tmp_path, 8))
-    queue.put(group(tmp_path, 16, new_file=True))
-    queue.put(group(tmp_path, 24))
-    queue.put(group(tmp_path, 16, era=1))
-    queue.close()
-    assert [starts(queue) for _ in range(4)] == [[0, 8], [16, 24], [16], None]
+def test_all_groups_of_one_file_that_wait_are_taken_together_in_order(file: WalFile) -> None:
+    waiting = GroupQueue()
+    for start in (0, 100, 200):
+        waiting.put(group(file, start))
+    assert take(waiting) == [0, 100, 200]
 
 
-def test_nothing_is_taken_when_the_time_has_come() -> None:
-    assert GroupQueue().take(time.perf_counter()) == []
+def test_groups_of_another_file_or_era_are_taken_by_themselves(file: WalFile) -> None:
+    waiting = GroupQueue()
+    waiting.put(group(file, 0))
+    waiting.put(group(file, 100, new_file=True))
+    waiting.put(group(file, 200))
+    waiting.put(group(file, 300, era=1))
+    assert take(waiting) == [0]
+    assert take(waiting) == [100, 200]
+    assert take(waiting) == [300]
+
+
+def test_without_a_group_the_wait_ends_at_its_time(file: WalFile) -> None:
+    waiting = GroupQueue()
+    until = time.perf_counter() + 0.01
+    assert waiting.take(until) == []
+    assert time.perf_counter() >= until
+    assert waiting.take(until) == [], "a time that is over is no error"
+
+
+def test_the_end_comes_after_all_groups_that_were_handed_over_before_it(file: WalFile) -> None:
+    waiting = GroupQueue()
+    waiting.put(group(file, 0))
+    waiting.put(group(file, 100, era=1))
+    waiting.close()
+    assert take(waiting) == [0]
+    assert take(waiting) == [100]
+    assert take(waiting) is None
+
+
+def test_discarded_groups_are_not_waited_for_any_more(file: WalFile) -> None:
+    waiting = GroupQueue()
+    waiting.put(group(file, 0))
+    waiting.close()
+    waiting.discard()
+    assert waiting.take(0) == []

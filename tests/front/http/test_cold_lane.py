@@ -1,0 +1,57 @@
+"""The cold lane: its answers are those of the operations, and every failure has the envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import RECORD, running
+from topics.front.routes.table import ROUTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "where",
+    [
+        "quart_trio.app.QuartTrio.full_dispatch_request",
+        "quart_trio.asgi.TrioASGIHTTPConnection.handle_request",
+    ],
+)
+async def test_a_bug_in_the_framework_is_answered_with_the_envelope(
+    where: str, monkeypatch: Any
+) -> None:
+    async with running(backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+
+        async def explode(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("in the machinery")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(where, explode)
+            answer = await client.ask("PUT", "/v0/topics/a", b"{}" + b" " * 9000)
+        assert (answer.status, answer.code) == (500, "internal")
+        assert run.backend.blocks_out == 0
+        other = await run.connect()
+        assert (await other.ask("GET", "/v0/health")).status == 200
+
+
+async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connection() -> None:
+    async with running(fast=False) as run:
+        client = await run.connect()
+        answer = await client.ask("PUT", "/v0/topics/a", b"{}")
+        assert (answer.status, "connection" in answer.headers) == (201, False)
+        answer = await client.ask("PUT", "/v0/topics/a", b"{}", connection="close")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.is_closed()
+
+
+async def test_the_cold_lane_has_a_rule_for_every_route_but_streams() -> None:
+    async with running(fast=False, backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+        for route in ROUTES:
+            if not route.streams:
+                answer = await client.ask(route.methods[0], route.path_of("a"), RECORD)
+                assert answer.status in (200, 201, 400), route.name
+                assert "server" not in answer.headers

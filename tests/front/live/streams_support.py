@@ -1,0 +1,51 @@
+"""Streams that fail or stall, beside others that do not."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import SEND_BYTES, Client, Desk, page
+
+BUG = "unexpected stream error"
+
+
+def broken(*_: Any) -> NoReturn:
+    raise RuntimeError("a bug")
+
+
+async def two(front: Desk) -> tuple[Client, Client]:
+    """Two clients that are live in one feed."""
+    first = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    second = await front.client()
+    assert first.hear()
+    assert second.hear()
+    return first, second
+
+
+async def goes_on(front: Desk, broken: Client, whole: Client) -> None:
+    """The one has been told and has ended; the other is shown what comes."""
+    assert broken.stream.ended
+    assert b'event: error\ndata: {"code":500,"error":"internal error"}' in broken.hear()
+    assert not whole.stream.ended
+    await front.page(0, 1)
+    assert b'"$seq":1' in whole.hear()
+
+
+LONG = b'{"$seq":1,"data":"%b"}' % (b"x" * 40 * SEND_BYTES)
+
+
+async def live(front: Desk) -> Client:
+    """A client at the head of its feed."""
+    client = await front.client()
+    await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert b"caught-up" in client.hear()
+    return client
+
+
+async def long_page(front: Desk) -> None:
+    """One record, more than a socket takes at once."""
+    front.event(0, "feed.page", {"feed": 1, **page(0, 1)}, LONG)
+    await wait_all_tasks_blocked()

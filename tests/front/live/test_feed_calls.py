@@ -1,0 +1,100 @@
+"""Feed calls: readers that ask the same question share one call and its answer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.live_desk import Shards, page, records
+from topics.errors import NotReady
+from topics.formats.api.watch import Start, View
+from topics.front.live.feed_calls import FeedCalls
+from topics.front.live.pages import FeedPage
+from topics.front.live.subscriptions import FeedSubscription, Reader
+
+PAGE = {**page(0, 2), "epoch": 1}
+
+
+def reader(seq: int = 0, view: View | None = None) -> Reader:
+    return Reader(cast("Any", None), "t", 0, view or View(), Start(seq, epoch=1))
+
+
+class Asking:
+    """Readers that ask at the same time, and what they hear."""
+
+    def __init__(self) -> None:
+        self.shards = Shards()
+        self.calls = FeedCalls(cast("Any", self.shards))
+        self.heard: list[FeedPage | NotReady] = []
+
+    async def read(self, asking: Reader, until_seq: int | None = None) -> None:
+        try:
+            found, epoch = await self.calls.read(asking, until_seq)
+            assert epoch == 1
+            self.heard.append(found)
+        except NotReady as failure:
+            self.heard.append(failure)
+
+
+async def test_equal_questions_in_flight_are_asked_once_and_share_their_page(
+    nursery: trio.Nursery,
+) -> None:
+    asking = Asking()
+    for _ in range(3):
+        nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 1
+    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+    await wait_all_tasks_blocked()
+    assert len(asking.heard) == 3
+    assert len({id(each) for each in asking.heard}) == 1, "one page, whose events are made once"
+
+
+async def test_questions_that_differ_in_anything_are_asked_each(nursery: trio.Nursery) -> None:
+    asking = Asking()
+    nursery.start_soon(asking.read, reader())
+    nursery.start_soon(asking.read, reader(1))
+    nursery.start_soon(asking.read, reader(), 7)
+    nursery.start_soon(asking.read, reader(view=View(limit=3)))
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 4
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_failure_is_for_all_that_wait_and_the_next_question_is_asked_anew(
+    nursery: trio.Nursery,
+) -> None:
+    asking = Asking()
+    failure = NotReady("the shard is down")
+    for _ in range(2):
+        nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    asking.shards.refuse("feed.read", failure)
+    await wait_all_tasks_blocked()
+    assert asking.heard == [failure, failure]
+    nursery.start_soon(asking.read, reader())
+    await wait_all_tasks_blocked()
+    assert len(asking.shards.asked) == 1
+    asking.shards.answer("feed.read", records(0, 2), **PAGE)
+
+
+async def test_a_feed_is_open_as_soon_as_its_answer_is_there(nursery: trio.Nursery) -> None:
+    """Its first page may be the next message of the same batch: no task runs in between."""
+    asking = Asking()
+    feed = FeedSubscription(1, 0, "t", View())
+    nursery.start_soon(asking.calls.open, feed)
+    await wait_all_tasks_blocked()
+    asking.shards.answer("feed.open", head_seq=5, earliest_seq=1, epoch=9)
+    assert (feed.is_open, feed.seq, feed.head_seq, feed.epoch) == (True, 5, 5, 9)
+
+
+@pytest.mark.parametrize("method", ["taken", "close"])
+async def test_the_shard_is_told_of_a_page_and_of_the_end_by_the_number_of_the_feed(
+    method: str,
+) -> None:
+    asking = Asking()
+    getattr(asking.calls, method)(FeedSubscription(3, 0, "t", View()))
+    assert asking.shards.told == [(f"feed.{method}", {"feed": 3})]

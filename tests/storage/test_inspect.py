@@ -1,0 +1,65 @@
+"""Inspection: each kind of file in lines for people, damage among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.data_directory import topics
+from tests.support.log import Client, log_files
+from topics.engine.locators import in_extent
+from topics.storage.inspect import ForeignFile, describe
+from topics.storage.segments.store import SegmentStore
+
+
+def test_each_kind_of_file_is_shown(data: Path) -> None:
+    lines = {
+        path.suffix or path.name: [*describe(path)]
+        for path in sorted(data.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
+    assert lines["meta"] == ["data directory of 1 shards"]
+    assert lines[".reserve"][0].endswith(" bytes of room, not in use")
+    (data / "next.reserve").touch()  # as a full disk leaves it
+    assert [*describe(data / "next.reserve")] == ["0 bytes of room, not in use"]
+    with pytest.raises(ForeignFile, match="LOCK is no file of a data directory"):
+        [*describe(data / "LOCK")]
+    assert lines[".seg"][:2] == [
+        f"segment 1 of shard 0, log 0x64 to 0xc8, {next(data.rglob('*.seg')).stat().st_size} bytes",
+        "3 extents, 50 records",
+    ]
+    assert lines[".seg"][2].endswith("nodes+tags+metas; 1 nodes, 41 tags, 1 keys")
+    assert "topic 1, seqs 5 to 46, 0 deleted" in lines[".seg"][2]
+    assert lines[".wal"][0].startswith("log of shard 0 from 0x")
+    assert lines[".wal"][-1].endswith("zeros follow")
+    assert any("APPEND, topic 1, seqs " in line for line in lines[".wal"])
+    assert lines[".ckpt"][0].endswith(", of an orderly stop")
+    done = topics("inspect", str(next(data.rglob("*.seg"))))
+    assert done.stdout.splitlines() == lines[".seg"]
+
+
+def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
+    client = Client(tmp_path / "data")
+    client.append("t", records=[{"data": 1, "tag": tag} for tag in "abcab"])
+    client.delete_records("t", before_seq=2)
+    client.delete_records("t", match=["tag", "Eq", "a"])
+    client.stop()
+    shown = [
+        line for path in log_files(tmp_path / "data") for line in describe(path) if "DELETE" in line
+    ]
+    assert "DELETE, topic 1, seqs below 2, 0 bytes" in shown[0]
+    assert "DELETE, topic 1, 1 runs of seqs, 16 bytes" in shown[1]
+
+
+def test_damage_is_shown_in_its_line(data: Path) -> None:
+    path = next(data.rglob("*.seg"))
+    store = SegmentStore.open(path.parent, 0, [1])
+    store.punch([in_extent(1, 0)])
+    (_, entry), *_ = [*store.entries(1)][1:]
+    whole = bytearray(path.read_bytes())
+    whole[entry.tables_at] ^= 1
+    path.write_bytes(whole)
+    shown = [*describe(path)]
+    assert shown[2].endswith("; its room was given back")
+    assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
