@@ -1,4 +1,4 @@
-#!/usr/bin/env -S sh -c 'p="${0%/*}/.venv/bin/python"; [ -x "$p" ] || p=python3; exec "$p" "$0" "$@"'
+#!/usr/bin/env -S sh -c 'p="${0%/*}/.venv/bin/python"; test -x "$p"||p=python3; exec "$p" "$0" "$@"'
 """Starts a server: ``./supervisor.py`` takes the options of ``topics serve``. The parent process is
 `topics.process.supervisor`.
 """

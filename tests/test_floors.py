@@ -50,7 +50,8 @@ TOP_LEVEL = {"README.md", "deploy", "pyproject.toml", "supervisor.py", "tests", 
 IMPURE_NAMES = """
 clocks, chance  datetime random sched secrets time uuid
 files           fcntl fileinput glob mmap os pathlib pickle shutil sqlite3 tempfile
-sockets         ftplib http.client http.cookiejar http.server select selectors smtplib socket ssl urllib
+HTTP            ftplib http.client http.cookiejar http.server smtplib urllib
+sockets         select selectors socket ssl
 tasks           asyncio concurrent multiprocessing queue signal subprocess threading trio
 the machine     ctypes importlib logging platform structlog
 HTTP servers    h11 httptools hypercorn quart quart_trio
@@ -125,7 +126,7 @@ def is_module(name: str) -> bool:
 
 def upward_imports(module: str, path: Path) -> list[str]:
     return [
-        f"{path.name}:{line} {module} (floor {floor_of(module)}) imports {name} (floor {floor_of(name)})"
+        f"{path.name}:{line} {module} imports {name}, {floor_of(name) - floor_of(module)} floors up"
         for line, name in imports_of(module, path)
         if is_ours(name) and floor_of(name) > floor_of(module)
     ]
@@ -169,7 +170,7 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def impurities(module: str, path: Path) -> list[str]:
-    """What a pure module has no business with: impure imports, calls to the outside, and waiting."""
+    """What a pure module must not have: impure imports, calls to the outside, and waiting."""
     found = [
         f"{path.name}:{line} {module} imports {name}"
         for line, name in imports_of(module, path)

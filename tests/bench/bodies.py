@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.server import Server, rss_bytes
+from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
 SIZES = (("300 KB", 300_000), ("1 MiB", MIB), ("4 MiB", 4 * MIB - 100_000), ("63 MiB", 63 * MIB))

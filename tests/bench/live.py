@@ -36,7 +36,7 @@ from tests.bench.live_clients import (
 from tests.bench.live_deliveries import deliveries
 from tests.bench.live_room import room
 from tests.bench.processes import Usage
-from tests.server import rss_bytes
+from tests.support.server import rss_bytes
 
 WINDOW = 50
 ACKS_MIN, RECORDS_MIN = 20_000, 100_000  # a second, with 1 and with 20 records a message

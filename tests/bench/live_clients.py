@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.bench.http_load import Client, post
 from tests.bench.websocket import frame
-from tests.server import Server
+from tests.support.server import Server
 
 RECV_BYTES = 1 << 18
 ACK, ERROR = b'"op":"ack"', b'"op":"error"'

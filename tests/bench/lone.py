@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.bench.bare import BarePath
 from tests.bench.http_load import Client, Load, append, drive, quantiles_ms, verdict
-from tests.server import Server
+from tests.support.server import Server
 
 TURNS = 5
 P50_MS = 0.3

@@ -27,7 +27,7 @@ from tests.bench.http_load import (
     several,
     verdict,
 )
-from tests.server import Server
+from tests.support.server import Server
 
 HUGE = 1 << 30
 LIMIT_MS = 20.0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.server import Server
+from tests.support.server import Server
 
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 

@@ -43,7 +43,7 @@ from tests.bench.http_load import (
 )
 from tests.bench.processes import quiet, rss_mb
 from tests.bench.retention_large import BATCH, large_topic
-from tests.server import Server
+from tests.support.server import Server
 
 TAGS = 1_000_000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.bench.http_load import Client, Load, append, drive, post, quantiles_ms, several, verdict
 from tests.bench.processes import MemoryGroup, Sampler, cpu_s, quiet
-from tests.server import Server
+from tests.support.server import Server
 
 BATCH = 1000
 GB = 10**9

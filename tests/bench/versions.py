@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tests.bench.http_load import Client, Load, append, drive, post
 from tests.bench.live_clients import stream
-from tests.server import Server
+from tests.support.server import Server
 
 APPENDS = ((1, 1), (16, 1), (64, 1), (16, 100), (4, 1000), (1, 10_000))
 CLASSES = ("fsync", "disk")

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.opened import Found, Opened
-from tests.model import Kept, TopicModel
+from tests.support.model import Kept, TopicModel
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
 

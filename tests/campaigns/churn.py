@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.campaigns.churn_call import GIVE_UP_S, Report
 from tests.campaigns.churn_owner import KINDS, Owner
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
-from tests.server import Server
+from tests.support.server import Server
 
 SHARDS = 2
 WAL_FILE_BYTES = 256 << 10  # a log file is full after a second or so

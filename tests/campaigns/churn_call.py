@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.contract.api import Answer, Api
+from tests.support.api import Answer, Api
 
 RETRY_S = 0.02
 GIVE_UP_S = 40.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.campaigns.churn_call import Caller, Report, Wrong
-from tests.model import Kept, TopicModel
+from tests.support.model import Kept, TopicModel
 
 LOSSES = ("cap", "ttl", "mixed")
 TAGS = ("a", "a:1", "a:2", "b", "b:1", None)

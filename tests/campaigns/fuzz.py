@@ -32,8 +32,8 @@ from tests.campaigns.fuzz_answers import answers_of, check_envelope, messages_of
 from tests.campaigns.fuzz_inputs import BROKEN, LANES, Case, case
 from tests.campaigns.fuzz_steady import STEADY
 from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
-from tests.contract.api import Api, listed
-from tests.server import Server
+from tests.support.api import Api, listed
+from tests.support.server import Server
 
 WORKERS = 6  # two for each lane
 STEADY_EVERY = 4  # cases; then a request that must be answered as ever

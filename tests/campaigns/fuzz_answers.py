@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from tests.campaigns.fuzz_inputs import Case
-from tests.contract.api import Wire
+from tests.support.api import Wire
 from tests.support.ws import TEXT, Socket
 
 END_S = 15.0  # for a connection to come to its end after its client has said all

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.campaigns.hostile import malformed
-from tests.contract.api import request
+from tests.support.api import request
 from tests.support.ws import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, frame_bytes, handshake
 
 BROKEN, MUTATED = "broken", "mutated"

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from tests.campaigns.fuzz_inputs import JSON_CHUNKED
-from tests.contract.api import Wire, ok, request
+from tests.support.api import Wire, ok, request
 from tests.support.ws import Socket
 
 

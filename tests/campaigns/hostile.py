@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.contract.api import Answer, Api, Wire, ok, request
-from tests.server import Server, rss_bytes
+from tests.support.api import Answer, Api, Wire, ok, request
+from tests.support.server import Server, rss_bytes
 
 MIB = 2**20
 SAMPLE_S = 0.01

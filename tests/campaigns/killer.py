@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.server import Server, kill_one
+from tests.support.server import Server, kill_one
 
 EVERYTHING = "everything"
 BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in test_kill.py

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
 from tests.campaigns.writers import Writer, finish, verify
-from tests.contract.api import Api
-from tests.server import Server
+from tests.support.api import Api
+from tests.support.server import Server
 
 SHARDS = 2
 WRITERS = 6

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tests.contract.api import Api
-from tests.server import Server
+from tests.support.api import Api
+from tests.support.server import Server
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 WAL_FILE_BYTES = 64 << 10

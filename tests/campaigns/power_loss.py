@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.campaigns.check_state import ASK
 from tests.campaigns.mounts import CRASHSTATES, why_not
 from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
-from tests.server import ROOT
+from tests.support.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
 SHARED_MEMORY = Path("/dev/shm")

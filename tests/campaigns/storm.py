@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from tests.contract.api import Api, ok, request
-from tests.server import Server
+from tests.support.api import Api, ok, request
+from tests.support.server import Server
 from topics.process.children import raise_file_limit
 
 TOPICS = 50  # among which the watchers are dealt

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.campaigns.killer import BACK_S
-from tests.contract.api import Api, Wire, request
+from tests.support.api import Api, Wire, request
 from tests.support.sse import CAUGHT_UP, ERROR, RECORD, TOMBSTONE, Decoder, SseEvent, decoded
 
 CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60, "fsync-capped": 40}

@@ -20,8 +20,8 @@ from typing import Any
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
 from tests.campaigns.watcher import CAPS, Seen, Watcher
 from tests.campaigns.writers import Ledger, Writer, finish
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
 SHARDS = 2
 WRITERS = 4

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.contract.api import Answer, Api, ok
+from tests.support.api import Answer, Api, ok
 
 RETRY_S = 0.02
 LARGE = "x" * (2**20 - 100)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.api import Api, Wire
 from tests.contract.deleting import TAGS, fill
-from tests.model import TopicModel
-from tests.server import Server
+from tests.support.api import Api, Wire
+from tests.support.model import TopicModel
+from tests.support.server import Server
 from tests.support.ws import Socket
 
 _numbers = itertools.count(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.contract.api import Answer, Api, ok
-from tests.model import Kept, TopicModel
+from tests.support.api import Answer, Api, ok
+from tests.support.model import Kept, TopicModel
 
 U64_MAX = 2**64 - 1
 TAGS = ["a", "b", None, "ab", "a", None, "b", "abc", "c", "a"]  # of seqs 1 to 10

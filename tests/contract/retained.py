@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tests.contract.api import Api, ok
-from tests.model import TopicModel
+from tests.support.api import Api, ok
+from tests.support.model import TopicModel
 
 STONE = {"gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq"}
 FLOORS = ("head_seq", "earliest_seq", "count", "bytes")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
+from tests.support.api import Api, ok, refused
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
 from tests.contract.retained import LOSSES
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, TOMBSTONE, watch
 from tests.support.ws import Socket
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
 from tests.contract.deleting import ODD_TAGS, TAGS, U64_MAX, erase, fill
 from tests.contract.retained import agrees, erased, floors, page_of, seqs
-from tests.model import Kept, TopicModel
+from tests.support.api import Api, ok, refused
+from tests.support.model import Kept, TopicModel
 
 # --- what is deleted
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
 from tests.contract.deleting import erase
 from tests.contract.retained import agrees
-from tests.model import TopicModel
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.model import TopicModel
+from tests.support.server import Server
 
 # --- what is refused
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.contract.deleting import ODD_TAGS, TAGS
 from tests.contract.retained import erased, everything
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
 SMALL_LOG = 64 << 10
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.contract.deleting import erase
 from tests.contract.retained import erased, gap, page_of, seqs
-from tests.model import TopicModel
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.model import TopicModel
+from tests.support.server import Server
 
 # --- reads around deleted records
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, ok, refused
+from tests.support.api import Answer, Api, ok, refused
 
 MIB = 2**20
 ONE = b'{"records":[{"data":1}]}'

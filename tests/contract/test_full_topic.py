@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
 from tests.contract.retained import (
     CLASSES,
     RECORDS,
@@ -21,8 +20,9 @@ from tests.contract.retained import (
     seqs,
     sizes,
 )
-from tests.model import Kept, TopicModel
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.model import Kept, TopicModel
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, Wire, ok, refused, request
-from tests.server import Server
+from tests.support.api import Answer, Api, Wire, ok, refused, request
+from tests.support.server import Server
 
 SAME = ("topic", "first_seq", "last_seq", "seqs", "head_seq", "count")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, ok, raw_records, refused
-from tests.server import Server
+from tests.support.api import Answer, Api, ok, raw_records, refused
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 MIB = 2**20

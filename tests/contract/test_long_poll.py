@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import SLACK_S, Answer, Api, Wire, ok, refused, request
-from tests.server import Server
+from tests.support.api import SLACK_S, Answer, Api, Wire, ok, refused, request
+from tests.support.server import Server
 
 # Nothing outside tells that a poll is parked; a poll that comes later than the append is still
 # answered rightly.

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.contract.api import Api, listed, ok
-from tests.server import Server
+from tests.support.api import Api, listed, ok
+from tests.support.server import Server
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"], ids=lambda path: f"8.1 {path}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
 PAGE = 7
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.api import Api, Wire, ok, refused, request
-from tests.server import Server
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import Server
 
 ONE = b'{"records":[{"data":1}]}'
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.contract.retained import (
     CLASSES,
     RECORDS,
@@ -19,7 +18,8 @@ from tests.contract.retained import (
     seqs,
     sizes,
 )
-from tests.model import Kept, TopicModel
+from tests.support.api import Api, ok
+from tests.support.model import Kept, TopicModel
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, Wire, ok, refused, request
-from tests.server import Server
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

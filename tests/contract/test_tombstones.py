@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.contract.retained import agrees, erased, floors, gap, page_of, put, seqs
-from tests.model import Kept, TopicModel
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.model import Kept, TopicModel
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

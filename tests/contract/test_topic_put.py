@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
+from tests.support.api import Api, ok, refused
 
 DEFAULTS: dict[str, Any] = {
     "type": "log",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, listed, ok, refused
+from tests.support.api import Api, listed, ok, refused
 
 URL_SAFE = re.compile(r"[A-Za-z0-9_.~=-]+")
 CLOCK_SLACK_MS = 1000

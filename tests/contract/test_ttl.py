@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
 from tests.contract.retained import erased, floors, gap, page_of, put, seqs
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.api import Api, ok, raw_records, refused
-from tests.server import Server
+from tests.support.api import Api, ok, raw_records, refused
+from tests.support.server import Server
 
 VALUES = [
     b"null",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, Wire, ok, refused
-from tests.server import Server
+from tests.support.api import Answer, Api, Wire, ok, refused
+from tests.support.server import Server
 from tests.support.sse import ERROR, Stream, session, turned_away, watch
 from tests.support.ws import Socket, handshake
 

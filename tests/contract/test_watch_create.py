@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, create, ok, refused
 from tests.support import wrong_types
+from tests.support.api import Api, create, ok, refused
 from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.contract.api import SLACK_S, Api, RawDiff, create, data, ok
+from tests.support.api import SLACK_S, Api, RawDiff, create, data, ok
 from tests.support.sse import (
     CAUGHT_UP,
     RECORD,

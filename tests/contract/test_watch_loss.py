@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.contract.api import Api, create, data, ok
+from tests.support.api import Api, create, data, ok
 from tests.support.sse import (
     CAUGHT_UP,
     RECORD,

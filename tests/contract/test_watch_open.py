@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.contract.api import Api, Wire, create, ok, refused, request
+from tests.support.api import Api, Wire, create, ok, refused, request
 from tests.support.sse import (
     Stream,
     session,

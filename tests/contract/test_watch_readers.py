@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import SLACK_S, Api, data, ok
-from tests.server import Server
+from tests.support.api import SLACK_S, Api, data, ok
+from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, RECORD, Stream, session, watch
 
 KIB = 1024

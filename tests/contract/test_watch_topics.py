@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, create, data, ok
+from tests.support.api import Api, create, data, ok
 from tests.support.sse import (
     CAUGHT_UP,
     DELETED,

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tests.contract.api import Api, Wire, ok, refused, request
-from tests.server import Server
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import Server
 
 ONE = b'{"records":[{"data":1}]}'
 MIB = 2**20

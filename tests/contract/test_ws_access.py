@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
 from tests.support.ws import (
     KEY,
     Socket,

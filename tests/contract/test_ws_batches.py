@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 from tests.support.ws import CLOSE, TEXT, Socket, command, frame_bytes
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]

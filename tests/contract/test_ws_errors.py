@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, create, data
 from tests.support import wrong_types
+from tests.support.api import Api, create, data
 from tests.support.ws import (
     BINARY,
     Socket,

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from tests.contract.api import Api, create, data, ok
-from tests.server import Server
+from tests.support.api import Api, create, data, ok
+from tests.support.server import Server
 from tests.support.ws import (
     CLOSE,
     CONTINUATION,

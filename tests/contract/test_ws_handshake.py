@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.api import Api, refused, request
-from tests.server import Server
+from tests.support.api import Api, refused, request
+from tests.support.server import Server
 from tests.support.ws import (
     KEY,
     Socket,

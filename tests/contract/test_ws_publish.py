@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import SLACK_S, Api, create, data, ok, refused
-from tests.server import Server
+from tests.support.api import SLACK_S, Api, create, data, ok, refused
+from tests.support.server import Server
 from tests.support.ws import (
     Socket,
     failed,

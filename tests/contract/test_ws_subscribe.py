@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import GAP, Api, create, data, ok
-from tests.server import Server
+from tests.support.api import GAP, Api, create, data, ok
+from tests.support.server import Server
 from tests.support.ws import (
     Socket,
     alive,

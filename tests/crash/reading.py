@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.contract.api import Api
+from tests.support.api import Api
 
 
 def data_of(api: Api, topic: str) -> list[Any]:

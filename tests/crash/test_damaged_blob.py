@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

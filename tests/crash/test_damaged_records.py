@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.crash.reading import data_of
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 from tests.support.sse import watch
 from topics.formats.disk.segment import CHUNK_BYTES
 

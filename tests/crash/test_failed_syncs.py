@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.campaigns.mounts import Lossy, needs_lossy
-from tests.contract.api import Api, ok, refused
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.slow, needs_lossy]
 

@@ -17,9 +17,9 @@ from tests.campaigns.mounts import (
     remount,
     small_disk,
 )
-from tests.contract.api import Answer, Api, ok, refused
 from tests.crash.reading import data_of
-from tests.server import Server
+from tests.support.api import Answer, Api, ok, refused
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.campaigns.mounts import needs_root, small_disk
-from tests.contract.api import Answer, Api, ok, refused
-from tests.server import Server
+from tests.support.api import Answer, Api, ok, refused
+from tests.support.server import Server
 from topics.formats.disk.wal import FILE_HEADER_BYTES, decode_file_header, encode_file_header
 
 pytestmark = [pytest.mark.slow, needs_root]

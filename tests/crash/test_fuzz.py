@@ -12,7 +12,7 @@ import pytest
 from tests.campaigns.fuzz import fuzz
 from tests.campaigns.fuzz_inputs import LANES, case
 from tests.campaigns.hostile import MIB
-from tests.server import Server
+from tests.support.server import Server
 
 LOOSE_MS = 500  # the program measures; here the machine may be busy
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.api import Api, ok, refused
-from tests.server import Server
+from tests.support.api import Api, ok, refused
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

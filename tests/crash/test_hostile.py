@@ -18,8 +18,8 @@ from tests.campaigns.hostile import (
     send_malformed,
     watched,
 )
-from tests.contract.api import Api, Wire, ok, refused, request
-from tests.server import Server, open_files
+from tests.support.api import Api, Wire, ok, refused, request
+from tests.support.server import Server, open_files
 
 pytestmark = pytest.mark.slow
 

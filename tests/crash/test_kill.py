@@ -15,8 +15,8 @@ import pytest
 
 from tests.campaigns.kills import Campaign
 from tests.campaigns.writers import Writer, finish, verify
-from tests.contract.api import Answer, Api, Wire, ok, refused, request
-from tests.server import Server, kill_one
+from tests.support.api import Answer, Api, Wire, ok, refused, request
+from tests.support.server import Server, kill_one
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server, kill_one, rss_bytes
+from tests.support.api import Api, ok
+from tests.support.server import Server, kill_one, rss_bytes
 
 pytestmark = pytest.mark.slow
 

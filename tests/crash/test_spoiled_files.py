@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.campaigns.opened import Opened
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 from topics.storage import checkpoints
 from topics.storage.data_dir import DataDirectoryDamaged, encode_meta
 from topics.storage.disk import Damaged

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.api import Api, ok
 from tests.crash.reading import data_of
 from tests.crash.test_kill import topics_of
-from tests.server import Server
+from tests.support.api import Api, ok
+from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Answer, Api, Wire, ok, request
-from tests.server import STOP_S, Server
+from tests.support.api import Answer, Api, Wire, ok, request
+from tests.support.server import STOP_S, Server
 from tests.support.sse import Stream, session
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.formats.names import shard_of

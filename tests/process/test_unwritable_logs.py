@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import ROOT, Log, Server, kill_one
+from tests.support.server import ROOT, Log, Server, kill_one
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.server import Server
 from tests.spark.reading import read_back
+from tests.support.server import Server
 from topics.spark.main import main
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.stub_server import Fault, StubServer
-from tests.server import Server
+from tests.support.server import Server
 from topics.client.errors import RequestError
 from topics.client.http import Target, TopicsClient
 from topics.spark.errors import JobError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server import Server
 from tests.spark.reading import read_back
+from tests.support.server import Server
 from topics.client.http import Target, TopicsClient
 from topics.spark.producer import produce
 from topics.spark.rows import map_arrow

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 
-from tests.contract.api import Api, ok
+from tests.support.api import Api, ok
 from tests.support.relay import Relay
 from tests.support.sse import CAUGHT_UP, RECORD
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from tests.actors.wire import Wire
+from tests.support.wire import Wire
 from topics.actors.link.board import Board
 from topics.actors.shard.loop import ShardLoop
 from topics.engine.shard import ShardEngine

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.contract.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
+from tests.support.api import GAP, TIMEOUT_S, Answer, Api, Wire, ok, request
 
 RECORD, TOMBSTONE, CAUGHT_UP, DELETED, ERROR = (
     "record",

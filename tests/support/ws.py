@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.contract.api import TIMEOUT_S, Answer, Wire, request
-from tests.server import Server
+from tests.support.api import TIMEOUT_S, Answer, Wire, request
+from tests.support.server import Server
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.actors.wire import Bench, Pair
+from tests.support.wire import Bench, Pair
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.actors.wire import Bench, FakeBlock, Pair, rpc_of
+from tests.support.wire import Bench, FakeBlock, Pair, rpc_of
 from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
 from topics.actors.rpc.inbound import InboundMessage, RpcContext
 from topics.formats.wire.envelope import encode_failure, encode_success

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.actors.wire import Bench
+from tests.support.wire import Bench
 from topics.actors.rpc.inbound import InboundMessage
 from topics.formats.wire.envelope import encode_notification, encode_request, encode_success
 from topics.formats.wire.message import ARENA, ERROR

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from tests.actors.wire import Bench, FakeBlock
+from tests.support.wire import Bench, FakeBlock
 from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage
 from topics.actors.rpc.message_router import (
     MessageRouter,

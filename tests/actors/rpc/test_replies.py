@@ -9,7 +9,7 @@ import msgspec
 import trio
 from structlog.testing import capture_logs
 
-from tests.actors.wire import Pair
+from tests.support.wire import Pair
 from topics.actors.rpc.replies import (
     APPLICATION_ERROR,
     CONTRACT_ERROR,

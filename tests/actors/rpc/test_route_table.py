@@ -1,5 +1,5 @@
-"""ADR 011 §1, §4: which handlers a message gets, in which order, and registrations that change under
-way. Test ids name the section.
+"""ADR 011 §1, §4: which handlers a message gets, in which order, and registrations that change
+meanwhile. Test ids name the section.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.actors.wire import Bench, payload_for
+from tests.support.wire import Bench, payload_for
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.subject_policy import Mode
 

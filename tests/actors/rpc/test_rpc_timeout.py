@@ -12,7 +12,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from tests.actors.wire import Bench, FakeBlock, Pair
+from tests.support.wire import Bench, FakeBlock, Pair
 from topics.actors.rpc.inbound import AlreadyAnsweredError, InboundMessage, RpcContext
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.formats.wire.message import ARENA

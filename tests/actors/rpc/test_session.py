@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tests.actors.wire import Bench, FakeBlock, rpc_of
+from tests.support.wire import Bench, FakeBlock, rpc_of
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.session import LinkSession
 from topics.formats.wire.message import ARENA, PeerGone

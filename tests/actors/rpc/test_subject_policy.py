@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.actors.wire import Bench
+from tests.support.wire import Bench
 from topics.actors.rpc.message_router import (
     MessageRouter,
     RouterConfig,

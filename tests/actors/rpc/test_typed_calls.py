@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.wire import FakeBlock, Pair
+from tests.support.wire import FakeBlock, Pair
 from topics.actors.rpc.inbound import InboundMessage
 from topics.actors.rpc.typed_calls import InboundCall, call_soon, notify, serve, subscribe
 from topics.formats.wire.calls import (

@@ -34,8 +34,13 @@ async def test_what_a_cap_took_from_a_lagging_feed_is_a_tombstone_of_its_next_pa
     front.turn()
     (page,) = front.events()
     assert page["tombstone"] == {
-        "gap_from": 3, "gap_to": 6, "reason": "cap", "missed_estimate": 4, "earliest_seq": 7, "head_seq": 8,
-    }  # fmt: skip
+        "gap_from": 3,
+        "gap_to": 6,
+        "reason": "cap",
+        "missed_estimate": 4,
+        "earliest_seq": 7,
+        "head_seq": 8,
+    }
     assert (page["from_seq"], page["to_seq"], seqs(page)) == (2, 8, [7, 8])
 
 
@@ -238,7 +243,8 @@ async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_
     with structlog.testing.capture_logs() as logs:
         front.written()
     assert [(event["event"], event["feed"], event.get("error")) for event in front.events()] == [
-        ("feed.ended", 1, "internal"), ("feed.page", 2, None),
-    ]  # fmt: skip
+        ("feed.ended", 1, "internal"),
+        ("feed.page", 2, None),
+    ]
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert len(front.loop.services.feeds) == 1

@@ -42,10 +42,20 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
     front.written()
     assert front.events() == [
         {
-            "event": "feed.page", "feed": 7, "from_seq": 1, "to_seq": 3, "head_seq": 3, "earliest_seq": 1, "count": 2, "tombstone": None,
-            "records": [{"$seq": 2, "$ts": topic.last_ts, "data": "x"}, {"$seq": 3, "$ts": topic.last_ts, "data": {"y": [1]}}],
+            "event": "feed.page",
+            "feed": 7,
+            "from_seq": 1,
+            "to_seq": 3,
+            "head_seq": 3,
+            "earliest_seq": 1,
+            "count": 2,
+            "tombstone": None,
+            "records": [
+                {"$seq": 2, "$ts": topic.last_ts, "data": "x"},
+                {"$seq": 3, "$ts": topic.last_ts, "data": {"y": [1]}},
+            ],
         }
-    ]  # fmt: skip
+    ]
     front.append("b", 1)
     front.written()
     assert front.events() == []
@@ -91,8 +101,12 @@ async def test_writes_of_one_batch_share_a_page_of_at_most_the_views_limit_and_b
     front.written()
     events = front.events()
     assert [(event["feed"], seqs(event)) for event in events if "records" in event] == [
-        (1, [1, 2, 3, 4, 5, 6]), (2, [1, 2, 3]), (2, [4, 5, 6]), (3, [1]), (3, [2]),
-    ]  # fmt: skip
+        (1, [1, 2, 3, 4, 5, 6]),
+        (2, [1, 2, 3]),
+        (2, [4, 5, 6]),
+        (3, [1]),
+        (3, [2]),
+    ]
 
 
 async def test_a_filtered_record_moves_the_page_on_without_being_in_it(front: Front) -> None:

@@ -70,9 +70,13 @@ async def test_what_waited_too_long_behind_it_is_not_done(
     number = desk.append_raw("a", body(PADDING))
     await held_up(desk, held)
     waiting = [
-        desk.append("a", "small"), desk.append_many("a", {"records": [{"data": 1}]}), desk.append_raw("a", body(["b" * 100] * 50)),
-        desk.put("a", priority=5), desk.delete("a"), desk.delete_records("a", before_seq=10),
-    ]  # fmt: skip
+        desk.append("a", "small"),
+        desk.append_many("a", {"records": [{"data": 1}]}),
+        desk.append_raw("a", body(["b" * 100] * 50)),
+        desk.put("a", priority=5),
+        desk.delete("a"),
+        desk.delete_records("a", before_seq=10),
+    ]
     assert sorted(await later(desk, mock_clock)) == [(each, ErrorCode.TIMEOUT) for each in waiting]
     last = desk.append("a", "in time")
     held.open()

@@ -264,9 +264,14 @@ async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
     await held_up(desk, held)
     held.open()
     answers = await until(desk, *numbers)
-    assert [(answers[number]["first_seq"], answers[number]["count"], answers[number]["deduped"]) for number in numbers] == [
-        (1, 60, False), (1, 60, True), (1, 60, True),
-    ]  # fmt: skip
+    assert [
+        (answers[number]["first_seq"], answers[number]["count"], answers[number]["deduped"])
+        for number in numbers
+    ] == [
+        (1, 60, False),
+        (1, 60, True),
+        (1, 60, True),
+    ]
     assert len(files(desk)) == 1
 
 

@@ -10,14 +10,14 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
     Address,
     CannedHandler,
 )
 from tests.support.relay import Relay
+from tests.support.server import Server
 from tests.support.sse import session
 
 

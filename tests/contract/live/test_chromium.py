@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
 from tests.support import chromium
+from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
     Address,
@@ -21,6 +20,7 @@ from tests.support.event_sources import (
     records,
 )
 from tests.support.relay import Relay
+from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, session
 
 SETUP = """

@@ -13,8 +13,7 @@ from typing import Self
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
     TIMEOUT_S,
@@ -26,6 +25,7 @@ from tests.support.event_sources import (
     reads_the_canned_stream,
 )
 from tests.support.relay import Relay
+from tests.support.server import Server
 from tests.support.sse import session
 
 FOLDER = Path(__file__).parent

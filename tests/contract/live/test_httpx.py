@@ -8,8 +8,7 @@ from typing import Self
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
     TIMEOUT_S,
@@ -20,6 +19,7 @@ from tests.support.event_sources import (
     reads_the_canned_stream,
     records,
 )
+from tests.support.server import Server
 from tests.support.sse import session
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, ok
-from tests.server import Server
+from tests.support.api import Api, ok
 from tests.support.event_sources import (
     KEY,
     TIMEOUT_S,
     at,
 )
+from tests.support.server import Server
 
 
 def talk(say: Callable[[dict[str, Any]], None], hear: Callable[[], Any], topic: str) -> None:

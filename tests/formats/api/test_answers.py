@@ -124,6 +124,6 @@ def test_a_delete_of_records_says_what_is_left() -> None:
         "jobs", 14, earliest_seq=480001, head_seq=480234, count=234, size=478820
     )
     assert (
-        body
-        == b'{"topic":"jobs","deleted":14,"earliest_seq":480001,"head_seq":480234,"count":234,"bytes":478820'
+        body == b'{"topic":"jobs","deleted":14,"earliest_seq":480001,"head_seq":480234'
+        b',"count":234,"bytes":478820'
     )

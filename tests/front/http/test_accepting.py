@@ -14,9 +14,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.server import Server
 from tests.support.front import running
 from tests.support.raw_client import request
+from tests.support.server import Server
 from topics.formats.api.response_heads import ResponseHeads
 from topics.front.http.accepting import (
     ACCEPTS_PER_TURN_MAX,

@@ -191,9 +191,9 @@ class RpcContext(msgspec.Struct, eq=False):
 class InboundMessage(msgspec.Struct, frozen=True, eq=False):
     """A message on its way through the handlers; nothing of it can be set.
 
-    ``session``: the link session that it came on. ``frame``: the message itself, for diagnostics and
-    tracing. ``rpc``: the exchange that a request opens. ``notification``: the decoded envelope of
-    an event.
+    ``session``: the link session that it came on. ``frame``: the message itself (ADR 011 §2), for
+    diagnostics and tracing. ``rpc``: the exchange that a request opens. ``notification``: the
+    decoded envelope of an event.
 
     ``attachment`` may lie in the peer's memory. It is valid until the request is answered or, for a
     message without an answer, until the last handler has returned. Copy what is needed longer.

@@ -34,7 +34,9 @@ class LogCheck:
         self.deleted: set[int] = set()
 
     def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
-        """Findings. The log before it ends at ``begins_at``; the ``last`` file may have a torn tail."""
+        """Findings. ``begins_at``: where the log before it ends. The ``last`` file may have a torn
+        tail.
+        """
         data = mapped(self.path)
         try:
             header = decode_file_header(data[:FILE_HEADER_BYTES])

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 30.0
 STOP_S = 12.0  # §8.2: a drain takes at most 10 s
 
