@@ -86,14 +86,12 @@ def _publish(address: tuple[str, int], topic: str, records: int, seconds: float)
             end = kept + count
             came = buffer.count(ACK, 0, end)
             assert buffer.find(ERROR, 0, end) < 0, bytes(buffer[:end][:1000])
-            kept = min(
-                end, len(ERROR) - 1
-            )  # the last bytes may begin an "op" that goes on in the next read ...
+            # The last bytes may begin an "op" that goes on in the next read ...
+            kept = min(end, len(ERROR) - 1)
             at = buffer.rfind(ACK, 0, end)
             if at >= 0:
-                kept = min(
-                    kept, end - at - len(ACK)
-                )  # ... but what was counted must not be counted again
+                # ... but what was counted must not be counted again.
+                kept = min(kept, end - at - len(ACK))
             view[:kept] = bytes(view[end - kept : end])
             acked += came
             if came and time.perf_counter() < deadline:
@@ -111,9 +109,8 @@ def idle_streams(folder: Path | None) -> None:
     with running(folder) as server:
         client = Client(server.address)
         client.ask(append("idle", 1))
-        early = [
-            stream(server.address, client, "idle") for _ in range(50)
-        ]  # what the first ones load is not theirs
+        # What the first ones load is not theirs.
+        early = [stream(server.address, client, "idle") for _ in range(50)]
         before = {role: rss_bytes(pid) for role, pid in server.roles().items()}
         began = time.perf_counter()
         streams = [stream(server.address, client, "idle") for _ in range(IDLE_STREAMS)]

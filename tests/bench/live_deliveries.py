@@ -72,9 +72,8 @@ def _deliver(
         for number in range(messages)
     ]
     sent_at, times = [0.0] * messages, array("d")
-    next_of = dict.fromkeys(
-        by_fd, 0
-    )  # the number that each stream gets next: none is lost, doubled or out of order
+    # The number that each stream gets next: none is lost, doubled or out of order.
+    next_of = dict.fromkeys(by_fd, 0)
     cut = dict.fromkeys(by_fd, b"")
     sent, waits, left, began = 0, False, messages * len(streams), clock()
     deadline = began + messages / DELIVERY_HZ + DRAIN_S

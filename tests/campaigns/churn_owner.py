@@ -79,9 +79,8 @@ class Owner(threading.Thread):
 
     def _begin(self) -> None:
         self._model, self._age = TopicModel(), Age()
-        self._stamps: dict[
-            int, int
-        ] = {}  # by seq: when it was sent, and once it was read its `$ts`
+        # By seq: when it was sent, and once it was read its `$ts`.
+        self._stamps: dict[int, int] = {}
         self._floor = 1
         self._cap_bytes = 0
 
@@ -311,9 +310,8 @@ class Owner(threading.Thread):
         held = self._line.call("GET", "?touch=false").json()["bytes"]
         if held > self._cap_bytes:
             raise Wrong(f"{held} bytes are live under a cap of {self._cap_bytes}")
-        if (
-            missing and held + 6000 * 2 < self._cap_bytes
-        ):  # more than the largest record and its framing
+        # More than the largest record and its framing.
+        if missing and held + 6000 * 2 < self._cap_bytes:
             raise Wrong(
                 f"{held} bytes are live, a cap of {self._cap_bytes} had no need to take seq"
                 f" {missing[-1]}"

@@ -20,9 +20,8 @@ import pytest
 
 from topics.storage import disk as disk_module
 
-Op = tuple[
-    int, bytes | None, int
-]  # offset, bytes or zeros, length; an offset of -1: the new length
+# Offset, bytes or zeros, length; an offset of -1: the new length.
+Op = tuple[int, bytes | None, int]
 SYNCS = frozenset({"fsync", "fdatasync", "writeback"})
 
 

@@ -24,9 +24,8 @@ ANSWER_S = 20.0
 class Journal:
     """What the shard has answered."""
 
-    records: dict[str, dict[int, str]] = field(
-        default_factory=dict
-    )  # by topic, acknowledged and not deleted
+    # By topic, acknowledged and not deleted.
+    records: dict[str, dict[int, str]] = field(default_factory=dict)
     classes: dict[str, str] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)  # seq that was handed out
     refused: set[str] = field(default_factory=set)

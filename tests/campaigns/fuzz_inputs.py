@@ -277,9 +277,8 @@ def _socket_case(source: random.Random, worker: int) -> tuple[str, str, bytes, i
 
 
 def _mask(source: random.Random) -> bytes:
-    return (
-        bytes(4) if source.random() < 0.5 else source.randbytes(4)
-    )  # a mask of zeros lets mutations hit the JSON as they are
+    # A mask of zeros lets mutations hit the JSON as they are.
+    return bytes(4) if source.random() < 0.5 else source.randbytes(4)
 
 
 def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:

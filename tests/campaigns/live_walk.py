@@ -65,9 +65,8 @@ class Walk:
                 [step for _, step in weighted], [weight for weight, _ in weighted]
             )
             step()
-            if (
-                step in (self.leave_and_come, self.take_over) or self.random.random() < 0.7
-            ):  # streams begin in the order of their clients
+            # Streams begin in the order of their clients.
+            if step in (self.leave_and_come, self.take_over) or self.random.random() < 0.7:
                 await wait_all_tasks_blocked()
         await self.settle()
         for client in self.clients:
@@ -152,28 +151,31 @@ class Walk:
             self.shard.rise()
         for _ in range(4):
             for client in self.clients:
-                if (
-                    client.session.deleted.keys() - client.gone
-                ):  # what was lost on the way is told to whoever comes back
+                # What was lost on the way is told to whoever comes back.
+                if client.session.deleted.keys() - client.gone:
                     client.leave()
                     client.come(with_id=client.last_id is not None)
-            quiet = False
-            while not quiet:
-                quiet = True
-                await wait_all_tasks_blocked()
-                for queue in (self.shard.to_shard, self.shard.to_front):
-                    while queue:
-                        queue.popleft()()
-                        quiet = False
-                for client in self.clients:
-                    while client.read(1 << 20):
-                        quiet = False
+            while await self._carry_everything():
+                pass
             if all(map(self._is_served, self.clients)):
                 return
             await trio.sleep(0.3)  # who was refused tries again
         raise AssertionError(
             [(client.at, client.gone, client.caught_up) for client in self.clients]
         )
+
+    async def _carry_everything(self) -> bool:
+        """Deliver what is under way; whether there was anything."""
+        await wait_all_tasks_blocked()
+        carried = False
+        for queue in (self.shard.to_shard, self.shard.to_front):
+            while queue:
+                queue.popleft()()
+                carried = True
+        for client in self.clients:
+            while client.read(1 << 20):
+                carried = True
+        return carried
 
     def _is_served(self, client: Client) -> bool:
         left = [

@@ -91,8 +91,7 @@ class Client:
             assert event.event == DELETED, event
             self.gone.add(name)
         self.at[name] = at, epoch
-        taken_back = (
-            not self._came_with_id and event.event == DELETED
-        )  # from behind a tombstone that had come
+        # From behind a tombstone that had come.
+        taken_back = not self._came_with_id and event.event == DELETED
         assert event.cursor[name] == at or taken_back, f"{event} leads elsewhere than {at}"
         self.last_id = event.id

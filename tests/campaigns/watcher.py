@@ -68,15 +68,13 @@ class Watcher(threading.Thread):
         )
         self._highest = dict(self._at)
         self._epochs: dict[str, int] = {}
-        self._gap_ends: dict[
-            str, int
-        ] = {}  # by topic: the end of the tombstone that was the last thing that came
+        # By topic: the end of the tombstone that was the last thing that came.
+        self._gap_ends: dict[str, int] = {}
         self._wid: str | None = None
         self._ids: deque[str] = deque(maxlen=IDS_KEPT)
         self._cut: str | None = None
-        self._left: Wire | None = (
-            None  # a connection that has vanished: nobody reads it, nobody has closed it
-        )
+        # A connection that has vanished: nobody reads it, nobody has closed it.
+        self._left: Wire | None = None
         self._heads: dict[str, int] | None = None
         self._ending = threading.Event()
 
@@ -310,9 +308,8 @@ class Watcher(threading.Thread):
                 f"{topic}: a gap is told in two parts, the first ended at"
                 f" {self._gap_ends[topic]}, the second is {body}"
             )
-        shown_all = (
-            self._options["consistency"] == "eventual"
-        )  # the others are not told of the head that has evicted
+        # The others are not told of the head that has evicted.
+        shown_all = self._options["consistency"] == "eventual"
         if (shown_all and gap_to > head_seq - cap) or gap_to != body["earliest_seq"] - 1:
             raise Wrong(f"{topic}: with a cap of {cap} this is not what is lost: {body}")
         self._count["gaps"] += 1

@@ -26,12 +26,8 @@ from tests.support.server import Server
 SHARDS = 2
 WRITERS = 4
 WAL_FILE_BYTES = 1 << 20  # some of what a resume reads stands in segments
-WRITTEN = [
-    *CAPS,
-    "disk-capped",
-    "disk-capped",
-    "fsync-capped",
-]  # the capped ones more often: a reader falls behind sooner
+# The capped ones more often: a reader falls behind sooner.
+WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]
 PADDINGS = (0, 200, 2000, 16_000)
 KILL_SHARE = 0.25  # of what happens; the rest are cuts
 ARRIVE_S = 60.0  # for everything that is still under way at the end

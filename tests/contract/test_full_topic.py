@@ -82,9 +82,8 @@ def test_a_deduped_answer_is_given_though_the_topic_is_full(api: Api, topic: str
         first[name] for name in ("seqs", "head_seq", "count")
     ]
     erased(api, topic, before_seq=3)
-    assert (
-        ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False
-    )  # only a successful append keeps its key
+    # Only a successful append keeps its key.
+    assert ok(api.append(topic, 3, idempotency_key="other"))["deduped"] is False
     assert ok(api.append(topic, 1, 2, idempotency_key="k"))["seqs"] == [1, 2]
 
 

@@ -38,9 +38,8 @@ def test_records_damaged_under_a_running_server_are_told_to_their_readers_and_co
         with segment.open("r+b") as file:
             file.seek(4096 + CHUNK_BYTES + 100)  # in the second chunk of the first extent
             file.write(b"\0\0\0\0")
-        hurt, sound = sorted(
-            ("hurt", "sound"), key=lambda topic: len(data_of(api, topic))
-        )  # either may come first
+        # Either may come first.
+        hurt, sound = sorted(("hurt", "sound"), key=lambda topic: len(data_of(api, topic)))
         page = ok(api.diff(hurt, from_seq=0))
         first = page["next_from_seq"] + 1
         assert [record["$seq"] for record in page["records"]] == [*range(1, first)]

@@ -127,9 +127,8 @@ def test_a_failed_write_is_never_shown_and_the_shard_takes_no_more(
             assert data_of(api, "t") == acknowledged, "reads go on, without the write that failed"
             lossy.ctl("faults", clear=True)
             if operation == "fsync":
-                refused(
-                    api.append("t", "after"), 503, "not_ready"
-                )  # never trusted again until a restart
+                # Never trusted again until a restart.
+                refused(api.append("t", "after"), 503, "not_ready")
             assert data_of(api, "t")[: len(acknowledged)] == acknowledged
         server.kill()
         server.start()

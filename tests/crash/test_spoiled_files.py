@@ -55,9 +55,8 @@ def _busy(api: Api, part: int) -> None:
     long = api.append(
         "long", *["y" * (MIB - 100) for _ in range(5)], config={"durability": "fsync"}
     )
-    ok(
-        long, 200 if part else 201
-    )  # the last of all: its blob has filled the log file, and the next frame would have it sealed
+    # The last of all: its blob has filled the log file, and the next frame would have it sealed.
+    ok(long, 200 if part else 201)
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
@@ -145,9 +144,8 @@ def _compare(
     """
     for name, records in right.items():
         there = found.get(name, {})
-        flags = (
-            1 if kind == ".seg" else 0
-        )  # delete flags stand under no checksum: a flipped one is a delete, or takes one back
+        # Delete flags stand under no checksum: a flipped one is a delete, or takes one back.
+        flags = 1 if kind == ".seg" else 0
         strangers = {seq for seq, data in there.items() if records.get(seq) != data}
         if kind == ".seg":
             strangers = {seq for seq in strangers if there[seq] is not TOLD}

@@ -150,9 +150,8 @@ if __name__ == "__main__":
     health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
     start = boot.read(os.environ)
-    settings = replace(
-        start.settings, fronts=int(os.environ.get("FRONTS", "1"))
-    )  # the supervisor could do with more than one
+    # The supervisor could do with more than one.
+    settings = replace(start.settings, fronts=int(os.environ.get("FRONTS", "1")))
     logs.configure("supervisor", settings.log_level)
     sys.exit(
         serve(

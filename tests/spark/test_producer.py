@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-CRASH = Fault(
-    status=500, code="internal"
-)  # not repeated by the client: the task fails and Spark runs it again
+# Not repeated by the client: the task fails and Spark runs it again.
+CRASH = Fault(status=500, code="internal")
 
 
 def target(stub: StubServer) -> Target:

@@ -90,9 +90,8 @@ def same(text: str, value: object) -> bool:
 
 def as_csv(rows: list[list[str]]) -> bytes:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(
-        rows
-    )  # quotes everything
+    # Quotes everything.
+    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(rows)
     return out.getvalue().encode()
 
 

@@ -18,9 +18,8 @@ def receipt(first: int, last: int, *, deduped: bool = False) -> Receipt:
 def test_figures_tell_new_seqs_from_those_of_an_earlier_run() -> None:
     figures = Figures(2, head_before=100)
     figures.note(Chunk(0, 10, b""), receipt(91, 100, deduped=True))  # an earlier run
-    figures.note(
-        Chunk(1, 10, b""), receipt(101, 110, deduped=True)
-    )  # an earlier attempt of this run
+    # An earlier attempt of this run.
+    figures.note(Chunk(1, 10, b""), receipt(101, 110, deduped=True))
     figures.note(Chunk(2, 5, b""), receipt(111, 115))
     row = {name: value for name, [value] in figures.row().items()}
     assert tuple(row) == FIGURES
