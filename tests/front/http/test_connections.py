@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -104,7 +107,6 @@ async def test_a_client_that_does_not_read_is_cut_off(fast: bool) -> None:
         await run.until(lambda: len(run.server.connections) == 0)
 
 
-@pytest.mark.slow
 async def test_the_drain_does_not_wait_for_a_late_client_that_sends_nothing(
     autojump_clock: trio.abc.Clock,
 ) -> None:
@@ -120,3 +122,68 @@ async def test_the_drain_does_not_wait_for_a_late_client_that_sends_nothing(
         connections.drain()
         assert connections.leaving == 1
         assert late.closing
+
+
+class Pair(NamedTuple):
+    """All connections, the one that there is, and its client."""
+
+    connections: Connections
+    connection: Connection
+    client: socket.socket
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """An open connection, idle and without a deadline."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connections = Connections(Timings(tick_s=1.0), 0.0)
+        connection = Connection(ours, connections)
+        connections.add(connection)
+        yield Pair(connections, connection, theirs)
+
+
+def ended(connection: Connection) -> str:
+    """How the sweep or the drain has ended it; a cut sends a reset."""
+    size = struct.calcsize("ii")
+    is_cut = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, size) != bytes(size)
+    return ("cut" if is_cut else "closed") if connection.closing else "open"
+
+
+@pytest.mark.parametrize(("idle", "end"), [(True, "closed"), (False, "cut")])
+def test_past_its_deadline_an_idle_connection_is_closed_and_a_busy_one_cut(
+    pair: Pair, idle: bool, end: str
+) -> None:
+    connections, connection, _ = pair
+    connection.idle, connection.deadline = idle, 10.0
+    connections.sweep(9.9)
+    assert ended(connection) == "open"
+    connections.sweep(10.0)
+    assert (ended(connection), connections.now) == (end, 10.0)
+
+
+def test_a_call_is_cut_when_its_client_has_hung_up_for_a_tick(
+    pair: Pair,
+) -> None:
+    connections, connection, client = pair
+    connection.idle, connection.waits_since = False, 5.0
+    connections.sweep(7.0)
+    assert ended(connection) == "open"
+    client.close()
+    connections.sweep(5.5)
+    assert ended(connection) == "open", "it may be answered within the tick"
+    connections.sweep(6.0)
+    assert ended(connection) == "cut"
+
+
+@pytest.mark.parametrize(("said", "end"), [(b"", "closed"), (b"GET", "open")])
+async def test_the_drain_ends_idle_connections_without_input_and_waits_for_the_others(
+    pair: Pair, said: bytes, end: str
+) -> None:
+    connections, connection, client = pair
+    client.send(said)
+    connections.drain()
+    assert (ended(connection), connections.leaving) == (end, 1)
+    connections.remove(connection)
+    with trio.fail_after(1):
+        await connections.wait_empty()

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from tests.front.live.streams_support import LONG, live, long_page, two
-from tests.support.live_desk import Desk, gap, page
+from tests.support.live_desk import Desk, gap, page, records
+from topics.engine.access import ANYONE
+from topics.formats.api.watch import Start, View
+from topics.formats.wire.calls import FeedReadResult
+from topics.front.http.connection import Connection, Timings
+from topics.front.http.connections import Connections
+from topics.front.live.pages import FeedPage
 from topics.front.live.sse import WatchStream
+from topics.front.live.subscriptions import Reader
+from topics.front.live.watch_sessions import WatchSession
+
+CONNECTIONS = Connections(Timings(), 0.0)
 
 
 async def test_a_session_shows_again_what_was_not_sent_whole(front: Desk) -> None:
@@ -89,3 +101,16 @@ async def test_a_resumed_stream_is_told_again_which_topics_were_deleted(front: D
     assert client.hear().endswith(
         b'event: topic-deleted\ndata: {"topic":"gone","head_seq":7,"reason":"deleted"}\n\n'
     )
+
+
+async def test_sessions_of_several_topics_have_ids_of_their_own(front: Desk) -> None:
+    shown = FeedPage("t", FeedReadResult(**page(0, 1), epoch=1), records(0, 1))
+    events = []
+    for seq in (3, 4):
+        session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (1, 1), "u": (seq, 1)})
+        with socket.socket() as sock:
+            stream = WatchStream(front.live, session, Connection(sock, CONNECTIONS))
+            reader = Reader(stream, "t", 0, View(), Start(1))
+            events.append(stream.page_event(reader, shown))
+            assert events[-1].startswith(b"id: %b\n" % session.id())
+    assert events[0] != events[1]
