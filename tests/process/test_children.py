@@ -100,6 +100,7 @@ def test_a_sigterm_is_noted_and_ends_nothing() -> None:
         (signal.SIGKILL, {"signal": "SIGKILL"}),
         (signal.SIGSEGV | 0x80, {"signal": "SIGSEGV"}),
         (signal.SIGRTMIN, {"signal": "SIGRTMIN"}),
+        (signal.SIGRTMIN + 1, {"signal": "SIG35"}),
     ],
 )
 def test_the_end_of_a_process_is_told_by_its_code_or_its_signal(

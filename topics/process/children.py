@@ -157,6 +157,8 @@ def describe_exit(wait_status: int) -> dict[str, int | str]:
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return {"exit_code": code}
-    return {
-        "signal": signal.Signals(-code).name if -code in signal.valid_signals() else f"SIG{-code}"
-    }
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal between the first and the last has no name
+        name = f"SIG{-code}"
+    return {"signal": name}

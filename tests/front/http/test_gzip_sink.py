@@ -104,7 +104,7 @@ async def test_a_piece_that_inflates_to_much_leaves_turns_to_others(
     with BodySink(backend, 0, inline_bytes=size, max_bytes=size) as plain:
         await GzipSink(plain, size).write(zlib.compress(bytes(size), wbits=31))
         assert plain.length == size
-    assert turns >= 3
+    assert turns >= 2, "one between two portions, but for the first and the last"
     nursery.cancel_scope.cancel()
 
 
