@@ -201,7 +201,11 @@ class Topic:
 
     def note_resident(self, first_seq: int, last_seq: int) -> None:
         """Note that these seqs are those of records in memory only."""
-        self.resident = joined(self.resident, SeqRange(first_seq, last_seq))
+        ranges = self.resident
+        if len(ranges) == 1 and first_seq == ranges[0].last + 1:  # the usual case
+            self.resident = (SeqRange(ranges[0].first, last_seq),)
+        else:
+            self.resident = joined(ranges, SeqRange(first_seq, last_seq))
 
     def losses_at_restart(self, head_seq: int) -> tuple[SeqRange, ...]:
         """Ranges of seqs up to ``head_seq`` that would be lost if the process ended now."""

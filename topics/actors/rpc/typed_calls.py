@@ -98,11 +98,11 @@ def subscribe(
     router: MessageRouter, event: Event[P], handler: Callable[[InboundMessage, P], None]
 ) -> Unsubscribe:
     """Handle the events of ``event`` on all sessions of ``router``."""
-    params_of = event.params_of
+    params_type, make = event.params, tuple.__new__  # as `Event.params_of`, one call less
 
     def handle(message: InboundMessage) -> None:
         assert message.notification is not None, "messages under event/ subjects have an envelope"
-        handler(message, params_of(message.notification.params))
+        handler(message, make(params_type, message.notification.params))
 
     return router.route(event.subject, handle)
 

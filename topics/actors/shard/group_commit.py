@@ -167,17 +167,17 @@ class GroupCommit:
 
     def flush(self) -> None:
         """Send the group off. What the log writes at once is committed and answered at once."""
-        while (progress := self._send_group()) is not None:
+        while True:
+            sync, self._wants_sync = self._wants_sync, False
+            progress = self.wal.flush(sync=sync)
+            if progress is None:
+                return
             self._settle_up_to(self._until_written, progress.written, progress)
             if self._progress is not None:
                 self._tell_progress()
             if not self._has_floors:
                 return
             self._has_floors = False
-
-    def _send_group(self) -> Progress | None:
-        sync, self._wants_sync = self._wants_sync, False
-        return self.wal.flush(sync=sync)
 
     # Back from the log
 

@@ -93,6 +93,8 @@ class LongPolls(Service):
 
     def on_turn(self) -> bool:
         """Read on for the polls that are due."""
+        if not (self._due or self._next):
+            return False
         for poll in tuple(islice(self._due, POLLS_PER_TURN)):
             del self._due[poll]
             self._read_on(poll)

@@ -102,7 +102,7 @@ class HeadReader:
                 connection.buffer = raw + connection.buffer[connection.pos :]
                 connection.pos = 0
                 continue
-            if not await _wait_idle(connection, idle_until):
+            if not _begin_idle(connection, idle_until) or not await connection.receive():
                 return None
 
     def _decide(self, raw: bytes) -> AnyHead:
@@ -156,11 +156,11 @@ async def _partial_head(connection: Connection) -> bytes:
             return b""
 
 
-async def _wait_idle(connection: Connection, until: float) -> bool:
-    """Wait for the first byte of a request; False when none will come."""
+def _begin_idle(connection: Connection, until: float) -> bool:
+    """Wait for the first byte of a request from here on; False when none will come."""
     drains = connection.connections.draining and not connection.is_late
     if drains and not connection.has_input:
         return False
     connection.idle = True
     connection.deadline = until
-    return await connection.receive()
+    return True
