@@ -73,7 +73,7 @@ class InboundCall(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     def release(self) -> None:
         """As `InboundMessage.release`."""
-        if type(self.attachment) is not bytes:  # bytes are nobody's but ours
+        if type(self.attachment) is not bytes:  # bytes are a copy: nothing to release
             self._message.release()
 
 
