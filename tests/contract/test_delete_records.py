@@ -178,6 +178,7 @@ def test_records_of_large_writes_are_deleted_too(api: Api, topic: str) -> None:
     assert [record["data"][0] for record in page["records"]] == [4]
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_go_at_once(api: Api, topic: str) -> None:
     model = fill(
         api, topic, [f"{'even' if number % 2 else 'odd'}:{number}" for number in range(10_000)]

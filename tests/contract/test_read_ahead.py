@@ -119,6 +119,7 @@ def test_what_happens_between_two_pages_shows_in_the_second(
             happen()
 
 
+@pytest.mark.slow
 def test_many_readers_and_a_writer_at_once(server: Server, api: Api, topic: str) -> None:
     fill(api, topic, 1500)
     problems: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def _most_followed(steps: Iterator[object], look: Callable[[int], bool]) -> int:
     return max(_followed() - before for count, _ in enumerate(steps) if look(count))
 
 
+@pytest.mark.slow
 def test_the_collector_does_not_follow_tags_of_unsealed_records() -> None:
     index = TagIndex()
     portions = TEXTS // PORTION_TAGS
@@ -50,6 +52,7 @@ def test_the_collector_does_not_follow_tags_of_unsealed_records() -> None:
     assert _most_followed(add(), lambda count: count == portions * PORTION_TAGS - 1) < 1000
 
 
+@pytest.mark.slow
 def test_the_collector_does_not_follow_tags_of_a_segment_being_built() -> None:
     view = plain(TEXTS, tag="t%d").view(1)
     view.ext()

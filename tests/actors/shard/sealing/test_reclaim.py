@@ -83,6 +83,7 @@ def mostly_gone(client: Sealer) -> tuple[int, Seen]:
     return used, seen(client)
 
 
+@pytest.mark.slow
 def test_room_that_was_due_at_a_kill_is_given_back_after_the_start(client: Sealer) -> None:
     used, before = mostly_gone(client)
     client.kill()
