@@ -11,6 +11,7 @@
         MethodNotAllowed        method_not_allowed
         TopicExistsIncompatible topic_exists_incompatible
         TopicNotEmpty           topic_not_empty
+        NotAQueue               not_a_queue
         TopicFull               topic_full
         PayloadTooLarge         payload_too_large
         NotAcceptable           not_acceptable
@@ -133,6 +134,15 @@ class TopicNotEmpty(TopicsError):
     """``if_empty`` was asked for and the topic holds records."""
 
     code = "topic_not_empty"
+
+
+class NotAQueue(TopicsError):
+    """A queue call on a topic of type ``log``."""
+
+    code = "not_a_queue"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f'topic "{topic}" is not a queue', topic=topic)
 
 
 class TopicFull(TopicsError):

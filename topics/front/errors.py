@@ -25,6 +25,7 @@ STATUS: dict[type[errors.TopicsError], int] = {
     errors.NotAcceptable: 406,
     errors.TopicExistsIncompatible: 409,
     errors.TopicNotEmpty: 409,
+    errors.NotAQueue: 409,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedMediaType: 415,
     errors.TopicFull: 422,

@@ -11,17 +11,30 @@ module spells a subject or builds params.
     rpc/topic.delete          to shard   TopicDeleteParams    -           NoResult          answer
     rpc/topic.delete_records  to shard   DeleteRecordsParams  request     NoResult          answer
     rpc/topic.heads           to shard   TopicHeadsParams     -           TopicHeadsResult  -
+    rpc/queue.claim           to shard   ClaimParams          request     ClaimResult       answer
+    rpc/queue.ack             to shard   QueueParams          request     NoResult          answer
+    rpc/queue.nack            to shard   QueueParams          request     NoResult          answer
+    rpc/queue.extend          to shard   QueueParams          request     NoResult          answer
+    rpc/queue.leases          to shard   LeasesParams         -           LeasesResult      answer
+    rpc/queue.redrive         to shard   RedriveParams        request     NoResult          answer
+    rpc/work.open             to shard   WorkOpenParams       -           NoResult          -
     rpc/feed.open             to shard   FeedOpenParams       -           FeedOpenResult    -
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
     event/feed.ended          to front   FeedEndedParams      -
     event/feed.taken          to shard   FeedTakenParams      -
     event/feed.close          to shard   FeedCloseParams      -
+    event/work.jobs           to front   WorkJobsParams       jobs
+    event/work.ended          to front   WorkEndedParams      -
+    event/work.taken          to shard   WorkTakenParams      -
+    event/work.close          to shard   WorkCloseParams      -
+    event/queue.unclaimed     to shard   UnclaimedParams      -
     event/call.cancelled      to shard   CallCancelledParams  -
 
     request, requests  the JSON body as the client sent it; of an append: n of them, joined
     answer, answers    the JSON body for the client; of `diff.ahead`: pages that lack their ends
     records            rendered records, joined by commas
+    jobs               leased jobs as JSON objects, one behind the other
 
 A result says what happened. It never holds an HTTP status: the front chooses that.
 
@@ -33,6 +46,7 @@ Field names that several calls share:
     prefixes  names that the caller's API key may make or see; None: all
     epoch     incarnation of the topic
     feed      number of the feed, chosen by the front
+    work      number of the work stream, chosen by the front
 """
 
 from __future__ import annotations
@@ -184,6 +198,107 @@ class TopicHeadsResult(NamedTuple):
     heads: Mapping[str, Sequence[int]]
 
 
+# Queues
+
+
+class QueueParams(NamedTuple):
+    """Ack, nack or extend what the body says."""
+
+    topic: str
+    at: int
+
+
+class ClaimParams(NamedTuple):
+    """Lease jobs to the node in the body, now or within its ``wait_ms``."""
+
+    topic: str
+    at: int
+
+
+class ClaimResult(NamedTuple):
+    """``grant``: names the leases of an answer that waited, 0 for any other. A front whose client
+    has hung up gives them back (`UnclaimedParams`).
+    """
+
+    grant: int
+
+
+class UnclaimedParams(NamedTuple):
+    """The answer with this ``grant`` reached nobody."""
+
+    grant: int
+
+
+class LeasesParams(NamedTuple):
+    """Up to ``limit`` leases with seqs above ``after``, of ``node`` or of all."""
+
+    topic: str
+    after: int
+    limit: int
+    node: str | None
+    with_ids: bool
+    at: int
+
+
+class LeasesResult(NamedTuple):
+    """``next_after``: seq of the last lease of the answer, if there are more.
+
+    The answer's attachment holds the leases alone, a JSON array.
+    """
+
+    next_after: int | None
+
+
+class RedriveParams(NamedTuple):
+    """Move records of a dead-letter topic back, as the body says."""
+
+    topic: str
+    prefixes: list[str] | None
+    at: int
+
+
+class WorkOpenParams(NamedTuple):
+    """Lease up to ``max_jobs`` jobs at a time to this stream, and send them. ``lease_ms`` None: as
+    the topic says.
+    """
+
+    work: int
+    topic: str
+    node: str
+    max_jobs: int
+    lease_ms: int | None
+
+
+class WorkJobsParams(NamedTuple):
+    """Jobs for a work stream. No more come before `WorkTakenParams`."""
+
+    work: int
+    seqs: Sequence[int]
+    lengths: Sequence[int]  # bytes of each job in the attachment
+
+
+class WorkEndedParams(NamedTuple):
+    """The stream ends: the topic is gone or its records cannot be read. ``error``: a code of
+    `topics.errors`; its leases are released.
+    """
+
+    work: int
+    error: str
+    message: str
+
+
+class WorkTakenParams(NamedTuple):
+    """The client's socket has taken all jobs: more may come."""
+
+    work: int
+
+
+class WorkCloseParams(NamedTuple):
+    """The client has gone: release the leases of the stream."""
+
+    work: int
+
+
 # Feeds
 
 
@@ -304,6 +419,17 @@ DELETE_RECORDS: Final = Call(
 TOPIC_HEADS: Final = Call(
     "topic.heads", TO_SHARD, TopicHeadsParams, NO_ATTACHMENT, TopicHeadsResult, NO_ATTACHMENT
 )
+CLAIM: Final = Call("queue.claim", TO_SHARD, ClaimParams, "request", ClaimResult, "answer")
+ACK: Final = Call("queue.ack", TO_SHARD, QueueParams, "request", NoResult, "answer", is_write=True)
+NACK: Final = Call("queue.nack", TO_SHARD, QueueParams, "request", NoResult, "answer")
+EXTEND: Final = Call("queue.extend", TO_SHARD, QueueParams, "request", NoResult, "answer")
+LEASES: Final = Call("queue.leases", TO_SHARD, LeasesParams, NO_ATTACHMENT, LeasesResult, "answer")
+REDRIVE: Final = Call(
+    "queue.redrive", TO_SHARD, RedriveParams, "request", NoResult, "answer", is_write=True
+)
+WORK_OPEN: Final = Call(
+    "work.open", TO_SHARD, WorkOpenParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
+)
 FEED_OPEN: Final = Call(
     "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
 )
@@ -315,6 +441,11 @@ FEED_PAGE: Final = Event("feed.page", TO_FRONT, FeedPageParams, "records")
 FEED_ENDED: Final = Event("feed.ended", TO_FRONT, FeedEndedParams, NO_ATTACHMENT)
 FEED_TAKEN: Final = Event("feed.taken", TO_SHARD, FeedTakenParams, NO_ATTACHMENT)
 FEED_CLOSE: Final = Event("feed.close", TO_SHARD, FeedCloseParams, NO_ATTACHMENT)
+WORK_JOBS: Final = Event("work.jobs", TO_FRONT, WorkJobsParams, "jobs")
+WORK_ENDED: Final = Event("work.ended", TO_FRONT, WorkEndedParams, NO_ATTACHMENT)
+WORK_TAKEN: Final = Event("work.taken", TO_SHARD, WorkTakenParams, NO_ATTACHMENT)
+WORK_CLOSE: Final = Event("work.close", TO_SHARD, WorkCloseParams, NO_ATTACHMENT)
+UNCLAIMED: Final = Event("queue.unclaimed", TO_SHARD, UnclaimedParams, NO_ATTACHMENT)
 CALL_CANCELLED: Final = Event("call.cancelled", TO_SHARD, CallCancelledParams, NO_ATTACHMENT)
 
 CALLS: Final[tuple[Call[Any, Any], ...]] = (
@@ -327,6 +458,13 @@ CALLS: Final[tuple[Call[Any, Any], ...]] = (
     TOPIC_DELETE,
     DELETE_RECORDS,
     TOPIC_HEADS,
+    CLAIM,
+    ACK,
+    NACK,
+    EXTEND,
+    LEASES,
+    REDRIVE,
+    WORK_OPEN,
     FEED_OPEN,
     FEED_READ,
 )
@@ -335,5 +473,10 @@ EVENTS: Final[tuple[Event[Any], ...]] = (
     FEED_ENDED,
     FEED_TAKEN,
     FEED_CLOSE,
+    WORK_JOBS,
+    WORK_ENDED,
+    WORK_TAKEN,
+    WORK_CLOSE,
+    UNCLAIMED,
     CALL_CANCELLED,
 )
