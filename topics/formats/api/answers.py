@@ -17,9 +17,18 @@ _BOOL = (b"false", b"true")
 
 
 def performance(
-    total_ms: float, *, wal_ms: float | None = None, fsync_ms: float | None = None
+    total_ms: float,
+    *,
+    wal_ms: float | None = None,
+    fsync_ms: float | None = None,
+    throttle_wait_ms: float | None = None,
 ) -> bytes:
     """The ``performance`` member (§0.9) and the end of the object."""
+    if throttle_wait_ms is not None:
+        return b',"performance":{"server_total_ms":%.3f,"throttle_wait_ms":%.3f}}' % (
+            total_ms,
+            throttle_wait_ms,
+        )
     if wal_ms is None:
         return b',"performance":{"server_total_ms":%.3f}}' % total_ms
     return b',"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
