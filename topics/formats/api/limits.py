@@ -1,4 +1,4 @@
-"""Limits and clamps of requests (§2, §3, §11): each is stated here, once.
+"""Limits and clamps of requests (§2, §3, §10, §11): each is stated here, once.
 
 A limit refuses what is above it; a clamp takes its bound instead. A zero in a read stands for the
 default.
@@ -17,11 +17,13 @@ DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
+LEASE_MS_BOUNDS = (100, 86_400_000)  # §0.10, §10.2
+DELAY_MS_MAX = 86_400_000  # §10.5
 U64_MAX = 2**64 - 1
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The configurable bounds of a write and a read (§2, §3)."""
+    """The configurable bounds of a write, a read and a queue call (§2, §3, §10)."""
 
     batch_records: int
     record_bytes: int
@@ -29,6 +31,7 @@ class Limits(msgspec.Struct, frozen=True):
     tag_bytes: int
     node_bytes: int
     limit: int
+    claim: int
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -40,6 +43,7 @@ def limits_of(settings: Settings) -> Limits:
         tag_bytes=settings.max_tag_bytes,
         node_bytes=settings.max_node_bytes,
         limit=settings.max_limit,
+        claim=settings.max_claim,
     )
 
 
@@ -66,6 +70,13 @@ def check_node(node: str | None, limits: Limits) -> None:
     check_text("node", node, limits.node_bytes)
 
 
+def check_worker(node: str, limits: Limits) -> None:
+    """Raises `InvalidRequest` for the node id of a worker that is empty or too long (§10)."""
+    if not node:
+        raise InvalidRequest("node must not be empty", field="node")
+    check_node(node, limits)
+
+
 def check_key(key: str | None) -> None:
     """Raises `InvalidRequest` for an idempotency key that is empty or too long."""
     if key is not None and not 1 <= len(key) <= KEY_MAX_CHARS:
@@ -90,3 +101,24 @@ def clamped_batch_bytes(max_batch_bytes: int | None) -> int:
 def clamped_wait_ms(wait_ms: int) -> int:
     """How long a read may wait for records."""
     return min(wait_ms, WAIT_MS_MAX)
+
+
+def clamped_max_jobs(max_jobs: int, limits: Limits) -> int:
+    """How many jobs a worker may lease at once (§10.2, §10.8). Raises `InvalidRequest` for 0."""
+    check_u64("max", max_jobs)
+    if not max_jobs:
+        raise InvalidRequest("max must be at least 1", field="max")
+    return min(max_jobs, limits.claim)
+
+
+def clamped_lease_ms(lease_ms: int) -> int:
+    """How long a lease may last (§10.2). Raises `InvalidRequest` for what is no u64."""
+    check_u64("lease_ms", lease_ms)
+    low, high = LEASE_MS_BOUNDS
+    return max(low, min(lease_ms, high))
+
+
+def clamped_delay_ms(delay_ms: int) -> int:
+    """How long a nack may hide a job (§10.5). Raises `InvalidRequest` for what is no u64."""
+    check_u64("delay_ms", delay_ms)
+    return min(delay_ms, DELAY_MS_MAX)
