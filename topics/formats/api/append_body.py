@@ -11,7 +11,6 @@ from msgspec import Raw
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.api.decoding import decode
 from topics.formats.api.limits import (
-    META_MAX_KEYS,
     U64_MAX,
     Limits,
     check_key,
@@ -186,11 +185,11 @@ def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
     if meta[:1] != b"{":
         raise InvalidRequest(f"record {index}: meta must be an object", index=index, field="meta")
     if (
-        meta.count(b":") > META_MAX_KEYS
-        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_MAX_KEYS
+        meta.count(b":") > limits.meta_keys
+        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > limits.meta_keys
     ):
         raise RecordTooLarge(
-            f"record {index}: meta has more than {META_MAX_KEYS} keys",
+            f"record {index}: meta has more than {limits.meta_keys} keys",
             index=index,
-            max_keys=META_MAX_KEYS,
+            max_keys=limits.meta_keys,
         )

@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
+    meta_keys: int = META_MAX_KEYS
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -45,6 +46,11 @@ def limits_of(settings: Settings) -> Limits:
         limit=settings.max_limit,
         claim=settings.max_claim,
     )
+
+
+# Of a record that moves between topics: it was within the limits when it was written. Its stamp
+# (`dead_letters`) may not push it beyond them, nor a limit that is lower today.
+MOVE_LIMITS = Limits(*[U64_MAX] * 7, meta_keys=U64_MAX)
 
 
 # Limits
