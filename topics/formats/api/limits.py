@@ -18,7 +18,8 @@ WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
 LEASE_MS_BOUNDS = (100, 86_400_000)  # §0.10, §10.2
-DELAY_MS_MAX = 86_400_000  # §10.5
+NACK_DELAY_MS_MAX = 86_400_000  # §10.5
+DELAY_MS_MAX = 30 * 86_400_000  # a job is delivered 30 days after it was sent at the latest
 U64_MAX = 2**64 - 1
 
 
@@ -127,4 +128,4 @@ def clamped_lease_ms(lease_ms: int) -> int:
 def clamped_delay_ms(delay_ms: int) -> int:
     """How long a nack may hide a job (§10.5). Raises `InvalidRequest` for what is no u64."""
     check_u64("delay_ms", delay_ms)
-    return min(delay_ms, DELAY_MS_MAX)
+    return min(delay_ms, NACK_DELAY_MS_MAX)
