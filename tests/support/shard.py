@@ -43,6 +43,7 @@ LIMITS = Limits(
     tag_bytes=256,
     node_bytes=128,
     limit=1000,
+    claim=1000,
 )
 
 
