@@ -1,8 +1,8 @@
 """Claimer: whoever wants jobs of a queue, a polled claim or a work stream, as its line sees it.
 
-    in line --served--> its leases are decided --settle--> the jobs go out, or the log lost them
-        |--get_nothing--> answered without jobs
-        '--end--> told why it gets no more
+in line --served--> its leases are decided --settle--> the jobs go out, or the log lost them
+    |--get_nothing--> answered without jobs
+    '--end--> told why it gets no more
 """
 
 from __future__ import annotations

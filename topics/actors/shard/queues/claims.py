@@ -49,7 +49,7 @@ ClaimCall: TypeAlias = InboundCall[ClaimParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that is not answered yet. ``leased``: what it was given, when it has left the line."""
+    """A claim that is not answered yet. ``leased``: what it has got, once it has left the line."""
 
     __slots__ = ("asked", "claims", "deadline", "leased", "request", "waited")
     is_stream = False
@@ -162,7 +162,7 @@ class Claims(Service):
             if poll.waited:
                 grant = self._grants.add(_grant(poll, change))
         body = queue_answers.claimed(topic.name, items, ready)
-        body += answers.performance(total_ms(params.at), throttle_wait_ms=0.0)
+        body += answers.performance(total_ms(params.at), throttle_ms=0.0)
         poll.request.reply(ClaimResult(grant), body)
 
     def forget(self, poll: PolledClaim) -> bool:

@@ -1,7 +1,7 @@
 """Grants: which leases the answers had whose callers had to wait, in case they reached nobody.
 
-    answered --the client has hung up, or its front gave the call up--> taken: give the leases back
-        '--FORGET_S, or GRANTS_MAX newer ones, or the end of the session--> forgotten
+answered --the client has hung up, or its front gave the call up--> taken: give the leases back
+    '--FORGET_S, or GRANTS_MAX newer ones, or the end of the session--> forgotten
 """
 
 from __future__ import annotations

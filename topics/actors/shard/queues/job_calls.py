@@ -107,15 +107,11 @@ class JobCalls(Service):
         )
 
         def answer() -> bytes:
-            return queue_answers.extended(
-                topic.name, change.seqs, change.until_ts, change.skipped
-            )
+            return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)
 
         self._settle(change, request, answer)
 
-    def _settle(
-        self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]
-    ) -> None:
+    def _settle(self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]) -> None:
         """Answer when the log has the change, if it is told of it."""
         at = request.params.at
 

@@ -1,10 +1,10 @@
 """Work streams: jobs that are leased and sent without being asked for (§10.8).
 
-    work.open --> IN LINE --leased, the log has it--> PAGE UNDER WAY --work.taken--> IN LINE, or FULL
-                     ^                                                                   |
-                     '--a job is acked, nacked, expires or goes--------------------------'
-    work.close, end of the session, nobody takes what is sent: its leases are released, forgotten
-    queue deleted, its records unreadable: the same, and work.ended
+    work.open --> IN LINE --leased--> PAGE UNDER WAY --work.taken--> IN LINE, or FULL
+                     ^                                                             |
+                     '--a job is acked, nacked, expires or goes--------------------'
+    work.close, end of the session     its leases are released, it is forgotten
+    queue gone, records unreadable     the same, and work.ended
 
 A stream holds ``max_jobs`` leases at most. One page of jobs is under way at a time: what a slow
 client has not taken stays with the queue.
