@@ -12,6 +12,7 @@ from topics.actors.shard.feed_reads import FeedReads
 from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
+from topics.actors.shard.peers import Peers
 from topics.actors.shard.queues.claims import Claims
 from topics.actors.shard.queues.job_calls import JobCalls
 from topics.actors.shard.queues.lines import Lines
@@ -29,6 +30,7 @@ class ShardServices(NamedTuple):
     """Everything that attaches to a shard's loop."""
 
     retries: Retries
+    peers: Peers
     appends: Appends
     streamed_appends: StreamedAppends
     topics: TopicCalls
@@ -52,6 +54,7 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     retries, lines = Retries(context.commits), Lines(context, lambda _: None)
     return ShardServices(
         retries,
+        context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
         TopicCalls(context),
