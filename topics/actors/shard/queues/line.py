@@ -105,11 +105,19 @@ def even_shares(rooms: Sequence[int], jobs: int) -> list[int]:
     """What each of them gets when ``jobs`` are dealt one at a time: the same, or its room where
     that is less. The first ones get what is left over.
     """
-    shares = [0] * len(rooms)
-    smallest_first = sorted(range(len(rooms)), key=lambda at: (rooms[at], -at))
-    for position, at in enumerate(smallest_first):
-        shares[at] = min(rooms[at], jobs // (len(rooms) - position))
-        jobs -= shares[at]
+    rounds, having_room = 0, len(rooms)
+    for room in sorted(rooms):
+        more = min(room - rounds, jobs // having_room)
+        rounds += more
+        jobs -= more * having_room
+        if rounds < room:
+            break
+        having_room -= 1
+    shares = [min(room, rounds) for room in rooms]
+    for at, room in enumerate(rooms):
+        if jobs and room > rounds:
+            shares[at] += 1
+            jobs -= 1
     return shares
 
 
