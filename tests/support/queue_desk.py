@@ -144,12 +144,13 @@ class QueueDesk(Desk):
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
         call = self._asked[envelope.cid]
-        told = {"cid": envelope.cid, "status": 200} | call.result_of(envelope.result)._asdict()
+        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(envelope.result)._asdict()
         if call is calls.APPEND:
             is_failed = told["outcomes"][0] == AppendOutcome.FAILED
             return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}
-        content = msgspec.json.decode(body or b"{}")
-        return told | (content if isinstance(content, dict) else {"leases": content})
+        content: Any = msgspec.json.decode(body or b"{}")
+        told |= content if isinstance(content, dict) else {"leases": content}
+        return told
 
     def answer(self) -> Told:
         """The one answer; events are dropped."""
