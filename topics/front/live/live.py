@@ -1,6 +1,7 @@
 """Live streams of a front: limits, ticks, drain and deferred writes (decision 0010).
 
-    shards --> Feeds (feeds.py) --page--> every stream that stands where it begins (streams.py)
+    shards --> Feeds (feeds.py) --page--> every stream that stands where it
+                   |                 begins (topic_streams.py)
                    '-> the newest pages are kept for those a little below (pages.py)
 
 One task ticks all streams: heartbeats, slow readers, readers that wait for their shard. Another one

@@ -21,8 +21,8 @@ from topics.front.errors import status_of
 from topics.front.http.connection import Connection
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
-from topics.front.live.streams import Stream
 from topics.front.live.subscriptions import Reader
+from topics.front.live.topic_streams import TopicStream
 from topics.front.live.watch_sessions import Cursor, WatchSession
 
 HEADERS = (
@@ -36,7 +36,7 @@ HEARTBEAT = b": hb\n\n"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-class WatchStream(Stream):
+class WatchStream(TopicStream):
     """One GET of a session."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
