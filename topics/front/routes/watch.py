@@ -53,5 +53,13 @@ ROUTES = {
         ("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
     ): create,
     # No scope: the session knows its key.
-    Route(("GET",), "/v0/watch/:wid", "watch.open", None, lane=Lane.HOT, streams=True): stream,
+    Route(
+        ("GET",),
+        "/v0/watch/:wid",
+        "watch.open",
+        None,
+        lane=Lane.HOT,
+        streams=True,
+        query_token=True,
+    ): stream,
 }
