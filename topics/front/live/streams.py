@@ -2,9 +2,10 @@
 
     begin --> told, with a heartbeat in between --client gone, STALL_MAX_S, drain, `fail`--> end
 
-Subclasses say what is told: records of topics (topic_streams.py). A stream has no task besides its
-connection's: events are written to its socket from the loop that took their messages out of the
-ring. An unexpected error in one stream ends that stream and no other.
+Subclasses say what is told: records of topics (topic_streams.py), leased jobs (work_stream.py). A
+stream has no task besides its connection's: events are written to its socket from the loop that
+took their messages out of the ring. An unexpected error in one stream ends that stream and no
+other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ Args = TypeVarTuple("Args")
 
 class Stream(ABC):
     """One client that is told of what happens."""
+
+    has_own_slot = False  # from before it begins
 
     def __init__(
         self, live: Live, sock: socket.socket, principal: Principal, heartbeat_s: float
