@@ -51,16 +51,7 @@ def limits_of(settings: Settings) -> Limits:
 
 # Of a record that moves between topics: it was within the limits when it was written. Its stamp
 # (`dead_letters`) may not push it beyond them, nor a limit that is lower today.
-MOVE_LIMITS = Limits(
-    batch_records=1,
-    record_bytes=U64_MAX,
-    meta_bytes=U64_MAX,
-    tag_bytes=U64_MAX,
-    node_bytes=U64_MAX,
-    limit=0,
-    claim=0,
-    meta_keys=U64_MAX,
-)
+MOVE_LIMITS = Limits(*[U64_MAX] * len(Limits.__struct_fields__))
 
 
 # Limits
