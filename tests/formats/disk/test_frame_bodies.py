@@ -228,6 +228,7 @@ def test_the_numbers_of_ops_and_flags_never_change() -> None:
         ("DYING", 4),
     ]
     assert [(flag.name, flag.value) for flag in DeleteFlags] == [("DEAD_LETTERED", 1)]
+    assert not any(number & RecordFlags.EXTERNAL for number in (*LeaseOp, *DeleteFlags))
 
 
 def test_a_delete_of_dead_lettered_jobs_says_so() -> None:

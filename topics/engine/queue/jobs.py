@@ -28,8 +28,8 @@ from topics.engine.now import Now
 from topics.engine.queue.leases import Holder, Lease, LeaseTable
 from topics.engine.queue.ledger import JobRow, JobState, Ledger
 from topics.engine.queue.timetable import Timetable
-from topics.formats.api.limits import DELAY_MS_MAX
-from topics.formats.api.topic_config import LEASE_MS_BOUNDS, TopicConfig
+from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
+from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
 HEAP_STALE_MIN = 4096

@@ -12,8 +12,9 @@
     9       FLOOR          topic_id first_seq ext_len                           array
     10      TS_RESERVED    ts_ms                                                none
 
-Every other header field is 0. Nothing writes ROUTER frames yet. Integers are little-endian; maps
-and arrays are CBOR, and ``ext_len`` is their length.
+Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
+of the log look for it in frames of any kind. Nothing writes ROUTER frames yet. Integers are
+little-endian; maps and arrays are CBOR, and ``ext_len`` is their length.
 
 APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
 body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in
