@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from topics.actors.shard_client.errors import restored
+from topics.actors.rpc.failures import restored
 from topics.engine.access import Principal
 from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
