@@ -29,7 +29,7 @@ from tests.support.server import Server
 pytestmark = pytest.mark.slow
 
 SMALL_LOG = 64 << 10
-CLASSES = ("memory", "disk", "fsync")
+CLASSES = ("disk", "fsync")
 ENDS = ("stop", "kill")
 
 
@@ -242,7 +242,7 @@ def test_jobs_in_flight_are_claimable_at_once(loose: Durable) -> None:
     assert queue.ack(old, "a")["acked"] == 2
 
 
-@pytest.mark.parametrize("act", [extended, shortened, nacked, hidden, reclaimed, released])
+@pytest.mark.parametrize("act", [extended, shortened, nacked, reclaimed, released])
 def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Job]]) -> None:
     queue = loose(act).queue
     assert queue.counters() == counters(ready=5)
