@@ -1,4 +1,4 @@
-"""What a restart leaves of jobs: acks, delays, dead letters; and servers that are killed at work."""
+"""What a restart leaves of acks, delays and dead letters, and of servers killed at work."""
 
 from __future__ import annotations
 
