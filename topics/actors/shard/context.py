@@ -60,7 +60,7 @@ class ShardContext:
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words, self.deadlines = words, Deadlines()
-        self.clock = clock
+        self.clock: Callable[[], Now] = clock
         self.store = RecordStore(shard.engine, shard.wal, shard.segments)
         self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
         self.room = Room(shard, self.commits, words)
