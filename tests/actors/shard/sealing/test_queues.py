@@ -9,6 +9,7 @@ import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.support.jobs import (
 )
 from topics.engine.queue import jobs as jobs_module
 from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.ledger import Ledger
 from topics.engine.topic import Topic
 from topics.storage.checkpoints import whole
 from topics.storage.wal.file import NoRoom
@@ -129,8 +131,8 @@ def test_a_checkpoint_is_made_in_steps(client: Sealer, monkeypatch: pytest.Monke
     claim(client, "q", 30)
     most = 0
 
-    class Counting(jobs_module.Ledger):
-        def pack(self) -> dict[str, object]:
+    class Counting(Ledger):
+        def pack(self) -> dict[str, Any]:
             nonlocal most
             most = max(most, len(self.rows))
             return super().pack()
@@ -148,11 +150,16 @@ def test_a_checkpoint_is_made_in_steps(client: Sealer, monkeypatch: pytest.Monke
 # Changes while a checkpoint is made
 
 
+def expire(client: Sealer) -> None:
+    client.later(20_000)
+    claim(client, "q", 1)
+
+
 CHANGES: dict[str, Callable[[Sealer], object]] = {
     "claim": lambda client: claim(client, "q", 3),
     "ack": lambda client: ack(client, "q", 1, 2),
     "nack": lambda client: nack(client, "q", 1, 2, delay_ms=500),
-    "expiry": lambda client: (client.later(20_000), claim(client, "q", 1)),
+    "expiry": expire,
     "move": lambda client: end_move(client, "q", *begin_move(client, "q")),
     "begin of a move": lambda client: begin_move(client, "q"),
     "delete": lambda client: client.delete_records("q", before_seq=4),
