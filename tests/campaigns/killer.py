@@ -24,7 +24,7 @@ class Killer:
     """
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
-        self._server, self._shards, self._random = server, shards, dice
+        self._server, self._shards, self.dice = server, shards, dice
         self.outages_s: dict[str, list[float]] = {}
         self.kills: Counter[str] = Counter()
         self.deaths: list[tuple[str, int, int]] = []
@@ -34,7 +34,7 @@ class Killer:
         before that.
         """
         roles = self._server.wait_roles(self._shards + 1, BACK_S)
-        role = self._random.choice([*sorted(roles), EVERYTHING])
+        role = self.dice.choice([*sorted(roles), EVERYTHING])
         self.kills[role] += 1
         killed_at = time.monotonic()
         before_ns = time.monotonic_ns()
@@ -47,7 +47,7 @@ class Killer:
         else:
             kill_one(roles[role])
             self.deaths.append((role, before_ns, time.monotonic_ns()))
-            if self._random.random() < 0.2:
+            if self.dice.random() < 0.2:
                 return
             self._wait_replaced(role, roles[role])
         self.outages_s.setdefault(role, []).append(time.monotonic() - killed_at)

@@ -22,6 +22,7 @@ nanoseconds, the same for every process; deadlines are turned into it when they 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -38,13 +39,12 @@ class Journal:
     """Appends the notes of one process. A line that was written stays, whoever is killed."""
 
     def __init__(self, path: Path) -> None:
-        self._name, self._calls = path.stem, 0
+        self._name, self._numbers = path.stem, itertools.count(1)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def call(self) -> str:
         """The name of one more call."""
-        self._calls += 1
-        return f"{self._name}:{self._calls}"
+        return f"{self._name}:{next(self._numbers)}"
 
     def note(self, do: str, **fields: Any) -> None:
         os.write(self._fd, json.dumps({"do": do, **fields}).encode() + b"\n")
