@@ -9,6 +9,11 @@ import pytest
 from tests.support.data_directory import topics
 from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
+from topics.formats.buffers import Buffer
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, delete_runs_frame, lease_frame
+from topics.formats.disk.frames import Frame, encode_frame
+from topics.formats.disk.wal import FileHeader, encode_file_header
+from topics.formats.ranges import SeqRun
 from topics.storage.inspect import ForeignFile, describe
 from topics.storage.segments.store import SegmentStore
 
@@ -50,6 +55,44 @@ def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
     ]
     assert "DELETE, topic 1, seqs below 2, 0 bytes" in shown[0]
     assert "DELETE, topic 1, 1 runs of seqs, 16 bytes" in shown[1]
+
+
+def test_frames_about_jobs_are_shown_with_their_op(tmp_path: Path) -> None:
+    seqs = (7, 9)
+    said = [
+        LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, 5),
+        LeaseRows(LeaseOp.RELEASED, seqs, until_ts=2_000),
+        LeaseRows(LeaseOp.EXTENDED, seqs, until_ts=61_000),
+        LeaseRows(LeaseOp.DYING, seqs),
+    ]
+    frames = [
+        *(lease_frame(1, 1_000, rows) for rows in said),
+        lease_frame(1, 1_000, said[3])._replace(flags=9),
+        delete_runs_frame(1, [SeqRun(7, 1), SeqRun(9, 1)], 1_000, dead_lettered=True),
+    ]
+    lines = [*describe(log_of(tmp_path, frames))][1:-1]
+    day = "1970-01-01T00:0"
+    assert lines[3].endswith(f": LEASE, topic 1, DYING, 2 jobs, 16 bytes, {day}0:01.000+00:00")
+    assert [line.partition(": ")[2].rsplit(", ", 2)[0] for line in lines] == [
+        f"LEASE, topic 1, CLAIMED, 2 jobs, node 'w\\n1', until {day}0:31.000+00:00",
+        f"LEASE, topic 1, RELEASED, 2 jobs, from {day}0:02.000+00:00",
+        f"LEASE, topic 1, EXTENDED, 2 jobs, until {day}1:01.000+00:00",
+        "LEASE, topic 1, DYING, 2 jobs",
+        "LEASE, topic 1, op 9, 2 jobs",
+        "DELETE, topic 1, 2 runs of seqs, dead-lettered",
+    ]
+
+
+def log_of(folder: Path, frames: list[Frame]) -> Path:
+    """A log file that holds these frames."""
+    header, lsn = FileHeader(shard=0, base=0, salt=1), 0
+    pieces: list[Buffer] = [encode_file_header(header)]
+    for frame in frames:
+        pieces += encode_frame(frame, lsn, 0, header.seed)
+        lsn += frame.length
+    path = folder / "0.wal"
+    path.write_bytes(b"".join(pieces))
+    return path
 
 
 def test_damage_is_shown_in_its_line(data: Path) -> None:

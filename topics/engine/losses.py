@@ -6,7 +6,7 @@ from topics.engine.removal import deleted_in, settle
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.formats.disk.records import live_runs
-from topics.formats.ranges import SeqRange, joined, united
+from topics.formats.ranges import SeqRange, SeqRun, joined, united
 
 
 def lose(topic: Topic, lost: SeqRange) -> None:
@@ -26,6 +26,8 @@ def lose_damaged(topic: Topic, at: int, store: Store) -> None:
             topic.damaged,
             (SeqRange(first_seq + start, first_seq + stop - 1) for start, stop in live),
         )
+    if topic.jobs is not None:
+        topic.jobs.forget_runs((SeqRun(first_seq, count),))
     topic.count -= index.live_count(at)
     topic.bytes -= size
     index.replace(at, at + 1, (), ())

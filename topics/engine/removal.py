@@ -37,6 +37,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
         index.drop(stop)
     topic.start_seq = seq
     settle(topic, store)
+    if topic.jobs is not None:
+        topic.jobs.cut(topic.start_seq)
     return last
 
 
@@ -181,6 +183,9 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
 
 def delete_runs(topic: Topic, runs: Iterable[SeqRun], store: Store) -> None:
     """Delete runs of seqs, in rising order."""
+    if topic.jobs is not None:
+        runs = tuple(runs)
+        topic.jobs.forget_runs(runs)
     index, of_entry = topic.index, -1
     pieces: list[IndexRun] = []
     for first, length in runs:

@@ -10,13 +10,15 @@ that is not committed is undone, the last one first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from topics.engine.changes import (
     append,
     delete_records,
     delete_topic,
+    finish_jobs,
     floor,
+    lease_jobs,
     put_topic,
     reservation,
 )
@@ -24,15 +26,22 @@ from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import Locator
 from topics.engine.now import Now
+from topics.engine.queue import lease_list
+from topics.engine.queue.claims import Ask, jobs_of, records_of
+from topics.engine.queue.lease_list import LeaseView
+from topics.engine.queue.leases import Holder
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
+from topics.errors import NotAQueue
 from topics.formats.api.append_body import AppendBody
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.topic_config import TopicConfigPatch
@@ -153,6 +162,120 @@ class ShardEngine:
         the log, if it must know.
         """
         return floor.decide(self.table, topic, now)
+
+    # Queues
+
+    def queue(self, name: str) -> Topic:
+        """The queue of that name. Raises `TopicNotFound` and `NotAQueue`."""
+        topic = self.table.topic(name)
+        if topic.jobs is None:
+            raise NotAQueue(name)
+        return topic
+
+    def poller(self, topic: Topic, node: str) -> Holder:
+        """Who holds what ``node`` claims from the queue by polling."""
+        return jobs_of(topic).leases.poller(node)
+
+    def claim(
+        self, topic: Topic, asks: Sequence[Ask], now: Now, *, evenly: bool
+    ) -> list[LeaseChange]:
+        """Lease jobs to all askers in one pass, free ones first (§10.2); a change for each.
+
+        ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may.
+        """
+        return lease_jobs.claim(self.table, topic, asks, now, evenly=evenly)
+
+    def ack(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: Sequence[int],
+        tokens: Sequence[str] | None,
+        now: Now,
+    ) -> FinishJobs:
+        """Delete the jobs that ``node`` holds, for good (§10.4). ``tokens``: of their leases, one
+        for each seq, if they are to be checked.
+        """
+        return finish_jobs.ack(topic, node, seqs, tokens, now)
+
+    def nack(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: Sequence[int],
+        tokens: Sequence[str] | None,
+        delay_ms: int,
+        now: Now,
+    ) -> LeaseChange:
+        """Give back the jobs that ``node`` holds; they are claimable after ``delay_ms`` (§10.5)."""
+        return lease_jobs.nack(topic, node, seqs, tokens, delay_ms, now)
+
+    def extend(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: Sequence[int],
+        tokens: Sequence[str] | None,
+        lease_ms: int,
+        now: Now,
+    ) -> LeaseChange:
+        """The leases that ``node`` holds end ``lease_ms`` from now (§10.6)."""
+        return lease_jobs.extend(topic, node, seqs, tokens, lease_ms, now)
+
+    def release(self, topic: Topic, holder: Holder, now: Now) -> LeaseChange:
+        """End all leases of a stream (§10.8)."""
+        return lease_jobs.release(topic, holder, now)
+
+    def unclaim(self, topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
+        """A claim has reached nobody: end these leases, (seq, number), as if they had not been
+        given, unless others have taken their place.
+        """
+        return lease_jobs.unclaim(topic, jobs, now)
+
+    def dying(self, topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
+        """Begin to move exhausted jobs to the dead-letter topic (§10.6). Go on when it is
+        committed: append them there, then `bury` or `keep_dead`.
+        """
+        return lease_jobs.dying(topic, max_jobs, now)
+
+    def bury(self, topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
+        """The dead-letter topic has these jobs: delete them."""
+        return finish_jobs.bury(topic, seqs, now)
+
+    def keep_dead(self, topic: Topic, seqs: Iterable[int]) -> None:
+        """The dead-letter topic cannot take these jobs: they stay."""
+        lease_jobs.keep_dead(topic, seqs)
+
+    def revive_dead(self, topic: Topic) -> None:
+        """The config has changed: the next pass looks at exhausted jobs again."""
+        jobs_of(topic).revive_dead()
+
+    def set_aside(self, topic: Topic, seqs: Iterable[int]) -> list[int]:
+        """Those of these records that nobody holds, of a queue or a log. Nobody may claim them
+        until they are put back or removed.
+        """
+        jobs = topic.jobs
+        return [seq for seq in seqs if jobs is None or jobs.set_aside(seq)]
+
+    def put_back(self, topic: Topic, seqs: Iterable[int], now: Now) -> None:
+        """These records were set aside, and stay."""
+        if topic.jobs is not None:
+            for seq in seqs:
+                topic.jobs.put_back(seq, now)
+
+    def remove(self, topic: Topic, seqs: Sequence[int], now: Now) -> FinishJobs:
+        """These records were set aside, and go."""
+        return finish_jobs.remove(topic, seqs, now)
+
+    def records_of(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The rendered records of these seqs, of those that live and can be read."""
+        return records_of(topic, self.store, seqs)
+
+    def leases(
+        self, topic: Topic, after: int, limit: int, node: str | None, now: Now
+    ) -> list[LeaseView]:
+        """Up to ``limit`` leases of jobs above ``after``, of ``node`` or of all, by seq."""
+        return lease_list.leases(topic, after, limit, node, now)
 
     # What became of them
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.locators import Locator
+from topics.engine.queue.jobs import Jobs
 from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
 from topics.formats.api.topic_config import PRIORITY_LIMIT, TopicConfig
@@ -40,6 +41,7 @@ class Topic:
         *("head_seq", "next_seq", "start_seq", "logged_seq", "sealed_seq"),
         *("cap_floor", "ttl_floor", "loss_floor", "damage_floor", "floor_due"),
         *("losses", "damaged", "resident"),
+        "jobs",
         *("index", "count", "bytes", "tags"),
         *("dedupe", "keys_from_seq"),
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
@@ -71,6 +73,8 @@ class Topic:
         self.losses: tuple[SeqRange, ...] = ()
         self.damaged: tuple[SeqRange, ...] = ()
         self.resident: tuple[SeqRange, ...] = ()  # records in memory only: a restart takes them
+
+        self.jobs = Jobs() if config.type == "queue" else None
 
         self.index = RecordIndex()
         self.count = 0

@@ -35,6 +35,8 @@ class TopicTable:
         # No record in memory has a `$ts` above it, unless the log or a checkpoint holds that `$ts`.
         self.reserved_ts = 0
         self.reserving_ts = 0  # the same, reservations on their way to the disk included
+        # A process begins at a random one: no token of an earlier process holds.
+        self.next_lease_number = 1
         self.delete_flags = DeleteFlags()  # of records that are in no segment; the store keeps them
 
     def topic(self, name: str) -> Topic:
@@ -78,6 +80,12 @@ class TopicTable:
         del self.by_id[topic.id]
         if self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+
+    def take_lease_numbers(self, count: int) -> int:
+        """The first of ``count`` numbers of leases, which are never given again."""
+        first = self.next_lease_number
+        self.next_lease_number += count
+        return first
 
     def reserve_ts(self, now: Now) -> int:
         """The ceiling up to which frames of now reserve `$ts`."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from topics.formats.disk import blob, segment, wal
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.frames import FrameHeader, FrameKind
+from topics.formats.disk.frame_bodies import DeleteFlags, LeaseOp, decode_lease
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader
@@ -20,6 +21,7 @@ from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
+_LEASE_OPS = frozenset(LeaseOp)
 
 
 class ForeignFile(Exception):
@@ -94,7 +96,8 @@ def describe_log(path: Path) -> Iterator[str]:
         kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
         about = f" topic {frame.topic_id}," if frame.topic_id else ""
         shape = f", {_flags(frame.flags)}" if frame.kind == FrameKind.APPEND else ""
-        what = f"{kind},{about}{_seqs(frame)} {frame.body_len} bytes"
+        body = data[offset + FRAME_HEADER_BYTES :][: frame.body_len]
+        what = f"{kind},{about}{_seqs(frame)}{_lease(frame, body)} {frame.body_len} bytes"
         yield f"offset {offset}: {what}, {_time(frame.ts_ms)}{shape}"
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
@@ -107,12 +110,25 @@ def _seqs(frame: FrameHeader) -> str:
     if frame.kind == FrameKind.APPEND:
         return f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1},"
     if frame.kind == FrameKind.DELETE:
+        how = " dead-lettered," if frame.flags & DeleteFlags.DEAD_LETTERED else ""
         return (
-            f" {frame.record_count} runs of seqs,"
+            f" {frame.record_count} runs of seqs,{how}"
             if frame.record_count
             else f" seqs below {frame.first_seq},"
         )
     return ""
+
+
+def _lease(frame: FrameHeader, body: memoryview) -> str:
+    if frame.kind != FrameKind.LEASE:
+        return ""
+    if frame.flags not in _LEASE_OPS:
+        return f" op {frame.flags}, {frame.record_count} jobs,"
+    rows = decode_lease(frame, body)
+    node = f" node {rows.node!r}," if rows.op is LeaseOp.CLAIMED else ""
+    word = "from" if rows.op is LeaseOp.RELEASED else "until"
+    when = f" {word} {_time(rows.until_ts)}," if rows.op is not LeaseOp.DYING else ""
+    return f" {rows.op.name}, {len(rows.seqs)} jobs,{node}{when}"
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:

@@ -15,11 +15,15 @@ from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import frame_bodies, rendering
 from topics.formats.disk.frame_bodies import (
+    DeleteFlags,
     Floors,
+    LeaseOp,
+    LeaseRows,
     TopicBody,
     append_frame,
     decode_floors,
     decode_idempotency_key,
+    decode_lease,
     decode_runs,
     decode_start,
     decode_topic,
@@ -27,13 +31,20 @@ from topics.formats.disk.frame_bodies import (
     delete_runs_frame,
     external_append_frame,
     floor_frame,
+    lease_frame,
     seqs_reserved_frame,
     start_frame,
     topic_deleted_frame,
     topic_frame,
     ts_reserved_frame,
 )
-from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.frames import (
+    Frame,
+    FrameHeader,
+    FrameKind,
+    encode_frame,
+    header_at,
+)
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.ranges import SeqRange, SeqRun
 
@@ -59,10 +70,16 @@ def append_of_a_write() -> Frame:
     return append_frame(5, 7, 1000, count, flags, len(ext), parts)
 
 
+CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, 0x7F3A9C)
+RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), until_ts=2000)
+EXTENDED = LeaseRows(LeaseOp.EXTENDED, (9,), until_ts=61_000)
+DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10))
+
+
 # A frame of each kind whose fields are all set that its row in the table names.
 FRAMES: list[Frame] = [
     append_of_a_write(),
-    delete_runs_frame(5, [SeqRun(7, 2), SeqRun(12, 1)], 1000),
+    delete_runs_frame(5, [SeqRun(7, 2), SeqRun(12, 1)], 1000, dead_lettered=True),
     delete_below_frame(5, 7, 1000),
     topic_frame(5, 4096, 1000, TOPIC),
     start_frame("boot", 1000),
@@ -70,9 +87,10 @@ FRAMES: list[Frame] = [
     seqs_reserved_frame(5, 4096),
     floor_frame(5, 4, Floors(4, 3, 2, 1)),
     ts_reserved_frame(1000),
+    lease_frame(5, 1000, CLAIMED),
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
-UNUSED = {"LEASE", "ROUTER"}
+UNUSED = {"ROUTER"}
 
 
 def body_of(frame: Frame) -> bytes:
@@ -109,6 +127,7 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
     assert {
         "records": lambda: len(body) > frame.ext_len > 0,
         "runs": lambda: frame.ext_len == 0 and len(body) == 16 * frame.record_count,
+        "rows": lambda: len(body) == frame.ext_len + 12 * frame.record_count,
         "map": lambda: isinstance(cbor2.loads(body), dict) and frame.ext_len == len(body),
         "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),
         "none": lambda: body == b"" and frame.ext_len == 0,
@@ -139,6 +158,17 @@ def test_the_table_of_the_floors_is_their_tuple() -> None:
     assert [(int(row["index"]), row["floor"]) for row in rows] == [*enumerate(Floors._fields)]
 
 
+def test_the_tables_of_a_lease_are_its_ops_and_their_keys() -> None:
+    rows = table(DOC, "LEASE: what happened")
+    assert {row["name"]: int(row["op"]) for row in rows} == {op.name: op.value for op in LeaseOp}
+    for row, said in zip(rows, (CLAIMED, RELEASED, EXTENDED, DYING), strict=True):
+        frame = lease_frame(5, 1000, said)
+        held = cbor2.loads(body_of(frame)[: frame.ext_len]) if frame.ext_len else {}
+        assert [*held] == row["keys of ext"].replace("-", "").split()
+    parts = table(DOC, "Lease numbers count up")
+    assert [row["part"] for row in parts] == ["ext", "seqs", "deliveries"]
+
+
 # Written and read
 
 
@@ -160,6 +190,48 @@ def test_a_topic_frame_without_its_later_keys_is_read() -> None:
     )
     earliest = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9})
     assert decode_topic(earliest).floors == Floors(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        (
+            CLAIMED,
+            "a3616e627731617519791861661a007f3a9c0700000000000000ffffffffffffffff01000000ffffffff",
+        ),
+        (RELEASED, "a161751907d007000000000000000900000000000000"),
+        (EXTENDED, "a1617519ee480900000000000000"),
+        (DYING, "070000000000000009000000000000000a00000000000000"),
+    ],
+    ids=lambda value: value.op.name if isinstance(value, LeaseRows) else "",
+)
+def test_the_bytes_of_a_lease_frame(said: LeaseRows, body: str) -> None:
+    frame = lease_frame(5, 1000, said)
+    assert body_of(frame).hex() == body
+    assert (frame.flags, frame.record_count) == (said.op, len(said.seqs))
+    assert decode_lease(header_of(frame), body_of(frame)) == said
+    assert decode_lease(header_of(frame), memoryview(b"#" + body_of(frame))[1:]) == said
+
+
+def header_of(frame: Frame) -> FrameHeader:
+    return header_at(b"".join(encode_frame(frame, 0, 0, 0)), 0)
+
+
+def test_the_numbers_of_ops_and_flags_never_change() -> None:
+    assert [(op.name, op.value) for op in LeaseOp] == [
+        ("CLAIMED", 1),
+        ("RELEASED", 2),
+        ("EXTENDED", 3),
+        ("DYING", 4),
+    ]
+    assert [(flag.name, flag.value) for flag in DeleteFlags] == [("DEAD_LETTERED", 1)]
+
+
+def test_a_delete_of_dead_lettered_jobs_says_so() -> None:
+    runs = [SeqRun(7, 2)]
+    moved, plain = (delete_runs_frame(5, runs, 1000, dead_lettered=each) for each in (True, False))
+    assert moved == plain._replace(flags=DeleteFlags.DEAD_LETTERED)
+    assert plain.flags == 0
 
 
 def test_what_a_body_holds_is_read_again() -> None:

@@ -17,6 +17,7 @@ DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
+DELAY_MS_MAX = 30 * 86_400_000  # a job is delivered 30 days after it was sent at the latest
 U64_MAX = 2**64 - 1
 
 

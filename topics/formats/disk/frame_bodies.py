@@ -2,9 +2,9 @@
 
     number  kind           header fields that are set                           body
     1       APPEND         topic_id first_seq ts_ms record_count ext_len flags  records
-    2       DELETE         topic_id first_seq ts_ms record_count                runs
+    2       DELETE         topic_id first_seq ts_ms record_count flags          runs
     3       TOPIC          topic_id first_seq ts_ms ext_len                     map
-    4       LEASE          -                                                    -
+    4       LEASE          topic_id ts_ms record_count ext_len flags            rows
     5       ROUTER         -                                                    -
     6       START          ts_ms ext_len                                        map
     7       TOPIC_DELETED  topic_id ts_ms                                       none
@@ -12,20 +12,22 @@
     9       FLOOR          topic_id first_seq ext_len                           array
     10      TS_RESERVED    ts_ms                                                none
 
-Every other header field is 0. Nothing writes LEASE and ROUTER frames yet. Integers are
-little-endian; maps and arrays are CBOR, and ``ext_len`` is their length.
+Every other header field is 0. Nothing writes ROUTER frames yet. Integers are little-endian; maps
+and arrays are CBOR, and ``ext_len`` is their length.
 
 APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
 body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in
 a blob file (``blob.py``), which was durable before the frame was written.
 
-DELETE: records deleted by a client. With ``record_count`` 0 there is no body, and all records below
-``first_seq`` go. Else ``first_seq`` is 0, and the body has one row for each of ``record_count``
-runs of seqs, in rising order:
+DELETE: records deleted by a client, or jobs that have left their queue. With ``record_count`` 0
+there is no body, and all records below ``first_seq`` go. Else ``first_seq`` is 0, and the body has
+one row for each of ``record_count`` runs of seqs, in rising order:
 
     offset  size  field   meaning
     0       8     first   first seq of the run
     8       8     length  seqs in the run
+
+Flag DEAD_LETTERED says that the records were moved to a dead-letter topic, and count as such.
 
 TOPIC: a topic made or configured. ``first_seq`` is the ceiling of its reserved seqs. No record in
 memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
@@ -41,6 +43,21 @@ memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
     losses     array   (first, last) of each range of seqs lost at a restart; empty where missing
     damaged    array   (first, last) of each range of seqs lost to damage; empty where missing
     keys_from  int     idempotency keys of earlier seqs are forgotten; 0 where missing
+
+LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
+
+    op  name      keys of ext  what happened
+    1   CLAIMED   n u f        leased to node "n" until "u"; "f" is the first lease number
+    2   RELEASED  u            claimable from "u" on
+    3   EXTENDED  u            leased until "u"
+    4   DYING     -            no more deliveries; the move to the dead-letter topic begins
+
+"u" is in milliseconds since 1970. Lease numbers count up from "f" in the order of the rows. Body:
+
+    part        size        present when  meaning
+    ext         ext_len     ext_len > 0   CBOR map
+    seqs        u64[count]  always        the jobs
+    deliveries  u32[count]  op CLAIMED    how often the job has been delivered, this time included
 
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
@@ -68,18 +85,45 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
 
 import cbor2
 
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
 TS_AHEAD_MS = 2000
 RUN = struct.Struct("<QQ")
+
+
+class DeleteFlags(IntEnum):
+    """What else a DELETE frame says. Written to disk: never renumber, only add."""
+
+    DEAD_LETTERED = 1
+
+
+class LeaseOp(IntEnum):
+    """What happened to the jobs of a LEASE frame. Written to disk: never renumber, only add."""
+
+    CLAIMED = 1
+    RELEASED = 2
+    EXTENDED = 3
+    DYING = 4
+
+
+class LeaseRows(NamedTuple):
+    """What a LEASE frame says. What its op does not have is empty or 0."""
+
+    op: LeaseOp
+    seqs: Sequence[int]
+    deliveries: Sequence[int] = ()
+    node: str = ""
+    until_ts: int = 0
+    first_number: int = 0
 
 
 class Floors(NamedTuple):
@@ -137,15 +181,42 @@ def delete_below_frame(topic_id: int, first_seq: int, ts_ms: int) -> Frame:
     return Frame(FrameKind.DELETE, topic_id, first_seq, ts_ms)
 
 
-def delete_runs_frame(topic_id: int, runs: Sequence[SeqRun], ts_ms: int) -> Frame:
+def delete_runs_frame(
+    topic_id: int, runs: Sequence[SeqRun], ts_ms: int, *, dead_lettered: bool = False
+) -> Frame:
     """A DELETE frame: the records of these runs go, in rising order."""
     body = struct.pack(f"<{2 * len(runs)}Q", *chain.from_iterable(runs))
-    return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), parts=(body,))
+    flags = DeleteFlags.DEAD_LETTERED if dead_lettered else 0
+    return Frame(FrameKind.DELETE, topic_id, 0, ts_ms, len(runs), flags, parts=(body,))
 
 
 def decode_runs(body: Buffer) -> Iterator[SeqRun]:
     """The runs of a DELETE frame."""
     return map(SeqRun._make, RUN.iter_unpack(body))
+
+
+def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
+    """A LEASE frame."""
+    op, count = rows.op, len(rows.seqs)
+    ext: dict[str, Any] = {} if op is LeaseOp.DYING else {"u": rows.until_ts}
+    if op is LeaseOp.CLAIMED:
+        assert len(rows.deliveries) == count, "each claimed job has its deliveries"
+        ext = {"n": rows.node, "u": rows.until_ts, "f": rows.first_number}
+    packed = cbor2.dumps(ext) if ext else b""
+    deliveries = rows.deliveries if op is LeaseOp.CLAIMED else ()
+    body = struct.pack(f"<{count}Q{len(deliveries)}I", *rows.seqs, *deliveries)
+    return Frame(FrameKind.LEASE, topic_id, 0, ts_ms, count, op, len(packed), parts=(packed, body))
+
+
+def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
+    """What a LEASE frame says."""
+    op, count, start = LeaseOp(header.flags), header.record_count, header.ext_len
+    ext: dict[str, Any] = cbor2.loads(bytes(body[:start])) if start else {}
+    seqs = struct.unpack_from(f"<{count}Q", body, start)
+    deliveries: tuple[int, ...] = ()
+    if op is LeaseOp.CLAIMED:
+        deliveries = struct.unpack_from(f"<{count}I", body, start + 8 * count)
+    return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), ext.get("f", 0))
 
 
 def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:

@@ -12,10 +12,12 @@ what each kind of frame holds; ``wal.py`` is the file around the frames. Header:
     32      8     first_seq     a seq; of which, the kind says
     40      8     ts_ms         milliseconds since 1970, signed
     48      4     body_len      without the padding
-    52      4     record_count  records of an APPEND frame, runs of a DELETE frame
+    52      4     record_count  records of an APPEND frame, runs of a DELETE frame,
+                                jobs of a LEASE frame
     56      4     ext_len       length of the CBOR item at the start of the body
     60      1     kind          `FrameKind`
-    61      1     flags         `RecordFlags` of an APPEND frame
+    61      1     flags         `RecordFlags` of an APPEND frame, `DeleteFlags` of a DELETE frame,
+                                `LeaseOp` of a LEASE frame
     62      2     zero
 
 The checksum decides what a frame is. No other field is believed before it has been checked.

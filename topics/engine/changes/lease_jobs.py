@@ -1,0 +1,244 @@
+"""Lease jobs: jobs are claimed, released or extended, or begin their move to a dead-letter topic
+(§10.2, §10.5, §10.6).
+
+decide   effective at once; a LEASE frame where leases are durable, and for every move
+commit   nothing is left to do: the caller answers
+undo     the leases are as before, of jobs that nothing else has happened to
+replay   LEASE frames go into the ledger (`topics.engine.queue.ledger`)
+
+A change without frames is answered at once. One with frames is answered when they are as durable as
+the class of the topic promises; a move is synced before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from topics.engine.changes.change import Change
+from topics.engine.now import Now
+from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
+from topics.engine.queue.leases import Holder, Lease
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
+from topics.formats.disk.frames import Frame
+
+
+class LeaseChange(Change):
+    """What has become of leases. ``seqs``: the jobs; ``skipped``: those that were asked for and are
+    not held. ``until_ts``: their new deadline (wall ms). ``jobs``: those of a claim.
+    """
+
+    __slots__ = ("jobs", "seqs", "skipped", "until_ts")
+
+    def __init__(self, topic: Topic, seqs: Sequence[int], skipped: Sequence[int] = ()) -> None:
+        super().__init__(topic, [], False)
+        self.seqs, self.skipped = seqs, skipped
+        self.jobs: Sequence[Job] = ()
+        self.until_ts = 0
+
+    def log(self, frames: list[Frame], *, sync: bool) -> None:
+        """The change is pending until these frames are durable; without any it is not."""
+        self.frames = frames
+        if frames:
+            self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
+            self.note_pending()
+
+    def commit(self, _: TopicTable, /) -> None:
+        """As `Change.commit`."""
+        self.note_settled()
+
+    def undo(self, _: TopicTable, /) -> None:
+        """As `Change.undo`."""
+        self.note_settled()
+        self.take_back()
+
+    def take_back(self) -> None:
+        """Undo what the change has done to the jobs."""
+        raise NotImplementedError
+
+
+class ClaimJobs(LeaseChange):
+    """Jobs that are leased to one holder."""
+
+    __slots__ = ()
+
+    def take_back(self) -> None:
+        """The jobs are claimable again, and this delivery is not counted."""
+        for job in self.jobs:
+            jobs_of(self.topic).take_back(job.seq, job.number)
+
+
+class EndLeases(LeaseChange):
+    """Jobs that are claimable again: now, or after a delay."""
+
+    __slots__ = ("leases",)
+
+    def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
+        super().__init__(topic, [lease.seq for lease in leases], skipped)
+        self.leases = leases
+
+    def take_back(self) -> None:
+        """They are held as before."""
+        for lease in self.leases:
+            jobs_of(self.topic).restore_lease(lease)
+
+
+class ExtendLeases(LeaseChange):
+    """Leases with a new deadline."""
+
+    __slots__ = ("leases",)
+
+    def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
+        super().__init__(topic, [lease.seq for lease in leases], skipped)
+        self.leases = leases
+
+    def take_back(self) -> None:
+        """They have their former deadlines."""
+        table = jobs_of(self.topic).leases
+        for lease in self.leases:
+            if table.has_number(lease.seq, lease.number):
+                table.extend((lease.seq,), lease.deadline_ms)
+
+
+class DyingJobs(LeaseChange):
+    """Exhausted jobs on their way to the dead-letter topic."""
+
+    __slots__ = ()
+
+    def take_back(self) -> None:
+        """They stay."""
+        keep_dead(self.topic, self.seqs)
+
+
+# Deciding
+
+
+def claim(
+    table: TopicTable, topic: Topic, asks: Sequence[Ask], now: Now, *, evenly: bool
+) -> list[LeaseChange]:
+    """As `ShardEngine.claim`."""
+    hands = deal(topic, table.store, asks, now, evenly=evenly)
+    return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
+
+
+def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: Now) -> LeaseChange:
+    jobs, seqs = jobs_of(topic), [seq for seq, _ in taken]
+    change = ClaimJobs(topic, seqs)
+    if not taken:
+        return change
+    number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + ask.lease_ms
+    jobs.deliver(seqs, number, now.ms + ask.lease_ms, ask.holder)
+    counts = [jobs.deliveries(seq) for seq in seqs]
+    change.jobs = [
+        Job(seq, number + index, deadline_ts, deliveries, record)
+        for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
+    ]
+    if _are_logged(topic):
+        rows = LeaseRows(LeaseOp.CLAIMED, seqs, counts, ask.holder.node, deadline_ts, number)
+        change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+    return change
+
+
+def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
+    """As `ShardEngine.release`."""
+    assert holder.seqs is not None, "only streams are released"
+    return _end(topic, list(holder.seqs), (), 0, now)
+
+
+def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
+    """As `ShardEngine.unclaim`."""
+    leases = jobs_of(topic).leases
+    seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
+    change = _end(topic, seqs, (), 0, now)
+    for seq in seqs:
+        jobs_of(topic).uncount(seq)
+    return change
+
+
+def nack(
+    topic: Topic,
+    node: str,
+    seqs: Sequence[int],
+    tokens: Sequence[str] | None,
+    delay_ms: int,
+    now: Now,
+) -> LeaseChange:
+    """As `ShardEngine.nack`."""
+    return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now)
+
+
+def _end(
+    topic: Topic, seqs: Sequence[int], skipped: Sequence[int], delay_ms: int, now: Now
+) -> LeaseChange:
+    jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
+    change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
+    if seqs and _are_logged(topic):
+        rows = LeaseRows(LeaseOp.RELEASED, seqs, until_ts=now.ts + delay_ms)
+        change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+    return change
+
+
+def extend(
+    topic: Topic,
+    node: str,
+    seqs: Sequence[int],
+    tokens: Sequence[str] | None,
+    lease_ms: int,
+    now: Now,
+) -> LeaseChange:
+    """As `ShardEngine.extend`."""
+    table = jobs_of(topic).leases
+    held, skipped = held_by(topic, node, seqs, tokens, now)
+    change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
+    change.until_ts = now.ts + lease_ms
+    table.extend(held, now.ms + lease_ms)
+    if held and _are_logged(topic):
+        rows = LeaseRows(LeaseOp.EXTENDED, held, until_ts=change.until_ts)
+        change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+    return change
+
+
+def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
+    """As `ShardEngine.dying`."""
+    jobs = jobs_of(topic)
+    seqs = [seq for seq, _ in zip(jobs.dead, range(max_jobs), strict=False)]
+    for seq in seqs:
+        del jobs.dead[seq]
+        jobs.dying[seq] = None
+    change = DyingJobs(topic, seqs)
+    if seqs and topic.config.durability != "ephemeral":
+        rows = LeaseRows(LeaseOp.DYING, seqs)
+        change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
+    return change
+
+
+def keep_dead(topic: Topic, seqs: Iterable[int]) -> None:
+    """As `ShardEngine.keep_dead`."""
+    jobs = jobs_of(topic)
+    for seq in seqs:
+        if seq in jobs.dying:
+            del jobs.dying[seq]
+            jobs.dead[seq] = None
+
+
+def held_by(
+    topic: Topic, node: str, seqs: Sequence[int], tokens: Sequence[str] | None, now: Now
+) -> tuple[list[int], list[int]]:
+    """Of the asked seqs those that ``node`` holds, each once, and the others, in their order."""
+    jobs = jobs_of(topic)
+    jobs.advance(now.ms)
+    held: dict[int, None] = {}
+    skipped = []
+    for index, seq in enumerate(seqs):
+        token = None if tokens is None else tokens[index]
+        if seq not in held and jobs.leases.is_held(seq, node, token, now.ms):
+            held[seq] = None
+        else:
+            skipped.append(seq)
+    return list(held), skipped
+
+
+def _are_logged(topic: Topic) -> bool:
+    """Whether the log is told of leases."""
+    return topic.config.leases_durable and topic.config.durability != "ephemeral"

@@ -1,0 +1,1 @@
+"""Queues: the states of jobs, leases and claims (§10), pure."""

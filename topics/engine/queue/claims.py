@@ -1,0 +1,204 @@
+"""Claims: which jobs a pass hands out, and in what order (§10.2).
+
+    free jobs, in the order in which they became so
+    then the fresh and the due, by (`$ts` or delivery time, seq)
+
+A pass takes runs of fresh jobs entry by entry of the index; only while a due job waits does it look
+at single records. A job whose record cannot be read is hidden for a while: it must not stop the
+others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import NamedTuple
+
+from topics.engine.locators import is_extent
+from topics.engine.now import Now
+from topics.engine.queue.jobs import Jobs
+from topics.engine.queue.leases import Holder
+from topics.engine.removal import deleted_in
+from topics.engine.store import Store, Unreadable
+from topics.engine.topic import Topic
+from topics.formats.disk.records import View, live_runs
+
+UNREADABLE_MS = 60_000  # until a job with a damaged record is tried again
+
+
+class Ask(NamedTuple):
+    """One claimer of a pass."""
+
+    holder: Holder
+    max_jobs: int
+    lease_ms: int
+
+
+class Job(NamedTuple):
+    """A leased job. ``deadline_ts``: wall ms. ``record``: its rendered record."""
+
+    seq: int
+    number: int
+    deadline_ts: int
+    deliveries: int
+    record: bytes
+
+
+Taken = tuple[int, bytes]
+"""Seq and rendered record of a job that a pass has taken."""
+
+
+def deal(
+    topic: Topic, store: Store, asks: Sequence[Ask], now: Now, *, evenly: bool
+) -> list[list[Taken]]:
+    """Take jobs for all askers; a list for each of them, in the order of seqs.
+
+    ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on.
+    """
+    jobs = jobs_of(topic)
+    jobs.advance(now.ms)
+    hands: list[list[Taken]] = [[] for _ in asks]
+    taken = iter(_take(topic, store, sum(ask.max_jobs for ask in asks), now))
+    if evenly and len(asks) > 1:
+        turns = _turns(asks, hands)
+        for job in taken:
+            next(turns).append(job)
+    else:
+        for ask, hand in zip(asks, hands, strict=True):
+            hand += [job for _, job in zip(range(ask.max_jobs), taken, strict=False)]
+    for hand in hands:
+        hand.sort()
+    return hands
+
+
+def _turns(asks: Sequence[Ask], hands: list[list[Taken]]) -> Iterator[list[Taken]]:
+    """Whose turn it is, as long as somebody has room."""
+    for ask, hand in cycle(zip(asks, hands, strict=True)):
+        if len(hand) < ask.max_jobs:
+            yield hand
+
+
+def jobs_of(topic: Topic) -> Jobs:
+    """The jobs of a topic that is a queue."""
+    assert topic.jobs is not None, "the topic is a queue"
+    return topic.jobs
+
+
+def _take(topic: Topic, store: Store, count: int, now: Now) -> list[Taken]:
+    jobs, found = jobs_of(topic), list[Taken]()
+    while len(found) < count:
+        seqs = jobs.take_free(count - len(found), topic.config)
+        seqs += _take_new(topic, store, count - len(found) - len(seqs))
+        if not seqs:
+            break
+        read = records_of(topic, store, seqs)
+        found += read
+        if len(read) == len(seqs):
+            continue
+        for seq in set(seqs).difference(seq for seq, _ in read):
+            jobs.park(seq, now.ms + UNREADABLE_MS)
+    return found
+
+
+# Jobs that were never delivered
+
+
+def _take_new(topic: Topic, store: Store, count: int) -> list[int]:
+    jobs, taken = jobs_of(topic), list[int]()
+    fresh = _FreshRuns(topic, store)
+    while len(taken) < count:
+        run, due = fresh.next_run(), jobs.next_due()
+        if due is not None and (run is None or due < fresh.key(run[0])):
+            taken.append(jobs.take_due())
+            continue
+        if run is None:
+            break
+        first, stop = run
+        stop = min(stop, first + count - len(taken))
+        if due is not None:
+            stop = first + bisect_left(range(first, stop), due, key=fresh.key)
+        taken += jobs.take_fresh(first, stop)
+    return taken
+
+
+class _FreshRuns:
+    """Walks over the live seqs from the claim cursor on."""
+
+    def __init__(self, topic: Topic, store: Store) -> None:
+        self._topic, self._store, self._jobs = topic, store, jobs_of(topic)
+        self._at = topic.index.find(max(self._jobs.cursor, topic.start_seq))
+
+    def next_run(self) -> tuple[int, int] | None:
+        """The next run of live seqs in one entry, its end excluded."""
+        topic, index, jobs = self._topic, self._topic.index, self._jobs
+        while self._at < len(index):
+            first_seq, count, _, size = index.entry(self._at)
+            start = max(jobs.cursor, topic.start_seq, first_seq) - first_seq
+            if size and start < count:
+                run = next(live_runs(self._deleted(), start, count), None)
+                if run is not None:
+                    return first_seq + run[0], first_seq + run[1]
+            self._at += 1
+            jobs.cursor = max(jobs.cursor, first_seq + count)
+        return None
+
+    def _deleted(self) -> bytes | None:
+        try:
+            deleted = deleted_in(self._topic, self._at, self._store)
+        except Unreadable:  # which of its records live is unknown: none is delivered
+            return b"\1" * self._topic.index.entry(self._at)[1]
+        return deleted  # type: ignore[return-value]
+
+    def key(self, seq: int) -> tuple[int, int]:
+        """By which the job at ``seq``, in the current entry, is ordered among those never
+        delivered.
+        """
+        first_seq, _, locator, _, ts = self._topic.index.whole_entry(self._at)
+        if is_extent(locator):
+            with contextlib.suppress(Unreadable):
+                ts = self._store.records(locator).ts(seq - first_seq)
+        return ts, seq
+
+
+# Records
+
+
+def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
+    """The rendered records of these seqs, of those that live and can be read."""
+    index, found = topic.index, list[Taken]()
+    first_seq = end = 0
+    view: View | None = None
+    for seq in seqs:
+        if not first_seq <= seq < end:
+            at = index.find(seq)
+            if at == len(index):
+                continue
+            first_seq, count, _, size = index.entry(at)
+            end = first_seq + count
+            view = _view(topic, store, at) if size else None
+        if view is not None and max(first_seq, topic.start_seq) <= seq < end:
+            record = _record(topic, store, view, first_seq, seq)
+            if record is not None:
+                found.append((seq, record))
+    return found
+
+
+def _view(topic: Topic, store: Store, at: int) -> View | None:
+    try:
+        return store.records(topic.index.entry(at)[2])
+    except Unreadable:
+        return None
+
+
+def _record(topic: Topic, store: Store, view: View, first_seq: int, seq: int) -> bytes | None:
+    index = seq - first_seq
+    try:
+        if first_seq in topic.index.gone:
+            deleted = deleted_in(topic, topic.index.find(seq), store)
+            if deleted is not None and deleted[index] == 1:
+                return None
+        return bytes(view.slice(index, index + 1))
+    except Unreadable:
+        return None

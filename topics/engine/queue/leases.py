@@ -1,0 +1,188 @@
+"""Leases: who holds which jobs, until when (§10.2, §10.3).
+
+    grant --> held --drop: ack, nack, release, expiry, the record has gone--> no lease
+               ^  |
+               '--' extend
+
+A lease is a slot in columns; a dict leads from the seq of a job to its slot. With its place in the
+timetable a lease takes about 145 bytes. At ``now == deadline`` a lease holds; one millisecond later
+it is over.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from topics.engine.queue.timetable import Timetable
+
+_PREFIX = "lease_"
+TOKEN_DIGITS_MAX = 16
+
+
+class Holder:
+    """Who holds leases: the polled claims of one node together, or one stream of jobs.
+
+    ``held``: how many leases. ``seqs``: of a stream, the jobs that it holds.
+    """
+
+    __slots__ = ("held", "node", "seqs")
+
+    def __init__(self, node: str, *, is_stream: bool = False) -> None:
+        self.node, self.held = node, 0
+        self.seqs: dict[int, None] | None = {} if is_stream else None
+
+
+class Lease(NamedTuple):
+    """One lease. ``deadline_ms``: on the monotonic clock."""
+
+    seq: int
+    number: int
+    deadline_ms: int
+    holder: Holder
+
+
+def lease_id(number: int) -> str:
+    """The token of a lease, as clients see it."""
+    return f"{_PREFIX}{number:x}"
+
+
+class LeaseTable:
+    """The leases of one queue. ``loosened``: streams that hold fewer than before; whoever serves
+    them takes them out.
+    """
+
+    __slots__ = (
+        *("_deadlines", "_expiry", "_free_slots", "_holders", "_numbers", "_slots"),
+        *("loosened", "pollers"),
+    )
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._deadlines, self._numbers = array("q"), array("Q")
+        self._holders: list[Holder | None] = []
+        self._free_slots: list[int] = []
+        self._expiry = Timetable(self._over_at)
+        self.pollers: dict[str, Holder] = {}
+        self.loosened: list[Holder] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._slots
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slots)
+
+    @property
+    def next_over_at(self) -> int | None:
+        """No lease is over before it (monotonic ms)."""
+        return self._expiry.next_at
+
+    def poller(self, node: str) -> Holder:
+        """Who holds what this node claims by polling."""
+        return self.pollers.get(node) or Holder(node)
+
+    def lease(self, seq: int) -> Lease:
+        """The lease of a job that is held."""
+        slot = self._slots[seq]
+        holder = self._holders[slot]
+        assert holder is not None, "a slot in use has a holder"
+        return Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
+
+    def is_held(self, seq: int, node: str, token: str | None, now_ms: int) -> bool:
+        """Whether ``node`` holds the job now; under this token, if one is given."""
+        slot = self._slots.get(seq)
+        if slot is None or self._deadlines[slot] < now_ms:
+            return False
+        holder = self._holders[slot]
+        assert holder is not None, "a slot in use has a holder"
+        return holder.node == node and (token is None or token == lease_id(self._numbers[slot]))
+
+    def has_number(self, seq: int, number: int) -> bool:
+        """Whether the job is held under this number."""
+        slot = self._slots.get(seq)
+        return slot is not None and self._numbers[slot] == number
+
+    def grant(self, seqs: Sequence[int], number: int, deadline_ms: int, holder: Holder) -> None:
+        """Lease jobs that nobody holds, under ``number`` and the numbers after it."""
+        count = len(seqs)
+        if holder.seqs is None:
+            holder = self.pollers.setdefault(holder.node, holder)
+        slots = self._take_slots(count)
+        for offset, slot in enumerate(slots):
+            self._deadlines[slot] = deadline_ms
+            self._numbers[slot] = number + offset
+            self._holders[slot] = holder
+        self._slots.update(zip(seqs, slots, strict=True))
+        self._expiry.add(deadline_ms + 1, seqs)
+        holder.held += count
+        if holder.seqs is not None:
+            holder.seqs.update(dict.fromkeys(seqs))
+        self._trim()
+
+    def _take_slots(self, count: int) -> Sequence[int]:
+        free = self._free_slots
+        if len(free) >= count:
+            slots = free[len(free) - count :]
+            del free[len(free) - count :]
+            return slots
+        start = len(self._holders)
+        self._deadlines.extend(array("q", bytes(8 * count)))
+        self._numbers.extend(array("Q", bytes(8 * count)))
+        self._holders += [None] * count
+        return range(start, start + count)
+
+    def extend(self, seqs: Sequence[int], deadline_ms: int) -> None:
+        """Set the deadline of jobs that are held."""
+        for seq in seqs:
+            self._deadlines[self._slots[seq]] = deadline_ms
+        self._expiry.add(deadline_ms + 1, seqs)
+        self._trim()
+
+    def drop(self, seq: int) -> Lease | None:
+        """End a lease; what it was, None when nobody holds the job."""
+        slot = self._slots.pop(seq, None)
+        if slot is None:
+            return None
+        holder = self._holders[slot]
+        assert holder is not None, "a slot in use has a holder"
+        lease = Lease(seq, self._numbers[slot], self._deadlines[slot], holder)
+        self._holders[slot] = None
+        if self._slots:
+            self._free_slots.append(slot)
+        else:
+            self._reset()
+        holder.held -= 1
+        if holder.seqs is not None:
+            del holder.seqs[seq]
+            self.loosened.append(holder)
+        elif not holder.held:
+            self.pollers.pop(holder.node, None)
+        return lease
+
+    def _reset(self) -> None:
+        """Nothing is held: give the memory back."""
+        self._slots = {}
+        self._deadlines, self._numbers = array("q"), array("Q")
+        self._holders, self._free_slots = [], []
+
+    def take_over(self, now_ms: int) -> list[int]:
+        """End the leases that are over; their seqs."""
+        if (self._expiry.next_at or 0) > now_ms:
+            return []
+        over = [seq for seq in self._expiry.take_due(now_ms) if self.drop(seq) is not None]
+        self._trim()
+        return over
+
+    def _trim(self) -> None:
+        self._expiry.trim(
+            len(self._slots),
+            lambda: ((self._deadlines[slot] + 1, seq) for seq, slot in self._slots.items()),
+        )
+
+    def _over_at(self, seq: int) -> int | None:
+        slot = self._slots.get(seq)
+        return None if slot is None else self._deadlines[slot] + 1
