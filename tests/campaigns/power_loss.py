@@ -25,6 +25,7 @@ from pathlib import Path
 from tests.campaigns.check_state import ASK
 from tests.campaigns.mounts import CRASHSTATES, why_not
 from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
+from tests.campaigns.power_queues import QUEUE_CLASSES
 from tests.support.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
@@ -46,6 +47,11 @@ WANTED = (
         f"{step} in {durability}"
         for step in ("append", "delete", "remove")
         for durability in CLASSES
+    ),
+    *(
+        f"{step} in {durability}"
+        for step in ("claim", "ack", "nack", "extend", "bury")
+        for durability in QUEUE_CLASSES
     ),
 )
 
