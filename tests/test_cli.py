@@ -148,14 +148,14 @@ def test_settings_without_effect_are_named_in_one_line_at_start_and_those_of_cli
         ]
         idle = {
             "TOPICS_MAX_TOPICS": "7",
-            "TOPICS_MAX_CLAIM": "5",
+            "TOPICS_MAX_TOTAL_BYTES": "5",
             "TOPICS_MAX_ROUTERS": "10000",
         }  # the last is the default
         done = run(MODULE, *arguments, TOPICS_URL="http://x", TOPICS_API_KEY="k", **idle)
     assert done.returncode == 1
     warned, refused = [json.loads(line) for line in done.stderr.splitlines()]
     assert warned["event"] == "settings without effect in this version"
-    assert warned["variables"] == ["TOPICS_MAX_CLAIM", "TOPICS_MAX_TOPICS"]
+    assert warned["variables"] == ["TOPICS_MAX_TOPICS", "TOPICS_MAX_TOTAL_BYTES"]
     assert "Address already in use" in refused["reason"]
 
 

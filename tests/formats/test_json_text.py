@@ -15,4 +15,6 @@ def test_a_text_has_one_form_as_json(text: str) -> None:
     rendered = json_string(text)
     assert rendered == json_bytes(text)
     assert data(rendered) == rendered
-    assert one(b'{"data":1,"tag":%b}' % rendered, Limits(1, 1 << 20, 1, 1 << 20, 1, 1)).tag == text
+    assert (
+        one(b'{"data":1,"tag":%b}' % rendered, Limits(1, 1 << 20, 1, 1 << 20, 1, 1, 1)).tag == text
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from topics import errors
 from topics.actors.rpc.call import RemoteError
-from topics.actors.shard_client.errors import failure_of
+from topics.actors.rpc.failures import failure_of
 from topics.formats.wire.envelope import ErrorCode
 from topics.front.errors import STATUS, error_answer, retry_after_s
 

@@ -123,3 +123,12 @@ def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
     with Family(home) as family:
         assert family.end() == 3
         assert "format version is 7" in family.events("data directory damaged")[0]["reason"]
+
+
+def test_more_shards_than_the_limit_of_open_files_has_room_for_are_refused(home: Path) -> None:
+    with Family(home, through=["prlimit", "--nofile=256:256"], TOPICS_SHARDS="16") as family:
+        assert family.end() == 1
+        assert family.events("start failed")[0]["reason"].startswith(
+            "16 shards need a limit of 337 open files, and it is 256:"
+        )
+        assert not family.pids()

@@ -13,14 +13,12 @@ import trio
 
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
-from topics.actors.link.link_memory import LinkSizes
 from topics.actors.link.process_id import ProcessKind, front_id, shard_id
 from topics.config import Settings
 from topics.formats.wire.message import Message
-from topics.process.topology import Links, fronts_with_shards, shards_with_shards
+from topics.process.topology import Links, descriptors_of, fronts_with_shards, shards_with_shards
 
 SHARDS = 16
-SMALL = LinkSizes(ring_bytes=256 * 1024, inline_bytes=64 * 1024, arena_bytes=0)
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_every_front_is_linked_with_every_shard_and_with_nobody_else(
 
 def test_a_death_ends_the_sessions_of_its_links_only(closing: Callable[[Links], Links]) -> None:
     board = Board.create(shards=2, fronts=1)
-    rules = [fronts_with_shards(Settings()), shards_with_shards(SMALL)]
+    rules = [fronts_with_shards(Settings()), shards_with_shards()]
     links = closing(Links(board, rules))
     links.end_sessions(shard_id(1))
     sessions = {memory.ends: board.session(*memory.ends) for memory in links}
@@ -77,8 +75,10 @@ def test_a_death_ends_the_sessions_of_its_links_only(closing: Callable[[Links], 
 def test_a_child_keeps_the_doorbells_of_its_own_links_only() -> None:
     before = descriptors()
     board = Board.create(shards=SHARDS, fronts=1)
-    links = Links(board, [fronts_with_shards(Settings()), shards_with_shards(SMALL)])
+    rules = [fronts_with_shards(Settings()), shards_with_shards()]
+    links = Links(board, rules)
     assert descriptors() - before == 2 * (SHARDS + SHARDS * (SHARDS - 1) // 2)
+    assert descriptors() - before == descriptors_of(board, rules)
     links.keep(shard_id(3))
     assert descriptors() - before == 2 * (1 + SHARDS - 1)
     for memory in links.of(shard_id(3)):
@@ -91,7 +91,7 @@ def test_links_between_16_shards_cost_next_to_nothing_until_they_are_used(
 ) -> None:
     board = Board.create(shards=SHARDS, fronts=1)
     before_kib = resident_kib()
-    links = closing(Links(board, [shards_with_shards(SMALL)]))
+    links = closing(Links(board, [shards_with_shards()]))
     assert len(list(links)) == SHARDS * (SHARDS - 1) // 2
     assert resident_kib() - before_kib < 1024
 
@@ -101,7 +101,7 @@ async def test_any_two_of_16_shards_can_talk_and_their_links_stay_small(
 ) -> None:
     """All in one process: 240 ends, each tells its peer who it is, with a body past the ring."""
     board = Board.create(shards=SHARDS, fronts=1)
-    links = closing(Links(board, [shards_with_shards(SMALL)]))
+    links = closing(Links(board, [shards_with_shards()]))
     before_kib, before_threads = resident_kib(), threading.active_count()
     got: set[tuple[str, str]] = set()
     everything = trio.Event()

@@ -37,6 +37,7 @@ LIMITS = Limits(
     tag_bytes=256,
     node_bytes=128,
     limit=1000,
+    claim=1000,
 )
 FILE_BYTES = 64 << 10
 SECTOR = 512

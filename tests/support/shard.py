@@ -43,6 +43,7 @@ LIMITS = Limits(
     tag_bytes=256,
     node_bytes=128,
     limit=1000,
+    claim=1000,
 )
 
 
@@ -142,7 +143,9 @@ class Desk:
         self.log: Any = log or (shard.wal if shard else Log(folder))
         self.engine = engine or (shard.engine if shard else ShardEngine())
         self.words = words = SimpleNamespace(state=0, heartbeat_ms=0, topics=0, disk_silent_ms=0)
-        board: Any = SimpleNamespace(shard=lambda _: words, heads=Board.create(1, 1).heads)
+        board: Any = SimpleNamespace(
+            shard=lambda _: words, heads=Board.create(1, 1).heads, shards=1
+        )
         if shard is None:
             segments = SegmentStore(folder / "segment", 0)
             shard = SimpleNamespace(

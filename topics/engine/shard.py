@@ -92,14 +92,20 @@ class ShardEngine:
         return append.decide(self.table, name, body, now, prefixes)
 
     def append_streamed(
-        self, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now
+        self,
+        topic: Topic,
+        body: AppendBody,
+        rendering: Rendering,
+        size: int,
+        now: Now,
+        due: Sequence[int] = (),
     ) -> Append:
         """Give seqs to a write that is rendered run by run, of ``size`` bytes. The topic has no
-        other change under way.
+        other change under way. ``due``: as `append.due_times` gives it.
 
         Its frame holds no records: they must be durable in a blob before it is written.
         """
-        return append.decide_streamed(self.table, topic, body, rendering, size, now)
+        return append.decide_streamed(self.table, topic, body, rendering, size, now, due)
 
     def known(self, topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
         """The write that an idempotency key stands for, if it has been used (§0.8)."""
@@ -124,6 +130,7 @@ class ShardEngine:
         """
         topic = put_topic.new_topic_for(self.table, name, body, now, prefixes)
         append.check_topic_room(topic, len(body.records), size)
+        append.due_times(topic, body, now)
         return put_topic.make(self.table, topic, now)
 
     def put(

@@ -12,6 +12,8 @@ import msgspec
 
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.now import Now
+from topics.engine.queue.ledger import keeps_leases
+from topics.engine.queue.replay import ledger_of, open_ledger
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay
@@ -47,9 +49,10 @@ def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
 def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     """What a checkpoint keeps of a topic: what is committed.
 
-    Every frame of the topic below ``lsn`` is committed, and none from there on.
+    Every frame of the topic below ``lsn`` is committed, and none from there on. What belongs to the
+    jobs of a queue is added part by part (`jobs_to_keep`).
     """
-    return {
+    kept = {
         "id": topic.id,
         "name": topic.name,
         "epoch": topic.epoch,
@@ -66,6 +69,20 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
         "position": lsn,
         "keys_from": topic.keys_from_seq,
     }
+    if topic.jobs is not None:
+        kept["queue"] = {"dead_lettered": topic.jobs.dead_lettered, "parts": []}
+    return kept
+
+
+def jobs_to_keep(topic: Topic, now: Now) -> Iterator[dict[str, Any]]:
+    """Parts of ``queue``, after `snapshot_topic`; the topic may change between two steps.
+
+    Changes of leases are effective before they are committed, so a part may know of frames beyond
+    the LSN of the topic: see `Ledger`. They are undone only together with the checkpoint.
+    """
+    if topic.jobs is not None:
+        ledgers = topic.jobs.ledgers(now, with_leases=keeps_leases(topic.committed))
+        yield from (ledger.pack() for ledger in ledgers)
 
 
 def keys_to_keep(topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] | None]:
@@ -109,9 +126,19 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.damaged = seq_ranges(kept.get("damaged", ()))
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
+    _restore_jobs(topic, kept.get("queue"))
     replay.note_restored(topic, kept["head"], kept["position"])
     replay.table.add(topic)
     return topic
+
+
+def _restore_jobs(topic: Topic, kept: dict[str, Any] | None) -> None:
+    open_ledger(topic)
+    ledger = ledger_of(topic)
+    if ledger is not None and kept is not None:  # a queue had no jobs before there were leases
+        ledger.dead_lettered = kept["dead_lettered"]
+        for part in kept["parts"]:
+            ledger.unpack(part)
 
 
 def restore_extent(

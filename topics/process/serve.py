@@ -7,6 +7,7 @@ Everything that can be refused is refused before the first fork, with one log li
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,18 @@ from topics.process.family import Shared, Workers
 from topics.process.listeners import listen, url_of
 from topics.process.notify import Notifier
 from topics.process.supervisor import Supervisor
-from topics.process.topology import Links, fronts_with_shards
+from topics.process.topology import (
+    LinkRule,
+    Links,
+    descriptors_of,
+    fronts_with_shards,
+    shards_with_shards,
+)
 from topics.storage.data_dir import DataDirectory, DataDirectoryDamaged, DataDirectoryInUse
 
 MakeWorkers = Callable[[Settings, Access, Shared], Workers]
+# Of the supervisor, besides doorbells and listeners: log, lock, systemd, and some to spare.
+OTHER_FILES = 64
 
 log = structlog.get_logger()
 
@@ -76,8 +85,15 @@ def serve(
     settings = _with_stored_shards(settings, directory.shards)
     soft_limit, file_limit = raise_file_limit()
     log.info("file limit set", soft_limit=file_limit, was=soft_limit)
+    board, rules = (
+        _make_board(settings, access),
+        [fronts_with_shards(settings), shards_with_shards()],
+    )
+    if (refusal := _too_few_files(board, rules, file_limit)) is not None:
+        log.critical("start failed", reason=refusal)
+        return ExitCode.FAILED
     _announce(settings, access, listeners)
-    shared = _make_shared(settings, access, listeners, notifier)
+    shared = Shared(board, Links(board, rules), listeners, notifier)
     return Supervisor(settings, shared, make_workers(settings, access, shared)).run()
 
 
@@ -111,12 +127,20 @@ def _announce(settings: Settings, access: Access, listeners: Sequence[socket.soc
     )
 
 
-def _make_shared(
-    settings: Settings, access: Access, listeners: Sequence[socket.socket], notifier: Notifier
-) -> Shared:
+def _make_board(settings: Settings, access: Access) -> Board:
     digests = [principal.digest for principal in access.principals]
     board = Board.create(settings.shards, settings.fronts, max(KEY_SLOTS, len(digests)))
     board.started_ms = time.time_ns() // 1_000_000
     assign_key_slots(board, digests)
-    links = Links(board, [fronts_with_shards(settings)])
-    return Shared(board, links, listeners, notifier)
+    return board
+
+
+def _too_few_files(board: Board, rules: Sequence[LinkRule], limit: int) -> str | None:
+    """Why the limit of open files does not do for these links, if so."""
+    needed = descriptors_of(board, rules) + board.fronts + OTHER_FILES
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return None
+    return (
+        f"{board.shards} shards need a limit of {needed} open files, and it is {limit}:"
+        " raise the hard limit (ulimit -Hn), or take fewer shards for a new data directory"
+    )

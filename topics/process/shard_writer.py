@@ -5,6 +5,7 @@ SIGTERM.
 from __future__ import annotations
 
 import gc
+import secrets
 import signal
 import sys
 import time
@@ -31,6 +32,8 @@ from topics.storage.disk import BOOT_ID, Damaged
 from topics.storage.recovery.steps import Shard, recover
 from topics.storage.wal.progress import WalCounters
 
+LEASE_NUMBER_BITS = 60
+
 log = structlog.get_logger()
 
 
@@ -41,6 +44,8 @@ def main(settings: Settings, board: Board, links: Sequence[LinkMemory], index: i
     words.progress_ppm = 0
     words.state = ShardState.RECOVERING
     shard = _recover(settings, words, index)
+    # Not those of an earlier process: no token of its leases may hold.
+    shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     gc.freeze()  # what recovery built stays: the collector need not look at it again
     trio.run(_serve, settings, board, links, index, shard)
     words.state = ShardState.STOPPED

@@ -1,8 +1,8 @@
 """Topology: which processes are linked with which, and the shared memory of all these links.
 
-A server links every front with every shard. Other kinds of pairs, such as shards among themselves,
-are another line of the list that the supervisor is given; the board has a session number for any
-pair, and memory that nobody touches costs nothing.
+A server links every front with every shard, and all shards among themselves. The links are built
+from a list of rules; the board has a session number for any pair of processes, and memory that
+nobody touches costs nothing. What a link does cost is two descriptors in the supervisor.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Final
 
 from topics.actors.link.board import Board
 from topics.actors.link.link_memory import LinkMemory, LinkSizes
 from topics.actors.link.process_id import ProcessId, ProcessKind
 from topics.config import Settings
+
+DOORBELLS: Final = 2  # of each link
+# Without an arena: long attachments go through the ring in pieces.
+SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,14 @@ def fronts_with_shards(settings: Settings) -> LinkRule:
     return LinkRule(frozenset({ProcessKind.FRONT, ProcessKind.SHARD}), LinkSizes.of(settings))
 
 
-def shards_with_shards(sizes: LinkSizes) -> LinkRule:
-    """Links between any two shards."""
+def shards_with_shards(sizes: LinkSizes = SHARD_LINK) -> LinkRule:
+    """The links over which shards ask one another."""
     return LinkRule(frozenset({ProcessKind.SHARD}), sizes)
+
+
+def descriptors_of(board: Board, rules: Iterable[LinkRule]) -> int:
+    """How many descriptors the links of these rules take in the supervisor."""
+    return sum(DOORBELLS for rule in rules for _ in _pairs(board, rule))
 
 
 class Links:

@@ -9,7 +9,7 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frames import FrameHeader, FrameKind
 
-NEVER_WRITTEN = {FrameKind.LEASE, FrameKind.ROUTER}
+NEVER_WRITTEN = {FrameKind.ROUTER}
 
 
 def header_of(kind: int) -> FrameHeader:
@@ -27,7 +27,14 @@ def test_a_frame_of_another_kind_does_not_fit(kind: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [FrameKind.TOPIC_DELETED, FrameKind.DELETE, FrameKind.FLOOR, FrameKind.SEQS_RESERVED]
+    "kind",
+    [
+        FrameKind.TOPIC_DELETED,
+        FrameKind.DELETE,
+        FrameKind.LEASE,
+        FrameKind.FLOOR,
+        FrameKind.SEQS_RESERVED,
+    ],
 )
 def test_a_frame_about_no_topic_fits_only_below_a_checkpoint(kind: FrameKind) -> None:
     replay = Replay(TopicTable())

@@ -13,7 +13,13 @@ from topics.formats.api.append_body import AppendBody, RecordIn, decode_append
 from topics.formats.api.limits import Limits
 
 LIMITS = Limits(
-    batch_records=3, record_bytes=100, meta_bytes=50, tag_bytes=8, node_bytes=6, limit=1000
+    batch_records=3,
+    record_bytes=100,
+    meta_bytes=50,
+    tag_bytes=8,
+    node_bytes=6,
+    limit=1000,
+    claim=1000,
 )
 
 

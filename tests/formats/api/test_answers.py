@@ -27,6 +27,15 @@ def test_performance_ends_the_object() -> None:
         answers.performance(2.0, wal_ms=0.0, fsync_ms=1.25)
         == b',"performance":{"server_total_ms":2.000,"wal_append_ms":0.000,"fsync_ms":1.250}}'
     )
+    assert (
+        answers.performance(0.42, throttle_ms=0.0)
+        == b',"performance":{"server_total_ms":0.420,"throttle_wait_ms":0.000}}'
+    )
+    assert (
+        answers.performance(2.0, wal_ms=0.5, fsync_ms=1.25, throttle_ms=0.0)
+        == b',"performance":{"server_total_ms":2.000,"throttle_wait_ms":0.000,'
+        b'"wal_append_ms":0.500,"fsync_ms":1.250}}'
+    )
 
 
 def test_an_append() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.formats.api.body_support import LIMITS, append, data, one, refused
 from tests.support.limits import LIMITS as WIDE
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from topics.formats.api.append_body import PlainAppend
+from topics.formats.api.append_body import PlainAppend, has_delays
 from topics.formats.api.decoding import decode_config
 from topics.formats.api.diff_body import decode_diff
 from topics.formats.json_text import json_bytes
@@ -201,7 +201,11 @@ def test_a_field_of_another_type_is_refused(more: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [b'"tag":1', b'"node":true', b'"meta":[]', b'"meta":"x"', b'"meta":1', b'"meta":true']
+    "more",
+    [
+        *(b'"tag":1', b'"node":true', b'"meta":[]', b'"meta":"x"', b'"meta":1', b'"meta":true'),
+        *(b'"delay_ms":"1"', b'"delay_ms":1.5', b'"delay_ms":true', b'"deliver_at":[]'),
+    ],
 )
 def test_a_field_of_a_record_of_another_type_is_refused(more: bytes) -> None:
     refused(InvalidRequest, one, b'{"data":1,%b}' % more)
@@ -226,16 +230,59 @@ def test_unknown_fields_are_ignored() -> None:
     append(b'{"records":[{"data":1}],"later":null}')
 
 
-@pytest.mark.parametrize("more", [b'"tag":"t"', b'"node":"n"', b'"meta":{"a":1}'])
+def test_a_delay_is_a_time_to_wait_or_a_time_of_day() -> None:
+    body = append(
+        b'{"records":[{"data":1},{"data":2,"delay_ms":0},{"data":3,"deliver_at":%d}]}' % (2**64 - 1)
+    )
+    assert [(record.delay_ms, record.deliver_at) for record in body.records] == [
+        (None, None),
+        (0, None),
+        (None, 2**64 - 1),
+    ]
+    assert has_delays(body.records)
+    assert one(b'{"delay_ms":5,"data":3,"deliver_at":null}').delay_ms == 5
+
+
+def test_most_appends_are_without_delays() -> None:
+    for record in (b'{"data":1}', b'{"data":1,"tag":"t"}', b'{"data":1,"delay_ms":null}'):
+        records = append(b'{"records":[%b]}' % record).records
+        assert not has_delays(records)
+        assert (records[0].delay_ms, records[0].deliver_at) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        (b'"delay_ms":-1', "delay_ms"),
+        (b'"delay_ms":%d' % 2**64, "delay_ms"),
+        (b'"deliver_at":-1', "deliver_at"),
+        (b'"deliver_at":%d' % 2**64, "deliver_at"),
+        (b'"delay_ms":1,"deliver_at":1', "deliver_at"),
+        (b'"deliver_at":0,"delay_ms":0', "deliver_at"),
+    ],
+)
+def test_a_delay_out_of_range_or_told_twice_is_refused_by_its_record(
+    members: bytes, field: str
+) -> None:
+    body = b'{"records":[{"data":1,"tag":"t"},{"data":2,%b}]}' % members
+    assert refused(InvalidRequest, append, body).detail == {"index": 1, "field": field}
+
+
+@pytest.mark.parametrize(
+    "more", [b'"tag":"t"', b'"node":"n"', b'"meta":{"a":1}', b'"delay_ms":1', b'"deliver_at":1']
+)
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_record_with_more_than_data_makes_the_others_no_different(more: bytes, at: int) -> None:
     records = [b'{"data":%d%b}' % (n, b"," + more if n == at else b"") for n in range(3)]
     body = append(b'{"records":[%b]}' % b",".join(records))
     assert not isinstance(body, PlainAppend)
     assert [bytes(record.data) for record in body.records] == [b"0", b"1", b"2"]
-    found = [(record.tag, record.node, bytes(record.meta)) for record in body.records]
-    assert found.count((None, None, b"")) == 2
-    assert found[at] != (None, None, b"")
+    found = [
+        (record.tag, record.node, bytes(record.meta), record.delay_ms, record.deliver_at)
+        for record in body.records
+    ]
+    assert found.count((None, None, b"", None, None)) == 2
+    assert found[at] != (None, None, b"", None, None)
 
 
 def test_the_last_of_two_equal_members_counts() -> None:

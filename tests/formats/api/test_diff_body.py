@@ -45,7 +45,7 @@ def test_a_diff_is_clamped_not_refused(body: bytes, field: str, expected: object
 
 
 def test_the_default_limit_stays_below_the_configured_one() -> None:
-    assert decode_diff(b"", Limits(1, 1, 1, 1, 1, limit=10)).limit == 10
+    assert decode_diff(b"", Limits(1, 1, 1, 1, 1, limit=10, claim=1)).limit == 10
 
 
 @pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes", "epoch"])

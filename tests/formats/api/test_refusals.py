@@ -18,6 +18,13 @@ from topics.formats.api.decoding import decode_config
 from topics.formats.api.delete_body import decode_delete
 from topics.formats.api.diff_body import decode_diff
 from topics.formats.api.limits import limits_of
+from topics.formats.api.queue_bodies import (
+    decode_ack,
+    decode_claim,
+    decode_extend,
+    decode_nack,
+    decode_redrive,
+)
 from topics.formats.api.refusals import CHOICES
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch
@@ -29,6 +36,11 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "diff": lambda body: decode_diff(body, LIMITS),
     "delete": decode_delete,
     "watch": lambda body: decode_watch(body, LIMITS, 10),
+    "claim": lambda body: decode_claim(body, LIMITS),
+    "ack": lambda body: decode_ack(body, LIMITS),
+    "nack": lambda body: decode_nack(body, LIMITS),
+    "extend": lambda body: decode_extend(body, LIMITS),
+    "redrive": decode_redrive,
 }
 
 
@@ -112,6 +124,24 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
             "half of a surrogate pair at byte 12 of the body: it stands for no character",
             None,
         ),
+        ("claim", "", "node is required", "node"),
+        ("claim", '{"node":null}', "node must be a string, not null", "node"),
+        ("ack", '{"node":"w"}', "seqs is required", "seqs"),
+        ("ack", '{"node":"w","seqs":7}', "seqs must be an array, not an integer", "seqs"),
+        (
+            "nack",
+            '{"node":"w","seqs":[7,"8"]}',
+            "seqs[1] must be an integer, not a string",
+            "seqs[1]",
+        ),
+        (
+            "nack",
+            '{"node":"w","seqs":[7],"lease_ids":[7]}',
+            "lease_ids[0] must be a string, not an integer",
+            "lease_ids[0]",
+        ),
+        ("extend", '{"node":"w","seqs":[7]}', "lease_ms is required", "lease_ms"),
+        ("redrive", '{"to":5}', "to must be a string or null, not an integer", "to"),
     ],
 )
 def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(
@@ -152,6 +182,10 @@ WORDS = st.sampled_from(
         "node",
         "match",
         "from_seq",
+        "seqs",
+        "lease_ids",
+        "lease_ms",
+        "limit",
         "x",
     ]
 )

@@ -23,7 +23,12 @@ DATA = st.recursive(
     max_leaves=6,
 )
 RECORD = st.fixed_dictionaries(
-    {"data": DATA}, optional={"tag": st.text(max_size=4), "meta": st.just({"a": [1, {"data": 2}]})}
+    {"data": DATA},
+    optional={
+        "tag": st.text(max_size=4),
+        "meta": st.just({"a": [1, {"data": 2}]}),
+        "delay_ms": st.integers(0, 9),
+    },
 )
 
 
@@ -38,7 +43,10 @@ def decode(body: bytes) -> tuple[AppendBody, int]:
 
 def plain(request: AppendBody) -> tuple[Any, ...]:
     records = [
-        (bytes(record.data), record.tag, record.node, bytes(record.meta))
+        (
+            *(bytes(record.data), record.tag, record.node, bytes(record.meta)),
+            *(record.delay_ms, record.deliver_at),
+        )
         for record in request.records
     ]
     return records, request.node, request.idempotency_key, request.create, request.config
@@ -65,6 +73,15 @@ def test_any_body_is_what_the_whole_decoder_says(
         patch.setattr(sliced, "SLICE_BYTES", 32)
         request, _ = decode(body)
     assert plain(request) == plain(msgspec.json.decode(body, type=AppendBody))
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("first", ["data", "tag", "node", "meta", "delay_ms", "deliver_at"])
+def test_records_are_told_apart_whichever_known_field_comes_first(first: str) -> None:
+    values = {"data": 1, "tag": "t", "node": "n", "meta": {}, "delay_ms": 1, "deliver_at": None}
+    record = {first: values[first], "data": 1, "x": "y" * 20}
+    _, pieces = decode(json.dumps({"records": [record] * 50}).encode())
+    assert pieces > 3
 
 
 KEYS = st.sampled_from(

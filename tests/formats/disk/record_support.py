@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from tests.support.limits import LIMITS
@@ -52,9 +54,14 @@ def request(records: list[Record], node: str | None = None, key: str | None = No
 
 
 def view_of(
-    body: AppendBody, first_seq: int = 7, ts_ms: int = 1000, *, keep_key: bool = False
+    body: AppendBody,
+    first_seq: int = 7,
+    ts_ms: int = 1000,
+    *,
+    keep_key: bool = False,
+    due: Sequence[int] | None = None,
 ) -> RecordsView:
-    encoded = encode(body, first_seq, ts_ms, keep_key)
+    encoded = encode(body, first_seq, ts_ms, keep_key, due)
     assert encoded.record_count == len(body.records)
     assert encoded.blob_bytes == len(encoded.parts[-1])
     # Somewhere inside a larger buffer, at an odd place, as in a mapped file.

@@ -49,6 +49,7 @@ class Write:
     key: str | None = None
     skip: int = 0
     ts_ms: int = 1_748_450_000_000
+    due: Sequence[int] | None = None
 
     def view(self, first_seq: int) -> RecordsView:
         items = []
@@ -60,7 +61,7 @@ class Write:
             items.append(b"{%b}" % b",".join(members))
         top = b'"node":%b,' % json_string(self.node) if self.node is not None else b""
         request = decode_append(b'{%b"records":[%b]}' % (top, b",".join(items)), self.key, LIMITS)
-        encoded = encode(request, first_seq, self.ts_ms, keep_key=True)
+        encoded = encode(request, first_seq, self.ts_ms, keep_key=True, due=self.due)
         return RecordsView(
             encoded.flags,
             encoded.record_count,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
 
 from tests.formats.disk.segment_support import (
     Write,
@@ -10,6 +13,7 @@ from tests.formats.disk.segment_support import (
     extents,
     plain,
     source,
+    writes,
 )
 from topics.formats.disk import extent_build
 from topics.formats.disk.records import RecordFlags
@@ -37,6 +41,16 @@ def test_texts_of_skipped_records_are_not_kept() -> None:
     assert (len(view.nodes), len(view.tags)) == (1, 1)
     assert view.flags == RecordFlags.ONE_NODE | RecordFlags.TAGS
     assert view.find_tag(b'"old"') == ()
+
+
+@given(writes())
+def test_an_extent_of_delayed_jobs_is_that_of_any_records(batch: list[Write]) -> None:
+    delayed = [replace(write, due=[*range(1, 1 + len(write.records))]) for write in batch]
+    _, views = source(1, 10, delayed)
+    assert all(view.flags & RecordFlags.DELAYS for view in views)
+    built = build_bytes([source(1, 10, delayed)[0]], extent_records=4)
+    assert built == build_bytes([source(1, 10, batch)[0]], extent_records=4)
+    assert not any(view.flags & RecordFlags.DELAYS for view in extents(built))
 
 
 @pytest.mark.parametrize(

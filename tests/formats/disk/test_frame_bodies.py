@@ -71,9 +71,9 @@ def append_of_a_write() -> Frame:
 
 
 CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, 0x7F3A9C)
-RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), until_ts=2000)
+RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), (1, 2), until_ts=2000)
 EXTENDED = LeaseRows(LeaseOp.EXTENDED, (9,), until_ts=61_000)
-DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10))
+DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
 
 
 # A frame of each kind whose fields are all set that its row in the table names.
@@ -199,9 +199,12 @@ def test_a_topic_frame_without_its_later_keys_is_read() -> None:
             CLAIMED,
             "a3616e627731617519791861661a007f3a9c0700000000000000ffffffffffffffff01000000ffffffff",
         ),
-        (RELEASED, "a161751907d007000000000000000900000000000000"),
+        (RELEASED, "a161751907d0070000000000000009000000000000000100000002000000"),
         (EXTENDED, "a1617519ee480900000000000000"),
-        (DYING, "070000000000000009000000000000000a00000000000000"),
+        (
+            DYING,
+            "070000000000000009000000000000000a00000000000000030000000300000004000000",
+        ),
     ],
     ids=lambda value: value.op.name if isinstance(value, LeaseRows) else "",
 )
@@ -225,6 +228,7 @@ def test_the_numbers_of_ops_and_flags_never_change() -> None:
         ("DYING", 4),
     ]
     assert [(flag.name, flag.value) for flag in DeleteFlags] == [("DEAD_LETTERED", 1)]
+    assert not any(number & RecordFlags.EXTERNAL for number in (*LeaseOp, *DeleteFlags))
 
 
 def test_a_delete_of_dead_lettered_jobs_says_so() -> None:

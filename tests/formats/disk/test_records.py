@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.disk.record_support import RECORDS, TEXTS, Record, request, shown, view_of
-from topics.formats.disk.records import RecordFlags, json_nodes
+from topics.formats.disk.records import RecordFlags, decode_delays, json_nodes
 
 
 def test_flags_never_change() -> None:
@@ -19,6 +20,7 @@ def test_flags_never_change() -> None:
         "METAS": 4,
         "ONE_NODE": 8,
         "EXTERNAL": 16,
+        "DELAYS": 32,
     }
 
 
@@ -50,6 +52,7 @@ def test_a_reader_of_everything_gets_what_was_sent(
     st.booleans(),
     st.booleans(),
     st.sets(st.sampled_from(["", "a", "b", "é", 'q"\\', "c"])),
+    st.booleans(),
     st.data(),
 )
 def test_a_reader_of_less_gets_exactly_less(
@@ -59,9 +62,10 @@ def test_a_reader_of_less_gets_exactly_less(
     meta: bool,
     with_data: bool,
     nodes: set[str],
+    delayed: bool,
     data: st.DataObject,
 ) -> None:
-    view = view_of(request(records, batch_node))
+    view = view_of(request(records, batch_node), due=[5] * len(records) if delayed else None)
     start = data.draw(st.integers(0, len(records) - 1))
     stop = data.draw(st.integers(start + 1, len(records)))
     expected = [
@@ -73,6 +77,30 @@ def test_a_reader_of_less_gets_exactly_less(
     assert view.select(start, stop, json_nodes(nodes), tags, meta, None, with_data) == expected
     if view.cuts_nothing(json_nodes(nodes), tags, meta, with_data):
         assert view.slice(start, stop) == b",".join(record for _, record in expected)
+
+
+@given(RECORDS, TEXTS, st.data())
+def test_delays_change_nothing_that_a_reader_gets(
+    records: list[Record], node: str | None, data: st.DataObject
+) -> None:
+    count = len(records)
+    due = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count))
+    body = request(records, node, key="k")
+    view, plain = view_of(body, due=due, keep_key=True), view_of(body, keep_key=True)
+    assert (view.delays(), plain.delays()) == (due if any(due) else [], [])
+    assert view.flags == plain.flags | (RecordFlags.DELAYS if any(due) else 0)
+    assert {**view.ext(), "d": 0} == {**plain.ext(), "d": 0}
+    assert view.blob == plain.blob
+    assert [*view.ends] == [*plain.ends]
+    assert [*view.tagged(0, count)] == [*plain.tagged(0, count)]
+    assert [view.ts(index) for index in range(count)] == [1000] * count
+
+
+def test_delays_are_read_from_the_ext_of_a_frame_alone() -> None:
+    assert decode_delays(cbor2.dumps({"k": "key", "d": b"\x05" + bytes(14) + b"\x01"})) == [
+        5,
+        2**56,
+    ]
 
 
 @given(RECORDS, st.data())

@@ -85,6 +85,19 @@ def test_records_with_data_alone_are_the_same_bytes_however_they_were_sent(
     assert b"".join(one.parts) == b"".join(two.parts)
 
 
+def test_delays_stand_in_the_ext_alone() -> None:
+    body = decode_append(b'{"records":[{"data":1},{"data":2}]}', None, LIMITS)
+    assert isinstance(body, PlainAppend)
+    plain, delayed = (encode(body, 7, 5, keep_key=False, due=due) for due in (None, [0, 500]))
+    assert delayed.flags == RecordFlags.DELAYS
+    assert delayed.ext.hex() == "a1616450" + "0000000000000000" + "f401000000000000"
+    assert delayed.parts[1:] == plain.parts[1:]
+    assert b"".join(delayed.parts).startswith(delayed.ext)
+    at_once = encode(body, 7, 5, keep_key=False, due=[0, 0])
+    assert b"".join(at_once.parts) == b"".join(plain.parts)
+    assert at_once.flags == 0
+
+
 def test_one_node_for_all_needs_no_table() -> None:
     records: list[Record] = [(None, None, b"1", None), ("n", None, b"2", None)]
     encoded = encode(request(records, node="n"), 1, 1, keep_key=False)
@@ -101,13 +114,15 @@ def test_the_key_is_kept_when_it_is_to_be() -> None:
         assert "k" not in view_of(body, keep_key=False).ext()
 
 
-@given(RECORDS, TEXTS, st.integers(1, 2**40), st.integers(0, 6))
+@given(RECORDS, TEXTS, st.integers(1, 2**40), st.integers(0, 6), st.booleans())
 def test_runs_put_together_are_the_write_rendered_at_once(
-    records: list[Record], node: str | None, first_seq: int, cut: int
+    records: list[Record], node: str | None, first_seq: int, cut: int, delayed: bool
 ) -> None:
     cut = min(cut, len(records))
     body = request(records, node, key="k")
-    whole, rendering = encode(body, first_seq, 9, keep_key=True), Rendering(body, keep_key=True)
+    due = [*range(len(records))] if delayed else None
+    whole = encode(body, first_seq, 9, keep_key=True, due=due)
+    rendering = Rendering(body, keep_key=True, due=due)
     runs = rendering.render(0, cut, first_seq, 9) + rendering.render(
         cut, len(records), first_seq, 9
     )

@@ -1,7 +1,7 @@
 """Replies: how the handlers of a shard answer, with JSON for the client or with an error.
 
 A failure of the contract travels with code 2001, its own code and its detail; the front makes it
-again (`topics.actors.shard_client.errors`). Every other error is unexpected and travels with code
+again (`topics.actors.rpc.failures`). Every other error is unexpected and travels with code
 2000; the shard's log has it.
 """
 

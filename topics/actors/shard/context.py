@@ -19,6 +19,7 @@ from topics.actors.shard.deadlines import Deadlines
 from topics.actors.shard.disk_watch import DiskWatch
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle_late
+from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
 from topics.engine.now import Now
@@ -49,6 +50,7 @@ class ShardContext:
         self.disk = DiskWatch(self.commits, self.room, words)
         self.held = HeldTopics()
         self.now = clock()
+        self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]
 

@@ -18,12 +18,14 @@ import trio
 
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
+from topics.actors.link.process_id import ProcessKind, shard_id
 from topics.actors.rpc.message_router import MessageRouter, RouterConfig
 from topics.actors.rpc.replies import map_error
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.transport import Transport
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.peers import Loopback, Peers
 from topics.actors.shard.service import Service
 from topics.actors.shard.services import build_services
 from topics.engine.changes.change import Change
@@ -38,12 +40,13 @@ RPC_TIMEOUT_MS = 45_000
 
 
 class ShardLoop:
-    """Serves the topics of one shard to all fronts."""
+    """Serves the topics of one shard to all fronts and shards."""
 
     def __init__(self, shard: Shard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
         context.end_turn, context.commits.on_commit = self.end_turn, self._committed
         self.commits, self.deadlines, self.inbox = context.commits, context.deadlines, Inbox()
+        context.peers = Peers(board.shards, self.deadlines.wake)
         self.router = MessageRouter(
             RouterConfig(rpc_timeout_ms=RPC_TIMEOUT_MS, error_mapper=map_error)
         )
@@ -56,6 +59,9 @@ class ShardLoop:
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
         ]
         self._links: Sequence[Link] = ()
+        loopback = Loopback(self.inbox, self.deadlines.wake)
+        loopback.session = self.open_session(shard_id(index).session_name, loopback)
+        context.peers.add(index, loopback.session)
 
     async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
         """Serve until ``stop``; then finish what waits for the log and return."""
@@ -82,6 +88,8 @@ class ShardLoop:
         def opened() -> None:
             nonlocal session
             session = self.open_session(link.peer.session_name, link)
+            if link.peer.kind is ProcessKind.SHARD:
+                self.context.peers.add(link.peer.index, session)
 
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
@@ -99,7 +107,7 @@ class ShardLoop:
         await link.run(opened, arrived, closed)
 
     def open_session(self, peer_id: str, transport: Transport) -> LinkSession:
-        """A session with a front; the services hear of its end."""
+        """A session with a front or a shard; the services hear of its end."""
         session = self.router.open_session(peer_id, transport)
         for on_closed in self._on_closed:
             session.on_closed(on_closed)

@@ -12,6 +12,7 @@ from topics.actors.shard.feed_reads import FeedReads
 from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
+from topics.actors.shard.peers import Peers
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
@@ -23,6 +24,7 @@ from topics.storage.recovery.steps import Shard
 class ShardServices(NamedTuple):
     """Everything that attaches to a shard's loop."""
 
+    peers: Peers
     appends: Appends
     streamed_appends: StreamedAppends
     topics: TopicCalls
@@ -40,6 +42,7 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     """All services of one shard. ``heads``: its words for pages that are read ahead."""
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
     return ShardServices(
+        context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
         TopicCalls(context),

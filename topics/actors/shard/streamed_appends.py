@@ -20,7 +20,7 @@ from topics.actors.shard.append_batch import AppendBatch, AppendCall
 from topics.actors.shard.blob_sinks import MemorySink, Sink
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.service import Service
-from topics.engine.changes.append import Append, keeps_key
+from topics.engine.changes.append import Append, due_times, keeps_key
 from topics.engine.changes.put_topic import check_inline_config
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.topic import Topic
@@ -124,7 +124,8 @@ class StreamedAppends(Service):
         return result if isinstance(result, OSError) else (change.topic, True)
 
     async def _store(self, topic: Topic, request: AppendBody, created: bool) -> Outcome:
-        rendering = Rendering(request, keep_key=keeps_key(topic, request))
+        due = due_times(topic, request, self._context.clock())
+        rendering = Rendering(request, keep_key=keeps_key(topic, request), due=due or None)
         await trio.lowlevel.checkpoint()
         self._context.begin_turn()
         self._context.freshen(topic)
@@ -133,7 +134,7 @@ class StreamedAppends(Service):
         await trio.lowlevel.checkpoint()
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
-        change = self._engine.append_streamed(topic, request, rendering, ends[-1], now)
+        change = self._engine.append_streamed(topic, request, rendering, ends[-1], now, due)
         try:
             sink, resident = self._sink(change, rendering, body_len)
             await self._write(sink, head, _runs(rendering, list(ends), change))

@@ -23,10 +23,10 @@ from topics.actors.link.link import Link
 from topics.actors.link.pulse import STALLED_S, Pulse
 from topics.actors.rpc import typed_calls
 from topics.actors.rpc.call import PendingCall, RemoteError, RpcReply
+from topics.actors.rpc.failures import failure_of
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.session import LinkSession
 from topics.actors.rpc.transport import Attachment, discard
-from topics.actors.shard_client.errors import failure_of
 from topics.actors.shard_client.readiness import not_ready, waits_for_disk
 from topics.actors.shard_client.reservations import fail_holders
 from topics.errors import NotReady, TopicsError

@@ -19,12 +19,15 @@ from topics.engine.changes.change import Change
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log
 from topics.engine.now import Now
+from topics.engine.queue.replay import note_delays
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay
 from topics.engine.retention import apply_caps, check_room
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
-from topics.formats.api.append_body import AppendBody, PlainAppend
+from topics.errors import InvalidRequest
+from topics.formats.api.append_body import AppendBody, PlainAppend, has_delays
+from topics.formats.api.limits import DELAY_MS_MAX
 from topics.formats.disk.frame_bodies import (
     TS_AHEAD_MS,
     append_frame,
@@ -37,7 +40,7 @@ from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.rendering import EncodedRecords, Rendering, encode
 from topics.formats.json_text import json_string
 
-_TAGS = int(RecordFlags.TAGS)
+_TAGS, _DELAYS = int(RecordFlags.TAGS), int(RecordFlags.DELAYS)
 MEMORY_GENERATION_SEQS = 1 << 16  # tags of records in memory are dropped in portions of so many
 
 
@@ -46,7 +49,8 @@ class Append(Change):
 
     ``resident``: the records, when their class keeps them in memory only. ``ceiling``: up to which
     seq the frames reserve, 0 when they do not; ``ts_ceiling``: the same for `$ts`. ``tags``:
-    ``(index, tag)`` of each record that has one. ``followers``: retries of the same key, which the
+    ``(index, tag)`` of each record that has one. ``due``: of each record when it may be delivered
+    (wall ms), 0 for at once; empty when all are. ``followers``: retries of the same key, which the
     caller answers.
     """
 
@@ -54,6 +58,7 @@ class Append(Change):
         "ceiling",
         "count",
         "created",
+        "due",
         "first_seq",
         "followers",
         "key",
@@ -73,6 +78,7 @@ class Append(Change):
         self.ceiling = self.ts_ceiling = 0
         self.resident: EncodedRecords | None = None
         self.tags: Sequence[tuple[int, bytes]] = ()
+        self.due: Sequence[int] = ()
         self.followers: list[Any] = []
 
     @property
@@ -97,6 +103,8 @@ class Append(Change):
         size = self.size
         topic.pending_bytes -= size
         topic.commit_records(self.first_seq, self.count, locator, self.ts, size)
+        if self.due:
+            _delay(topic, self.first_seq, self.due, now)
         if self.key is not None:
             topic.pending_keys.pop(self.key, None)
             write = DedupeEntry(self.first_seq, self.count, now.ms)
@@ -150,7 +158,8 @@ def decide(
         if duplicate is not None:
             return duplicate
     ts = max(now.ts, topic.last_ts)
-    encoded = encode(body, topic.next_seq, ts, keeps_key(topic, body))
+    due = due_times(topic, body, now)
+    encoded = encode(body, topic.next_seq, ts, keeps_key(topic, body), due or None)
     flags, count, ext, parts, size = encoded
     if topic.config.discard == "reject":
         check_topic_room(topic, count, size)
@@ -161,6 +170,7 @@ def decide(
     )
     if flags & _TAGS:
         change.tags = _tags_of(body)
+    change.due = due
     if topic.config.durability == "ephemeral":
         change.resident = encoded
         _keep_in_memory(table, change, topic.reserving_seq, now)
@@ -173,12 +183,19 @@ def decide(
 
 
 def decide_streamed(
-    table: TopicTable, topic: Topic, body: AppendBody, rendering: Rendering, size: int, now: Now
+    table: TopicTable,
+    topic: Topic,
+    body: AppendBody,
+    rendering: Rendering,
+    size: int,
+    now: Now,
+    due: Sequence[int] = (),
 ) -> Append:
     """As `ShardEngine.append_streamed`."""
     assert not topic.pending, "a streamed append has its topic to itself"
     check_topic_room(topic, len(body.records), size)
     change = _begin(topic, body, max(now.ts, topic.last_ts), size)
+    change.due = due
     if topic.config.durability == "ephemeral":
         # A reservation under way may fail while the records are still being rendered: only what is
         # reserved durably counts.
@@ -217,6 +234,34 @@ def check_topic_room(topic: Topic, count: int, size: int) -> None:
         topic.bytes + topic.pending_bytes + size,
         topic.name,
     )
+
+
+def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
+    """When each record may be delivered (wall ms), 0 for at once; empty when all are.
+
+    Raises `InvalidRequest` for a delay on a log, and for a time that is too far ahead.
+    """
+    if isinstance(body, PlainAppend) or not has_delays(body.records):
+        return ()
+    if topic.jobs is None:
+        raise InvalidRequest("only a record for a queue may have a delay", field="delay_ms")
+    due = []
+    for index, record in enumerate(body.records):
+        at = record.deliver_at if record.deliver_at is not None else now.ts + (record.delay_ms or 0)
+        if at > now.ts + DELAY_MS_MAX:
+            raise InvalidRequest(
+                f"record {index}: a delay has at most {DELAY_MS_MAX} ms", index=index
+            )
+        due.append(at if at > now.ts else 0)
+    return due if any(due) else ()
+
+
+def _delay(topic: Topic, first_seq: int, due: Sequence[int], now: Now) -> None:
+    """Some of the records, of a queue, are delivered later."""
+    assert topic.jobs is not None, "only jobs have delays"
+    for seq, due_ts in enumerate(due, first_seq):
+        if due_ts:
+            topic.jobs.delay(seq, due_ts, now)
 
 
 def _begin(topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
@@ -320,6 +365,8 @@ def replay(
     if flags & _TAGS:
         tagged = table.store.records(locator).tagged(0, count)
         topic.note_tags(first_seq, tagged, generation)
+    if flags & _DELAYS:
+        note_delays(replay, topic, lsn, first_seq)
     if topic.capped and lsn >= replay.news_from(topic):
         apply_caps(topic, table.store)
     return topic

@@ -12,6 +12,7 @@ from topics.engine.changes import (
     reservation,
     start,
 )
+from topics.engine.queue import replay as queue_replay
 from topics.engine.replay import Misfit, Replay
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import FrameHeader, FrameKind
@@ -20,6 +21,7 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.TOPIC: put_topic.replay,
     FrameKind.TOPIC_DELETED: delete_topic.replay,
     FrameKind.DELETE: delete_records.replay,
+    FrameKind.LEASE: queue_replay.replay,
     FrameKind.FLOOR: floor.replay,
     FrameKind.SEQS_RESERVED: reservation.replay_seqs,
     FrameKind.TS_RESERVED: reservation.replay_ts,

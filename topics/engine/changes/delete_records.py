@@ -14,6 +14,7 @@ from typing import cast
 from topics.engine.changes.change import Change
 from topics.engine.locators import is_extent
 from topics.engine.now import Now
+from topics.engine.queue.replay import count_dead_lettered
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import cut_to, delete_runs
 from topics.engine.replay import Replay
@@ -143,6 +144,8 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
     if topic is None:
         return
     if header.record_count:
-        delete_runs(topic, decode_runs(body), replay.table.store)
+        runs = tuple(decode_runs(body))
+        delete_runs(topic, runs, replay.table.store)
+        count_dead_lettered(replay, topic, header, runs)
     else:
         cut_to(topic, header.first_seq, replay.table.store)

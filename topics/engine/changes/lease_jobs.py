@@ -18,6 +18,7 @@ from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.queue.claims import Ask, Job, Taken, deal, jobs_of
 from topics.engine.queue.leases import Holder, Lease
+from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
@@ -134,7 +135,7 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
         Job(seq, number + index, deadline_ts, deliveries, record)
         for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
     ]
-    if _are_logged(topic):
+    if keeps_leases(topic.config):
         rows = LeaseRows(LeaseOp.CLAIMED, seqs, counts, ask.holder.node, deadline_ts, number)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
     return change
@@ -150,10 +151,7 @@ def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseCha
     """As `ShardEngine.unclaim`."""
     leases = jobs_of(topic).leases
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
-    change = _end(topic, seqs, (), 0, now)
-    for seq in seqs:
-        jobs_of(topic).uncount(seq)
-    return change
+    return _end(topic, seqs, (), 0, now, counts=False)
 
 
 def nack(
@@ -169,12 +167,23 @@ def nack(
 
 
 def _end(
-    topic: Topic, seqs: Sequence[int], skipped: Sequence[int], delay_ms: int, now: Now
+    topic: Topic,
+    seqs: Sequence[int],
+    skipped: Sequence[int],
+    delay_ms: int,
+    now: Now,
+    *,
+    counts: bool = True,
 ) -> LeaseChange:
+    """``counts``: the delivery has reached somebody."""
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
     change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
-    if seqs and _are_logged(topic):
-        rows = LeaseRows(LeaseOp.RELEASED, seqs, until_ts=now.ts + delay_ms)
+    if not counts:
+        for seq in seqs:
+            jobs.uncount(seq)
+    if seqs and keeps_leases(topic.config):
+        deliveries = [jobs.deliveries(seq) for seq in seqs]
+        rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=now.ts + delay_ms)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
     return change
 
@@ -193,7 +202,7 @@ def extend(
     change = ExtendLeases(topic, [table.lease(seq) for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
-    if held and _are_logged(topic):
+    if held and keeps_leases(topic.config):
         rows = LeaseRows(LeaseOp.EXTENDED, held, until_ts=change.until_ts)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
     return change
@@ -208,7 +217,7 @@ def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
         jobs.dying[seq] = None
     change = DyingJobs(topic, seqs)
     if seqs and topic.config.durability != "ephemeral":
-        rows = LeaseRows(LeaseOp.DYING, seqs)
+        rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs])
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
     return change
 
@@ -237,8 +246,3 @@ def held_by(
         else:
             skipped.append(seq)
     return list(held), skipped
-
-
-def _are_logged(topic: Topic) -> bool:
-    """Whether the log is told of leases."""
-    return topic.config.leases_durable and topic.config.durability != "ephemeral"

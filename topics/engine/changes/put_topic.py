@@ -13,6 +13,7 @@ import msgspec
 from topics.engine.changes.change import Change
 from topics.engine.changes.reservation import replay_ts
 from topics.engine.now import Now
+from topics.engine.queue.replay import follow_config, open_ledger
 from topics.engine.replay import Replay
 from topics.engine.retention import apply_caps
 from topics.engine.topic import Topic
@@ -147,11 +148,13 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     topic = table.by_id.get(header.topic_id)
     if topic is None:
         topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
+        open_ledger(topic)
         table.add_older(topic)
     elif header.lsn < replay.news_from(topic):
         return
     topic.config = config
     topic.settle_config(config)
+    follow_config(topic)
     topic.last_ts = max(topic.last_ts, held.last_ts)
     topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
     topic.losses = tuple(held.losses)

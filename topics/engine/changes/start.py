@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from topics.engine.changes import put_topic
 from topics.engine.losses import lose, lose_damaged
 from topics.engine.now import Now
+from topics.engine.queue.replay import begin
 from topics.engine.removal import settle
 from topics.engine.replay import Replay
 from topics.engine.store import Store
@@ -50,6 +51,7 @@ def decide(
         topic.next_seq = topic.head_seq + 1
         _lose_damaged_again(topic, table.store)
         settle(topic, table.store)
+        begin(topic, table.store, now)
         if is_skipping:
             # The log knows every seq that was given in another class, and with it the last `$ts`.
             if durability == "ephemeral":

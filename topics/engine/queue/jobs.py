@@ -28,11 +28,12 @@ from topics.engine.now import Now
 from topics.engine.queue.leases import Holder, Lease, LeaseTable
 from topics.engine.queue.ledger import JobRow, JobState, Ledger
 from topics.engine.queue.timetable import Timetable
-from topics.formats.api.limits import DELAY_MS_MAX
-from topics.formats.api.topic_config import LEASE_MS_BOUNDS, TopicConfig
+from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
+from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
 HEAP_STALE_MIN = 4096
+LEDGER_STEP = 512  # jobs that are told at once: half a millisecond
 
 
 class Counters(NamedTuple):
@@ -312,7 +313,8 @@ class Jobs:
         for seq, due_ts in ledger.delays.items():
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
-        for seq, row in sorted(ledger.rows.items(), key=lambda item: (item[1].until_ts, item[0])):
+        # Free jobs of one time are in the order of their line.
+        for seq, row in sorted(ledger.rows.items(), key=lambda item: item[1].until_ts):
             self._apart.add(seq)
             self._begin_row(seq, row, now)
 
@@ -332,30 +334,45 @@ class Jobs:
         else:
             self.free(seq)
 
-    def to_ledger(self, now: Now, *, with_leases: bool) -> Ledger:
-        """What a restart must know. ``with_leases``: of leases and deliveries, too."""
-        ledger = Ledger()
-        ledger.dead_lettered = self.dead_lettered
-        ledger.delays = dict(self._due_ts)
-        rows = ledger.rows
-        if with_leases:
-            for seq in chain(self._free, self.dead):
-                rows[seq] = JobRow(JobState.FREE, 0, 0, self.deliveries(seq), "")
-            for seq, until_ms in self._hidden.items():
-                until_ts = now.ts + until_ms - now.ms
-                rows[seq] = JobRow(JobState.FREE, until_ts, 0, self.deliveries(seq), "")
-            for lease in chain(map(self.leases.lease, self.leases), self.acking.values()):
-                until_ts = now.ts + lease.deadline_ms - now.ms
-                rows[lease.seq] = JobRow(
-                    JobState.HELD,
-                    until_ts,
-                    lease.number,
-                    self.deliveries(lease.seq),
-                    lease.holder.node,
-                )
-        for seq in self.dying:
-            rows[seq] = JobRow(JobState.DYING, 0, 0, self.deliveries(seq), "")
-        return ledger
+    def ledgers(self, now: Now, *, with_leases: bool) -> Iterator[Ledger]:
+        """What a restart must know, some jobs at a time. ``with_leases``: of leases and deliveries,
+        too.
+
+        Jobs may change between two steps. Each of those that are listed now is told as it is when
+        its turn comes; all else that changes is told by frames that are written from now on.
+        """
+        seqs = [*self._listed()]
+        for start in range(0, len(seqs), LEDGER_STEP):
+            ledger = Ledger()
+            for seq in seqs[start : start + LEDGER_STEP]:
+                row = self._row(seq, now)
+                if row is not None and (with_leases or row.state is JobState.DYING):
+                    ledger.rows[seq] = row
+                elif (due_ts := self._due_at(seq)) is not None:
+                    ledger.delays[seq] = due_ts
+            yield ledger
+
+    def _row(self, seq: int, now: Now) -> JobRow | None:
+        """The job, unless it was never delivered."""
+        deliveries = self.deliveries(seq)
+        lease = self.leases.lease(seq) if seq in self.leases else self.acking.get(seq)
+        if lease is not None:
+            until_ts = now.ts + lease.deadline_ms - now.ms
+            return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
+        state, until_ms = self.aside.get(seq, (None, 0))
+        if seq in self.dying or seq in self.dead or state is Apart.DEAD:
+            return JobRow(JobState.DYING, 0, 0, deliveries, "")
+        if seq in self._hidden or state is Apart.HIDDEN:
+            until_ts = now.ts + self._hidden.get(seq, until_ms) - now.ms
+            return JobRow(JobState.FREE, until_ts, 0, deliveries, "")
+        if seq in self._free or state is Apart.FREE:
+            return JobRow(JobState.FREE, 0, 0, deliveries, "")
+        return None
+
+    def _due_at(self, seq: int) -> int | None:
+        """When a job that has a delay is due (wall ms)."""
+        state, due_ts = self.aside.get(seq, (None, 0))
+        return due_ts if state in (Apart.DUE, Apart.DELAYED) else self._due_ts.get(seq)
 
     # Records that go
 

@@ -1,24 +1,71 @@
-"""Ledger: what a restart knows of the jobs of a queue."""
+"""Ledger: what a restart knows of the jobs of one queue, beyond their records (decision 0025).
+
+    rows           by seq: jobs that are leased, claimable again, or on their way to a dead-letter
+                   topic; the others were never delivered, as far as the log knows
+    delays         by seq: when a job that was never delivered may be (wall ms)
+    dead_lettered  how many jobs a dead-letter topic has got
+
+A checkpoint fills it (`unpack`), the replay of the log changes it, and `Jobs.begin` takes over from
+it. All times are wall clock: a restart goes on with what is left of them.
+
+A replay may apply frames over a checkpoint that knows of some of them already: changes of leases
+are effective before their frames are written. It comes to the same end, for each job by itself:
+
+- A row is the outcome of the last frame about its job: CLAIMED, RELEASED and DYING say all of it,
+  EXTENDED moves a deadline. A checkpoint that knows of later frames has another row, or none; those
+  frames are replayed, too, and the last of them decides.
+- Only the sum, `dead_lettered`, must not know of a frame that is replayed. It is that of committed
+  changes, and frames below the LSN as of which the checkpoint holds the topic are not counted.
+- Rows and delays of jobs whose record has gone meanwhile are dropped at the end of the replay
+  (`topics.engine.queue.replay`).
+
+Packed, it is plain values for CBOR; integers little-endian:
+
+    key            value  meaning
+    dead_lettered  int    as above
+    parts          array  of maps, each with some of the jobs
+
+A part; the columns of rows have an item for each row, in the same order, and so have both columns
+of delays:
+
+    key         items  meaning
+    seq         u64    of the rows
+    state       u8     `JobState`
+    until       i64    ``until_ts``
+    number      u64    of the lease
+    deliveries  u32    how often it was delivered
+    node        u32    index into ``nodes``
+    nodes       text   each holder once
+    delayed     u64    seqs of the delays
+    due         i64    when each is due (wall ms)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import count
+from typing import Any, Literal, NamedTuple
 
+from topics.formats.api.topic_config import TopicConfig
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.ranges import SeqRun
 
 
 class JobState(IntEnum):
-    """Of a job. Written to disk: never renumber, only add."""
+    """State of a job that was delivered. Written to disk: never renumber, only add."""
 
     HELD = 1
-    FREE = 2
-    DYING = 3
+    FREE = 2  # claimable from ``until_ts`` on
+    DYING = 3  # on its way to a dead-letter topic
 
 
 class JobRow(NamedTuple):
-    """One job. ``until_ts`` (wall ms): its deadline, or from when on it is claimable."""
+    """One job. ``until_ts`` (wall ms): its deadline, or from when on it is claimable. ``number`` of
+    its lease and ``node``: 0 and empty while nobody holds it.
+    """
 
     state: JobState
     until_ts: int
@@ -27,23 +74,155 @@ class JobRow(NamedTuple):
     node: str
 
 
+_Column = Literal["I", "Q", "q"]  # u32, u64, i64
+_STATES = {int(state): state for state in JobState}
+
+
+def keeps_leases(config: TopicConfig) -> bool:
+    """Whether a restart knows of leases and deliveries, and not only of jobs that are moved."""
+    return config.leases_durable and config.durability != "ephemeral"
+
+
 class Ledger:
-    """The jobs of one queue."""
+    """The jobs of one queue; free ones in the order in which they became so."""
+
+    __slots__ = ("_start_seq", "dead_lettered", "delays", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[int, JobRow] = {}
         self.delays: dict[int, int] = {}
         self.dead_lettered = 0
+        self._start_seq = 0  # of the last `cut`
+
+    # What the log says
+
+    def apply(self, frame: LeaseRows) -> None:
+        """A LEASE frame."""
+        if frame.op == LeaseOp.CLAIMED:
+            self._claim(frame)
+        elif frame.op == LeaseOp.EXTENDED:
+            self._extend(frame)
+        else:
+            self._end(frame)
+
+    def _claim(self, frame: LeaseRows) -> None:
+        self._forget_delays(frame.seqs)
+        numbers = count(frame.first_number)
+        for seq, number, deliveries in zip(frame.seqs, numbers, frame.deliveries, strict=False):
+            self.rows[seq] = JobRow(JobState.HELD, frame.until_ts, number, deliveries, frame.node)
+
+    def _extend(self, frame: LeaseRows) -> None:
+        rows = self.rows
+        for seq in frame.seqs:
+            row = rows.get(seq)
+            if row is not None and row.state is JobState.HELD:
+                rows[seq] = row._replace(until_ts=frame.until_ts)
+
+    def _end(self, frame: LeaseRows) -> None:
+        self._forget_delays(frame.seqs)
+        state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
+        for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
+            self.rows.pop(seq, None)  # it goes to the end of the line
+            self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, "")
+
+    def delay(self, first_seq: int, due: Iterable[int]) -> None:
+        """A write of records from ``first_seq`` on. ``due``: of each (wall ms), 0 for at once."""
+        self.delays.update((seq, due_ts) for seq, due_ts in enumerate(due, first_seq) if due_ts)
+
+    def _forget_delays(self, seqs: Iterable[int]) -> None:
+        """These jobs have been delivered."""
+        if self.delays:
+            for seq in seqs:
+                self.delays.pop(seq, None)
+
+    # What no longer counts
+
+    def clear_leases(self) -> None:
+        """Leases are not durable from here on: only jobs on their way elsewhere stay."""
+        self.rows = {seq: row for seq, row in self.rows.items() if row.state is JobState.DYING}
+
+    def revive(self, is_exhausted: Callable[[JobRow], bool]) -> None:
+        """Jobs on their way elsewhere that are not exhausted by the config of now are claimable."""
+        for seq, row in self.rows.items():
+            if row.state is JobState.DYING and not is_exhausted(row):
+                self.rows[seq] = row._replace(state=JobState.FREE)
 
     def cut(self, start_seq: int) -> None:
-        """No record below ``start_seq`` lives."""
-        for listed in (self.rows, self.delays):
-            for seq in [seq for seq in listed if seq < start_seq]:
-                del listed[seq]
+        """No record below ``start_seq`` lives.
+
+        It costs no more than the seqs since the last call: a replay of a capped queue calls it for
+        each write.
+        """
+        first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
+        if first < start_seq:
+            self.forget_runs((SeqRun(first, start_seq - first),))
 
     def forget_runs(self, runs: Iterable[SeqRun]) -> None:
-        """No record of these runs lives."""
+        """No record of these runs lives, which are in rising order."""
+        if self.rows or self.delays:
+            runs = tuple(runs)
+            _forget(self.rows, runs)
+            _forget(self.delays, runs)
+
+    def forget(self, seqs: Iterable[int]) -> None:
+        """The records of these jobs have gone."""
+        for seq in seqs:
+            self.rows.pop(seq, None)
+            self.delays.pop(seq, None)
+
+    # In a checkpoint
+
+    def pack(self) -> dict[str, Any]:
+        """One part, as plain values; `dead_lettered` is not in it."""
+        rows, delays = self.rows, self.delays
+        states, untils, numbers, deliveries, nodes = (
+            zip(*rows.values(), strict=True) if rows else ((),) * 5
+        )
+        refs = {node: ref for ref, node in enumerate(dict.fromkeys(nodes))}
+        return {
+            "seq": _packed("Q", rows),
+            "state": bytes(states),
+            "until": _packed("q", untils),
+            "number": _packed("Q", numbers),
+            "deliveries": _packed("I", deliveries),
+            "node": _packed("I", map(refs.__getitem__, nodes)),
+            "nodes": [*refs],
+            "delayed": _packed("Q", delays),
+            "due": _packed("q", delays.values()),
+        }
+
+    def unpack(self, part: Mapping[str, Any]) -> None:
+        """Take over what `pack` gave."""
+        columns = (
+            map(_STATES.__getitem__, part["state"]),
+            _unpacked("q", part["until"]),
+            _unpacked("Q", part["number"]),
+            _unpacked("I", part["deliveries"]),
+            map(part["nodes"].__getitem__, _unpacked("I", part["node"])),
+        )
+        rows = map(JobRow._make, zip(*columns, strict=True))
+        self.rows.update(zip(_unpacked("Q", part["seq"]), rows, strict=True))
+        due = _unpacked("q", part["due"])
+        self.delays.update(zip(_unpacked("Q", part["delayed"]), due, strict=True))
+
+
+def _packed(typecode: _Column, values: Iterable[int]) -> bytes:
+    return array(typecode, values).tobytes()
+
+
+def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
+    return array(typecode, packed)
+
+
+def _forget(known: dict[int, Any], runs: Sequence[SeqRun]) -> None:
+    """Drop what is known of these seqs. The shorter one is walked: the runs or what is known."""
+    if sum(run.length for run in runs) <= len(known):
         for first, length in runs:
-            for listed in (self.rows, self.delays):
-                for seq in [seq for seq in listed if first <= seq < first + length]:
-                    del listed[seq]
+            for seq in range(first, first + length):
+                known.pop(seq, None)
+        return
+    firsts = [run.first for run in runs]
+    for seq in tuple(known):
+        at = bisect_right(firsts, seq) - 1
+        if at >= 0 and seq < firsts[at] + runs[at].length:
+            del known[seq]

@@ -17,13 +17,19 @@ _BOOL = (b"false", b"true")
 
 
 def performance(
-    total_ms: float, *, wal_ms: float | None = None, fsync_ms: float | None = None
+    total_ms: float,
+    *,
+    wal_ms: float | None = None,
+    fsync_ms: float | None = None,
+    throttle_ms: float | None = None,
 ) -> bytes:
-    """The ``performance`` member (§0.9) and the end of the object."""
+    """The ``performance`` member (§0.9) and the end of the object. ``throttle_ms``: of a claim."""
+    throttle = b"" if throttle_ms is None else b',"throttle_wait_ms":%.3f' % throttle_ms
     if wal_ms is None:
-        return b',"performance":{"server_total_ms":%.3f}}' % total_ms
-    return b',"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
+        return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, throttle)
+    return b',"performance":{"server_total_ms":%.3f%b,"wal_append_ms":%.3f,"fsync_ms":%.3f}}' % (
         total_ms,
+        throttle,
         wal_ms,
         fsync_ms or 0.0,
     )

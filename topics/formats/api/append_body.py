@@ -10,7 +10,13 @@ from msgspec import Raw
 
 from topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from topics.formats.api.decoding import decode
-from topics.formats.api.limits import META_MAX_KEYS, Limits, check_key, check_node, check_text
+from topics.formats.api.limits import (
+    U64_MAX,
+    Limits,
+    check_key,
+    check_node,
+    check_text,
+)
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.buffers import Buffer
 
@@ -19,13 +25,15 @@ _NOTHING = Raw(b"")
 
 class RecordIn(msgspec.Struct, gc=False):
     """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent
-    ``meta`` is empty.
+    ``meta`` is empty. Of ``delay_ms`` and ``deliver_at``, which delay a job, at most one is there.
     """
 
     data: Raw
     tag: str | None = None
     node: str | None = None
     meta: Raw = _NOTHING
+    delay_ms: int | None = None
+    deliver_at: int | None = None
 
 
 class AppendBody(msgspec.Struct, gc=False):
@@ -46,6 +54,8 @@ class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     tag: ClassVar[None] = None
     node: ClassVar[None] = None
     meta: ClassVar[Raw] = _NOTHING
+    delay_ms: ClassVar[None] = None
+    deliver_at: ClassVar[None] = None
 
 
 class PlainAppend(AppendBody, gc=False):
@@ -103,6 +113,15 @@ def check_append(
         _check_sizes(records, limits)
 
 
+def has_delays(records: Sequence[RecordIn]) -> bool:
+    """Whether any record is a delayed job."""
+    if isinstance(records[0], PlainRecordIn):  # then all are
+        return False
+    return any(
+        [record.delay_ms is not None or record.deliver_at is not None for record in records]  # noqa: C419 - a list is faster than a generator here
+    )
+
+
 def _check_sizes(records: Sequence[RecordIn], limits: Limits) -> None:
     sizes = [len(record.data) + len(record.meta) for record in records]
     if max(sizes) > limits.record_bytes:
@@ -126,6 +145,30 @@ def _check_members(records: Sequence[RecordIn], limits: Limits) -> None:
         for index, record in enumerate(records):
             if record.meta:
                 _check_meta(index, record, limits)
+    if has_delays(records):
+        for index, record in enumerate(records):
+            _check_delay(index, record)
+
+
+def _check_delay(index: int, record: RecordIn) -> None:
+    given = [
+        (field, value)
+        for field, value in (("delay_ms", record.delay_ms), ("deliver_at", record.deliver_at))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"record {index}: only one of delay_ms and deliver_at may be given",
+            index=index,
+            field="deliver_at",
+        )
+    for field, value in given:
+        if not 0 <= value <= U64_MAX:
+            raise InvalidRequest(
+                f"record {index}: {field} must be an integer from 0 to 2^64 - 1",
+                index=index,
+                field=field,
+            )
 
 
 def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
@@ -142,11 +185,11 @@ def _check_meta(index: int, record: RecordIn, limits: Limits) -> None:
     if meta[:1] != b"{":
         raise InvalidRequest(f"record {index}: meta must be an object", index=index, field="meta")
     if (
-        meta.count(b":") > META_MAX_KEYS
-        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > META_MAX_KEYS
+        meta.count(b":") > limits.meta_keys
+        and len(msgspec.json.decode(meta, type=dict[str, Raw])) > limits.meta_keys
     ):
         raise RecordTooLarge(
-            f"record {index}: meta has more than {META_MAX_KEYS} keys",
+            f"record {index}: meta has more than {limits.meta_keys} keys",
             index=index,
-            max_keys=META_MAX_KEYS,
+            max_keys=limits.meta_keys,
         )

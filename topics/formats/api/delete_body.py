@@ -43,13 +43,14 @@ def decode_delete(body: Buffer) -> DeleteRequest:
     asked = decode(_delete.decode, body or b"{}")
     if asked.before_seq is not None:
         check_u64("before_seq", asked.before_seq)
-    match = None if asked.match is None else _match(asked.match)
+    match = None if asked.match is None else tag_match(asked.match)
     if asked.before_seq is None and match is None:
         raise InvalidRequest("before_seq or match is required")
     return DeleteRequest(asked.before_seq, match)
 
 
-def _match(given: Any) -> TagMatch:
+def tag_match(given: Any) -> TagMatch:
+    """The tags that a ``match`` names, which is there. Raises `InvalidRequest`."""
     if isinstance(given, str):
         return TagMatch("Eq", given)
     if (

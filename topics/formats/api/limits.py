@@ -1,4 +1,4 @@
-"""Limits and clamps of requests (§2, §3, §11): each is stated here, once.
+"""Limits and clamps of requests (§2, §3, §10, §11): each is stated here, once.
 
 A limit refuses what is above it; a clamp takes its bound instead. A zero in a read stands for the
 default.
@@ -17,12 +17,14 @@ DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
+LEASE_MS_BOUNDS = (100, 86_400_000)  # §0.10, §10.2
+NACK_DELAY_MS_MAX = 86_400_000  # §10.5
 DELAY_MS_MAX = 30 * 86_400_000  # a job is delivered 30 days after it was sent at the latest
 U64_MAX = 2**64 - 1
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The configurable bounds of a write and a read (§2, §3)."""
+    """The configurable bounds of a write, a read and a queue call (§2, §3, §10)."""
 
     batch_records: int
     record_bytes: int
@@ -30,6 +32,8 @@ class Limits(msgspec.Struct, frozen=True):
     tag_bytes: int
     node_bytes: int
     limit: int
+    claim: int
+    meta_keys: int = META_MAX_KEYS
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -41,7 +45,13 @@ def limits_of(settings: Settings) -> Limits:
         tag_bytes=settings.max_tag_bytes,
         node_bytes=settings.max_node_bytes,
         limit=settings.max_limit,
+        claim=settings.max_claim,
     )
+
+
+# Of a record that moves between topics: it was within the limits when it was written. Its stamp
+# (`dead_letters`) may not push it beyond them, nor a limit that is lower today.
+MOVE_LIMITS = Limits(*[U64_MAX] * len(Limits.__struct_fields__))
 
 
 # Limits
@@ -65,6 +75,13 @@ def check_text(field: str, text: str | None, max_bytes: int) -> None:
 def check_node(node: str | None, limits: Limits) -> None:
     """Raises `InvalidRequest` for a node id that is too long."""
     check_text("node", node, limits.node_bytes)
+
+
+def check_worker(node: str, limits: Limits) -> None:
+    """Raises `InvalidRequest` for the node id of a worker that is empty or too long (§10)."""
+    if not node:
+        raise InvalidRequest("node must not be empty", field="node")
+    check_node(node, limits)
 
 
 def check_key(key: str | None) -> None:
@@ -91,3 +108,24 @@ def clamped_batch_bytes(max_batch_bytes: int | None) -> int:
 def clamped_wait_ms(wait_ms: int) -> int:
     """How long a read may wait for records."""
     return min(wait_ms, WAIT_MS_MAX)
+
+
+def clamped_max_jobs(max_jobs: int, limits: Limits) -> int:
+    """How many jobs a worker may lease at once (§10.2, §10.8). Raises `InvalidRequest` for 0."""
+    check_u64("max", max_jobs)
+    if not max_jobs:
+        raise InvalidRequest("max must be at least 1", field="max")
+    return min(max_jobs, limits.claim)
+
+
+def clamped_lease_ms(lease_ms: int) -> int:
+    """How long a lease may last (§10.2). Raises `InvalidRequest` for what is no u64."""
+    check_u64("lease_ms", lease_ms)
+    low, high = LEASE_MS_BOUNDS
+    return max(low, min(lease_ms, high))
+
+
+def clamped_delay_ms(delay_ms: int) -> int:
+    """How long a nack may hide a job (§10.5). Raises `InvalidRequest` for what is no u64."""
+    check_u64("delay_ms", delay_ms)
+    return min(delay_ms, NACK_DELAY_MS_MAX)

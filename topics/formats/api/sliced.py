@@ -22,7 +22,7 @@ SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as lo
 GUESSES_MAX = 4  # commas to try before the slice gets longer
 HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
-_BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta)"\s*:""")
+_BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta|delay_ms|deliver_at)"\s*:""")
 _append = msgspec.json.Decoder(AppendBody)
 _records = msgspec.json.Decoder(list[RecordIn])
 

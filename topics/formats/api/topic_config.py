@@ -8,11 +8,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topics.errors import InvalidRequest, TopicExistsIncompatible
-from topics.formats.api.limits import check_u64
+from topics.formats.api.limits import LEASE_MS_BOUNDS, check_u64
 from topics.formats.names import valid_topic_name
 
 PRIORITY_LIMIT = 1000
-LEASE_MS_BOUNDS = (100, 86_400_000)
 CLAIM_JITTER_MS_BOUNDS = (0, 5000)
 
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]

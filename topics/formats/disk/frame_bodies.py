@@ -12,8 +12,9 @@
     9       FLOOR          topic_id first_seq ext_len                           array
     10      TS_RESERVED    ts_ms                                                none
 
-Every other header field is 0. Nothing writes ROUTER frames yet. Integers are little-endian; maps
-and arrays are CBOR, and ``ext_len`` is their length.
+Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
+of the log look for it in frames of any kind. Nothing writes ROUTER frames yet. Integers are
+little-endian; maps and arrays are CBOR, and ``ext_len`` is their length.
 
 APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
 body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in
@@ -57,7 +58,7 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     part        size        present when  meaning
     ext         ext_len     ext_len > 0   CBOR map
     seqs        u64[count]  always        the jobs
-    deliveries  u32[count]  op CLAIMED    how often the job has been delivered, this time included
+    deliveries  u32[count]  unless op 3   how often the job has been delivered by then
 
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
@@ -197,13 +198,14 @@ def decode_runs(body: Buffer) -> Iterator[SeqRun]:
 
 def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
     """A LEASE frame."""
-    op, count = rows.op, len(rows.seqs)
+    op, count, deliveries = rows.op, len(rows.seqs), rows.deliveries
+    assert len(deliveries) == (0 if op is LeaseOp.EXTENDED else count), (
+        "each job has its deliveries"
+    )
     ext: dict[str, Any] = {} if op is LeaseOp.DYING else {"u": rows.until_ts}
     if op is LeaseOp.CLAIMED:
-        assert len(rows.deliveries) == count, "each claimed job has its deliveries"
         ext = {"n": rows.node, "u": rows.until_ts, "f": rows.first_number}
     packed = cbor2.dumps(ext) if ext else b""
-    deliveries = rows.deliveries if op is LeaseOp.CLAIMED else ()
     body = struct.pack(f"<{count}Q{len(deliveries)}I", *rows.seqs, *deliveries)
     return Frame(FrameKind.LEASE, topic_id, 0, ts_ms, count, op, len(packed), parts=(packed, body))
 
@@ -214,7 +216,7 @@ def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
     ext: dict[str, Any] = cbor2.loads(bytes(body[:start])) if start else {}
     seqs = struct.unpack_from(f"<{count}Q", body, start)
     deliveries: tuple[int, ...] = ()
-    if op is LeaseOp.CLAIMED:
+    if op is not LeaseOp.EXTENDED:
         deliveries = struct.unpack_from(f"<{count}I", body, start + 8 * count)
     return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), ext.get("f", 0))
 

@@ -1,14 +1,17 @@
 """Records of one write: the body of an APPEND frame and of a blob. Integers little-endian.
 
     part       size        present when  meaning
-    ext        ext_len     ext_len > 0   CBOR map: "k" idempotency key, "n" nodes, "t" tags
+    ext        ext_len     ext_len > 0   CBOR map: "k" key, "n" nodes, "t" tags, "d" delays
     ends       u32[count]  always        end of each record in the blob, its comma included
     node_refs  u32[count]  flag NODES    0: no node; n: the n-th of ext "n"
     tag_refs   u32[count]  flag TAGS     0: no tag; n: the n-th of ext "t"
     meta_lens  u32[count]  flag METAS    length of the record's meta piece, 0: none
     blob       the rest    always        rendered records, each followed by a comma
 
-Nodes and tags in ext are JSON strings, as bytes. A rendered record is the object that readers get:
+"k" is the write's idempotency key. Nodes and tags are JSON strings, as bytes. Delays, which are
+there with flag DELAYS, are the bytes of a u64 for each record: when it is due as a job, in
+milliseconds since 1970; 0: at once. An extent of a segment has no delays. A rendered record is the
+object that readers get:
 
     {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
 
@@ -20,6 +23,7 @@ the table. ``rendering.py`` writes this layout, the views here read it in place.
 from __future__ import annotations
 
 import re
+import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import IntEnum
@@ -45,12 +49,14 @@ class RecordFlags(IntEnum):
     METAS = 4
     ONE_NODE = 8
     EXTERNAL = 16  # the frame's body is ext alone; the whole body stands in a blob file (blob.py)
+    DELAYS = 32
 
 
 # As plain numbers: the operators of an IntFlag cost more than all else in a short read.
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
+_DELAYS = int(RecordFlags.DELAYS)
 
 
 class View:
@@ -288,13 +294,17 @@ class RecordsView(View):
         return self._body[self._ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) :]
 
     def ext(self) -> dict[str, Any]:
-        """The CBOR map: key, nodes, tags."""
+        """The CBOR map: key, nodes, tags, delays."""
         return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
 
     @property
     def has_ext(self) -> bool:
-        """Whether there is a key, a node or a tag."""
+        """Whether there is a key, a node, a tag or a delay."""
         return self._ext_len > 0
+
+    def delays(self) -> list[int]:
+        """When each record is due as a job, 0: at once; empty when none is delayed."""
+        return decode_delays(self._body[: self._ext_len]) if self.flags & _DELAYS else []
 
     def part(self, begin: int, end: int) -> memoryview:
         """Part of the blob."""
@@ -326,6 +336,12 @@ class RecordsView(View):
             for index, ref in enumerate(self.column(_TAGS, start, stop), start)
             if ref
         )
+
+
+def decode_delays(ext: Buffer) -> list[int]:
+    """The delays in the ext map of a write that has flag DELAYS."""
+    delays: bytes = cbor2.loads(bytes(ext))["d"]
+    return [*struct.unpack(f"<{len(delays) // 8}Q", delays)]
 
 
 def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:

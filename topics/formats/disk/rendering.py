@@ -34,10 +34,18 @@ class EncodedRecords(NamedTuple):
     blob_bytes: int
 
 
-def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> EncodedRecords:
-    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
+def encode(
+    request: AppendBody,
+    first_seq: int,
+    ts_ms: int,
+    keep_key: bool,
+    due: Sequence[int] | None = None,
+) -> EncodedRecords:
+    """Render the records with contiguous seqs from ``first_seq``, all at ``ts_ms``. ``due``: when
+    each is due as a job, 0 for at once.
+    """
     records = request.records
-    if isinstance(request, PlainAppend) and request.node is None:
+    if isinstance(request, PlainAppend) and request.node is None and due is None:
         flags = 0
         tables: list[bytes] = []
         packed = (
@@ -47,7 +55,7 @@ def encode(request: AppendBody, first_seq: int, ts_ms: int, keep_key: bool) -> E
         )
         ends, blob = _render_plain(records, first_seq, ts_ms)
     else:
-        rendering = Rendering(request, keep_key=keep_key)
+        rendering = Rendering(request, keep_key=keep_key, due=due)
         flags, tables, packed = rendering.flags, rendering.tables, rendering.ext
         rendered = rendering.render(0, len(records), first_seq, ts_ms)
         ends, blob = array("I", accumulate(map(len, rendered))).tobytes(), b"".join(rendered)
@@ -76,10 +84,12 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
 
 class Rendering:
     """Renders the records of one write, at once or run by run; ``flags``, ``ext`` and ``tables``
-    are those of the whole.
+    are those of the whole; ``due`` is as in `encode`.
     """
 
-    def __init__(self, request: AppendBody, *, keep_key: bool) -> None:
+    def __init__(
+        self, request: AppendBody, *, keep_key: bool, due: Sequence[int] | None = None
+    ) -> None:
         self._records, batch_node = request.records, request.node
         nodes, self._node_refs = _intern(
             record.node if record.node is not None else batch_node for record in self._records
@@ -113,6 +123,10 @@ class Rendering:
             self.flags |= RecordFlags.METAS
             self.tables.append(meta_lens.tobytes())
         self._meta_lens = meta_lens
+        if due is not None and any(due):
+            assert len(due) == len(self._records), "each record is due at some time, or at once"
+            self.flags |= RecordFlags.DELAYS
+            ext["d"] = struct.pack(f"<{len(due)}Q", *due)
         self.ext = cbor2.dumps(ext) if ext else b""
 
     def render(self, start: int, stop: int, first_seq: int, ts_ms: int) -> list[bytes]:

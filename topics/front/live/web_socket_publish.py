@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from topics.actors.shard_client.errors import failures_of
+from topics.actors.rpc.failures import failures_of
 from topics.config import Settings
 from topics.errors import TopicsError
 from topics.formats.api.websocket_frames import text_frame

@@ -7,7 +7,7 @@ POST   /v0/topics/:topic/delete                   §5
 
 from __future__ import annotations
 
-from topics.actors.shard_client.errors import failures_of
+from topics.actors.rpc.failures import failures_of
 from topics.engine.access import Scope
 from topics.formats.wire.calls import (
     APPEND,

@@ -12,6 +12,9 @@ same end:
 - Caps and configs are not applied again below a topic's LSN: later records would go.
 - Delete flags are set twice without harm. A flag whose DELETE frame lies beyond the topic's LSN
   counts as live until that frame is replayed: a cap on the way finds what it found at first.
+- Jobs of a queue are stored as they are when their turn comes, so leases may be ahead of the
+  topic's LSN. The frames from there on are replayed in order, and each says all of a row. How many
+  jobs were dead-lettered is stored as of the LSN, and counted from there on.
 - A segment counts when it is installed in all of its topics.
 - Frames of a topic that the checkpoint does not know are skipped below its LSN; above it they are
   damage.
@@ -26,12 +29,19 @@ import errno
 import time
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import trio
 
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.sealing.reclaim import Reclaim
-from topics.engine.snapshot import keys_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.snapshot import (
+    jobs_to_keep,
+    keys_to_keep,
+    snapshot_shard,
+    snapshot_topic,
+    topics_to_keep,
+)
 from topics.engine.topic import Topic
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
@@ -59,7 +69,10 @@ class Checkpointing:
         try:
             items = [self._shard_item(numbers)]
             for count, topic in enumerate(topics_to_keep(self._table), 1):
-                items.append(self._topic_item(topic))
+                kept = self._kept(topic)
+                for _ in self._add_jobs(topic, kept):
+                    await trio.lowlevel.checkpoint()
+                items.append(checkpoints.encode_item(kept))
                 if count % TOPICS_PER_STEP == 0:
                     await trio.lowlevel.checkpoint()
                 for keys in self._key_items(topic):
@@ -81,7 +94,10 @@ class Checkpointing:
         """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
         items = [self._shard_item(self._reclaim.named_segments)]
         for topic in topics_to_keep(self._table):
-            items.append(self._topic_item(topic))
+            kept = self._kept(topic)
+            for _ in self._add_jobs(topic, kept):
+                pass
+            items.append(checkpoints.encode_item(kept))
             for keys in self._key_items(topic):
                 items += keys
         self._segments.sync(self._wal.synced_lsn)
@@ -93,8 +109,14 @@ class Checkpointing:
             {**snapshot_shard(self._table), "segments": numbers, "boot": self._shard.boot}
         )
 
-    def _topic_item(self, topic: Topic) -> bytes:
-        return checkpoints.encode_item(snapshot_topic(topic, self._commits.position_of(topic)))
+    def _kept(self, topic: Topic) -> dict[str, Any]:
+        return snapshot_topic(topic, self._commits.position_of(topic))
+
+    def _add_jobs(self, topic: Topic, kept: dict[str, Any]) -> Iterator[None]:
+        """Add the jobs of a queue; a step adds some."""
+        for part in jobs_to_keep(topic, self._commits.now()):
+            kept["queue"]["parts"].append(part)
+            yield
 
     def _key_items(self, topic: Topic) -> Iterator[list[bytes]]:
         """Items with the idempotency keys that outlive their records; a step looks at some keys."""

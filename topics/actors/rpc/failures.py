@@ -1,4 +1,6 @@
-"""Failures of a shard, made again in the front: from codes to the tree of `topics.errors`."""
+"""Failures: what a shard answered, made again in the caller, from codes to the tree of
+`topics.errors`.
+"""
 
 from __future__ import annotations
 

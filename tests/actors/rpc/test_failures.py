@@ -6,8 +6,8 @@ import pytest
 
 from topics import errors
 from topics.actors.rpc.call import RemoteError
+from topics.actors.rpc.failures import failure_of, failures_of
 from topics.actors.rpc.replies import APPLICATION_ERROR, CONTRACT_ERROR, map_error
-from topics.actors.shard_client.errors import failure_of, failures_of
 from topics.errors import Internal, NotReady, TopicFull, TopicNotFound, TopicsError
 from topics.formats.wire.calls import AppendOutcome, AppendResult
 from topics.formats.wire.envelope import ErrorCode
@@ -22,7 +22,7 @@ class About:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_failure_survives_the_way_to_the_front(kind: type[TopicsError]) -> None:
+def test_every_failure_survives_the_way_to_the_caller(kind: type[TopicsError]) -> None:
     raised = TopicsError.restore(kind, "why", {"topic": "a", "max": 7})
     found = failure_of(RemoteError(*map_error(raised, About())))
     assert (type(found), found.message, found.detail) == (kind, "why", {"topic": "a", "max": 7})

@@ -1,0 +1,319 @@
+"""Peers: a shard asks others and itself, and is answered in a turn of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.peers import ask, ask_until_there
+from tests.support.shard import LIMITS, Desk
+from tests.support.wire import Wire
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link
+from topics.actors.link.link_memory import LinkMemory
+from topics.actors.link.process_id import ProcessId, shard_id
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.peers import PeerReply, Peers
+from topics.errors import TopicNotFound, TopicsError
+from topics.formats.json_text import json_bytes
+from topics.formats.names import shard_of
+from topics.formats.wire.calls import (
+    APPEND,
+    NO_RESULT,
+    TOPIC_GET,
+    AppendOutcome,
+    AppendParams,
+    TopicGetParams,
+)
+from topics.formats.wire.envelope import encode_failure, encode_success
+from topics.formats.wire.message import Message
+from topics.process.topology import SHARD_LINK
+from topics.storage.recovery.steps import recover
+
+STATE = TopicGetParams("a", touch=False, at=0)
+
+
+def append_to(topic: str) -> AppendParams:
+    return AppendParams(topic, None, with_seqs=True, prefixes=None, at=time.monotonic_ns())
+
+
+def records(*datas: Any) -> bytes:
+    return json_bytes({"records": [{"data": data} for data in datas]})
+
+
+def outcome_of(answer: PeerReply[Any] | TopicsError) -> str:
+    return answer.code if isinstance(answer, TopicsError) else "reply"
+
+
+class PeersBench:
+    """Peers of a shard whose turns the test takes; each session with a peer is a wire."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+        self.router = MessageRouter()
+        self.peers = Peers(4, self._wake)
+        self.told: list[str] = []
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def connect(self, shard: int) -> tuple[Wire, Callable[[bytes], None], Callable[[], None]]:
+        """A session with a peer: what was sent to it, its answers, its end."""
+        wire = Wire()
+        session = self.router.open_session(f"shard-{shard}", wire)
+        self.peers.add(shard, session)
+
+        def answer(payload: bytes) -> None:
+            message = Message(1, 0, TOPIC_GET.subject, payload, b"{}")
+            assert self.router.dispatch(session, message) is None
+
+        return wire, answer, session.close
+
+    def ask(self, shard: int) -> None:
+        self.peers.ask(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
+
+    def turn(self) -> list[str]:
+        """What the callers are told at the end of a turn, and what they were told before."""
+        assert self.peers.on_turn() is False
+        told, self.told = self.told, []
+        return told
+
+
+def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
+    bench = PeersBench()
+    bench.ask(2)
+    assert (bench.told, bench.wakes) == ([], 1)
+    assert bench.turn() == ["not_ready"]
+    assert bench.turn() == []
+
+
+def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
+    bench = PeersBench()
+    wire, answer, _ = bench.connect(3)
+    bench.ask(3)
+    answer(encode_success(wire.message_ids[-1], NO_RESULT))
+    bench.ask(3)
+    data = {"code": TopicNotFound.code, "detail": {"topic": "a"}}
+    answer(encode_failure(wire.message_ids[-1], 2001, "none", data))
+    assert bench.told == ["reply", "topic_not_found"]
+    assert bench.wakes == 0
+
+
+def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
+    bench = PeersBench()
+    _, _, close = bench.connect(1)
+    bench.ask(1)
+    bench.ask(1)
+    close()
+    assert bench.told == []
+    assert bench.turn() == ["not_ready", "not_ready"]
+    bench.ask(1)
+    assert bench.turn() == ["not_ready"]
+
+
+def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_next_turn() -> None:
+    bench = PeersBench()
+    wire, _, _ = bench.connect(1)
+    wire.broken = True
+    bench.ask(1)
+    assert bench.told == []
+    assert bench.turn() == ["not_ready"]
+
+
+def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
+    bench = PeersBench()
+
+    def again(answer: PeerReply[Any] | TopicsError) -> None:
+        bench.told.append(outcome_of(answer))
+        bench.ask(0)
+
+    bench.peers.ask(0, TOPIC_GET, STATE, b"", again)
+    assert bench.turn() == ["not_ready"]
+    assert bench.turn() == ["not_ready"]
+
+
+def test_a_peer_that_has_come_back_is_asked_on_its_new_session() -> None:
+    bench = PeersBench()
+    _, _, close_old = bench.connect(1)
+    wire, answer, _ = bench.connect(1)
+    close_old()
+    bench.ask(1)
+    answer(encode_success(wire.message_ids[-1], NO_RESULT))
+    assert bench.told == ["reply"]
+
+
+def test_peers_know_the_shard_of_a_topic() -> None:
+    assert PeersBench().peers.shard_of("jobs") == shard_of("jobs", 4)
+
+
+# A shard and itself
+
+
+async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_a_front(
+    desk: Desk, nursery: trio.Nursery
+) -> None:
+    got: list[PeerReply[Any] | TopicsError] = []
+
+    async def append() -> None:
+        got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
+
+    nursery.start_soon(append)
+    await wait_all_tasks_blocked()
+    assert desk.log.groups, "the append was decided, and waits for the log"
+    assert got == []
+    desk.log.sync()
+    desk.advance()
+    await wait_all_tasks_blocked()
+    (reply,) = got
+    assert isinstance(reply, PeerReply)
+    assert list(reply.result.outcomes) == [AppendOutcome.CREATED]
+    assert msgspec.json.decode(bytes(reply.body))["seqs"] == [1, 2]
+    reply.release()
+    assert reply.body == b""
+    assert desk.seqs("a") == [1, 2]
+
+
+async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(desk: Desk) -> None:
+    failure = await ask(desk.loop, 0, TOPIC_GET, STATE)
+    assert isinstance(failure, TopicNotFound)
+    assert failure.detail["topic"] == "a"
+
+
+async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> None:
+    """Also one that is sent by the handler of an answer: no turn lasts for ever."""
+    turns: list[int] = []
+    told: list[int] = []
+
+    def note_turn() -> bool:
+        turns.append(len(told))
+        return False
+
+    def then(answer: PeerReply[Any] | TopicsError) -> None:
+        told.append(len(turns))
+        if len(told) < 4:
+            desk.loop.context.peers.ask(0, TOPIC_GET, STATE, b"", then)
+
+    await wait_all_tasks_blocked()
+    desk.loop._on_turn.append(note_turn)
+    desk.loop.context.peers.ask(0, TOPIC_GET, STATE, b"", then)
+    desk.loop.end_turn()
+    await wait_all_tasks_blocked()
+    assert told == [2, 4, 6, 8], "a turn for each request, and one for each answer"
+
+
+async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
+    desk: Desk, nursery: trio.Nursery
+) -> None:
+    desk.make("a")
+    desk.log.at_once = True
+    body = bytearray(records("as it was"))
+
+    def then(_: object) -> None:
+        pass
+
+    desk.loop.context.peers.ask(0, APPEND, append_to("a"), body, then)
+    body[:] = bytes(len(body))
+    desk.loop.end_turn()
+    await wait_all_tasks_blocked()
+    desk.diff("a")
+    ((_, page),) = desk.bodies()
+    assert [record["data"] for record in page["records"]] == ["as it was"]
+
+
+async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio.Nursery) -> None:
+    got: list[PeerReply[Any] | TopicsError] = []
+
+    async def append() -> None:
+        got.append(await ask(desk.loop, 0, APPEND, append_to("a"), records(1)))
+
+    nursery.start_soon(append)
+    await wait_all_tasks_blocked()
+    desk.failed(OSError(5, "broken"))
+    desk.loop.deadlines.wake()
+    await wait_all_tasks_blocked()
+    (reply,) = got
+    assert isinstance(reply, PeerReply)
+    assert list(reply.result.outcomes) == [AppendOutcome.FAILED]
+
+
+# Two shards with a link
+
+
+class Shards:
+    """Two shards with real logs in one process, and the link between them."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self.folder, self.nursery = folder, nursery
+        self.board = Board.create(shards=2, fronts=1)
+        self.memory = LinkMemory(shard_id(0), shard_id(1), SHARD_LINK)
+        self.stop = trio.Event()
+        self.shards = [
+            recover(folder, index, 2, clock(), wal_file_bytes=4 << 20, wal_sync_ms=20)
+            for index in range(2)
+        ]
+        self.loops = [ShardLoop(self.shards[i], i, self.board, LIMITS) for i in range(2)]
+
+    def start(self, index: int) -> None:
+        own: ProcessId = shard_id(index)
+        links = [Link(self.memory, self.board, own)]
+        self.nursery.start_soon(self.loops[index].run, links, self.stop)
+
+    def end_session(self) -> None:
+        self.board.bump_session(*self.memory.ends)
+        self.memory.ring_doorbells()
+
+    def close(self) -> None:
+        self.stop.set()
+        for shard in self.shards:
+            shard.wal.stop()
+        self.memory.close()
+
+
+async def test_two_shards_ask_one_another_over_their_link(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """With bodies and answers past the ring, in both directions at once."""
+    both = Shards(tmp_path, nursery)
+    for index in range(2):
+        both.start(index)
+    seqs: dict[int, list[int]] = {}
+
+    async def append(caller: int) -> None:
+        body = records(*["x" * 60_000] * 8, "y" * 300_000)
+        for _ in range(2):
+            reply = await ask_until_there(
+                both.loops[caller], 1 - caller, APPEND, append_to("a"), body
+            )
+            assert isinstance(reply, PeerReply)
+            seqs[caller] = msgspec.json.decode(bytes(reply.body))["seqs"]
+            reply.release()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as callers:
+            callers.start_soon(append, 0)
+            callers.start_soon(append, 1)
+    assert seqs == {0: [*range(10, 19)], 1: [*range(10, 19)]}
+    assert [shard.engine.topic("a").head_seq for shard in both.shards] == [18, 18]
+    both.close()
+
+
+async def test_a_peer_can_be_asked_while_a_link_session_with_it_is_open(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    both = Shards(tmp_path, nursery)
+    both.start(0)
+    with trio.fail_after(30):
+        assert outcome_of(await ask(both.loops[0], 1, TOPIC_GET, STATE)) == "not_ready"
+        both.start(1)
+        both.end_session()
+        answer = await ask_until_there(both.loops[0], 1, TOPIC_GET, STATE)
+        assert isinstance(answer, TopicNotFound)
+    both.close()

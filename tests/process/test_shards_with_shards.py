@@ -1,0 +1,102 @@
+"""Two shard processes and the link between them; one of them is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from tests.support.peers import ask, ask_until_there
+from tests.support.shard import LIMITS
+from topics.actors.link.board import Board
+from topics.actors.link.link import Link
+from topics.actors.link.process_id import shard_id
+from topics.actors.shard.context import clock
+from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.peers import PeerReply
+from topics.errors import NotReady
+from topics.formats.json_text import json_bytes
+from topics.formats.wire.calls import APPEND, DIFF, AppendParams, DiffParams
+from topics.process.topology import Links, shards_with_shards
+from topics.storage.recovery.steps import recover
+
+pytestmark = pytest.mark.slow
+
+APPEND_PARAMS = AppendParams("a", "key", with_seqs=True, prefixes=None, at=0)
+DIFF_PARAMS = DiffParams("a", 0)
+WITHIN_S = 30.0
+
+
+class Server:
+    """The supervisor's part for two shards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.board = Board.create(shards=2, fronts=1)
+        self.links = Links(self.board, [shards_with_shards()])
+
+    def start(self, index: int, work: Callable[[ShardLoop], Any] | None = None) -> int:
+        """A shard process that serves and does ``work``; it leaves with 0 when that is done."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                trio.run(self._serve, index, work)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        return pid
+
+    async def _serve(self, index: int, work: Callable[[ShardLoop], Any] | None) -> None:
+        shard = recover(self.folder, index, 2, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
+        loop, own = ShardLoop(shard, index, self.board, LIMITS), shard_id(index)
+        links = [Link(memory, self.board, own) for memory in self.links.of(own)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loop.run, links, trio.Event())
+            if work is not None:
+                with trio.fail_after(WITHIN_S):
+                    await work(loop)
+                nursery.cancel_scope.cancel()
+
+    def kill(self, index: int, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        self.links.end_sessions(shard_id(index))
+
+
+def test_a_shard_that_dies_fails_the_calls_of_another_and_is_asked_again_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    server, polling = Server(tmp_path), os.eventfd(0)
+
+    async def work(loop: ShardLoop) -> None:
+        body = json_bytes({"records": [{"data": "once"}]})
+        first = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
+        assert isinstance(first, PeerReply)
+        os.eventfd_write(polling, 1)
+        poll = json_bytes({"from_seq": 1, "wait_ms": 30_000})
+        assert isinstance(await ask(loop, 1, DIFF, DIFF_PARAMS, poll), NotReady)
+        again = await ask_until_there(loop, 1, APPEND, APPEND_PARAMS, body)
+        assert isinstance(again, PeerReply)
+        assert msgspec.json.decode(bytes(again.body))["deduped"]
+
+    other = server.start(1)
+    caller = server.start(0, work)
+    assert select.select([polling], [], [], WITHIN_S)[0], "the first append is answered"
+    server.kill(1, other)
+    other = server.start(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0
+    server.kill(1, other)
+    os.close(polling)
+    for memory in server.links:
+        memory.close()

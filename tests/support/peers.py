@@ -1,0 +1,40 @@
+"""Asking a shard's peers from a test."""
+
+from __future__ import annotations
+
+import trio
+
+from topics.actors.shard.loop import ShardLoop
+from topics.actors.shard.peers import PeerReply
+from topics.errors import NotReady, TopicsError
+from topics.formats.wire.contract import Call, P, R
+
+
+async def ask(
+    loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
+) -> PeerReply[R] | TopicsError:
+    """What ``shard`` answers to the shard of ``loop``."""
+    answers: list[PeerReply[R] | TopicsError] = []
+    came = trio.Event()
+
+    def then(answer: PeerReply[R] | TopicsError) -> None:
+        answers.append(answer)
+        came.set()
+
+    loop.context.begin_turn()
+    loop.context.peers.ask(shard, call, params, body, then)
+    assert not answers, "never from inside of ask"
+    loop.end_turn()
+    await came.wait()
+    return answers[0]
+
+
+async def ask_until_there(
+    loop: ShardLoop, shard: int, call: Call[P, R], params: P, body: bytes = b""
+) -> PeerReply[R] | TopicsError:
+    """The same, again while the peer is away."""
+    while True:
+        answer = await ask(loop, shard, call, params, body)
+        if not isinstance(answer, NotReady):
+            return answer
+        await trio.sleep(0.02)

@@ -1,0 +1,163 @@
+"""Peers: how a shard asks the shards of its server, itself among them, with the calls of the calls
+table.
+
+    ask --> link session with the peer --ring--> its inbox --> its services, as for a front
+        `-> loopback, of the own shard --------> own inbox --> own services
+            answer --> own inbox --> then(reply)
+            no session, or its end before the answer --> then(NotReady)
+
+`then` is called once, in a turn of the own loop and never from inside of `ask`, so what it decides
+goes to the log with that turn. It must not raise. When the shard stops, what is under way is
+forgotten, as by a kill: a caller must be able to begin again from its log.
+
+Nothing here bounds what is under way: what a ring does not take waits in memory. The caller bounds
+its calls and their bytes, and waits before it repeats one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias
+
+import outcome
+
+from topics.actors.rpc.call import RemoteError, RpcReply
+from topics.actors.rpc.failures import failure_of
+from topics.actors.rpc.inbound import PeerSession
+from topics.actors.rpc.session import LinkSession
+from topics.actors.rpc.typed_calls import call_soon
+from topics.actors.shard.inbox import Inbox
+from topics.actors.shard.service import Service
+from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
+from topics.formats.names import shard_of
+from topics.formats.wire.contract import Call, P, R
+from topics.formats.wire.envelope import encode_refusal
+from topics.formats.wire.message import ERROR, Message, PeerGone
+
+PEER_AWAY: Final = "shard_away"
+Failed: TypeAlias = Callable[[TopicsError], None]
+
+
+class PeerReply(Generic[R]):
+    """A peer's answer. ``body`` is valid until `release`."""
+
+    __slots__ = ("_reply", "body", "result")
+
+    def __init__(self, call: Call[Any, R], reply: RpcReply) -> None:
+        self._reply = reply
+        self.result: R = call.result_of(reply.result)
+        self.body = reply.attachment
+
+    def release(self) -> None:
+        """The body is not needed any more."""
+        self.body = b""
+        self._reply.release()
+
+
+class Peers(Service):
+    """The shards of the server that a shard can ask now, by their numbers."""
+
+    def __init__(self, shards: int, wake: Callable[[], None]) -> None:
+        """``wake`` makes another turn of the loop begin soon."""
+        self.shards, self._wake = shards, wake
+        self._sessions: dict[int, LinkSession] = {}
+        self._failed: list[tuple[Failed, TopicsError]] = []  # told of in the next turn
+
+    def shard_of(self, topic: str) -> int:
+        """The shard that owns the topic."""
+        return shard_of(topic, self.shards)
+
+    def add(self, shard: int, session: LinkSession) -> None:
+        """``shard`` can be asked until ``session`` closes."""
+        self._sessions[shard] = session
+        session.on_closed(partial(self._remove, shard))
+
+    def _remove(self, shard: int, session: PeerSession) -> None:
+        if self._sessions.get(shard) is session:
+            del self._sessions[shard]
+
+    def ask(
+        self,
+        shard: int,
+        call: Call[P, R],
+        params: P,
+        body: Buffer,
+        then: Callable[[PeerReply[R] | TopicsError], None],
+    ) -> None:
+        """Ask ``shard``; ``then`` gets its reply or the failure, in a later turn.
+
+        The failure is `NotReady` when the shard is away, or goes before it has answered: then it
+        may have done what it was asked. Only inside of a turn, which sends the request at its end.
+        """
+
+        def answered(answer: outcome.Outcome[RpcReply]) -> None:
+            if not isinstance(answer, outcome.Error):
+                then(PeerReply(call, answer.unwrap()))
+            elif isinstance(answer.error, RemoteError):
+                then(failure_of(answer.error))
+            else:
+                self._fail_later(then, shard)
+
+        session = self._sessions.get(shard)
+        if session is None:
+            self._fail_later(then, shard)
+            return
+        try:
+            call_soon(session, call, params, body).then(answered)
+        except PeerGone:
+            self._fail_later(then, shard)
+
+    def _fail_later(self, then: Failed, shard: int) -> None:
+        failure = NotReady(f"shard {shard} is not ready", reason=PEER_AWAY)
+        self._failed.append((then, failure))
+        self._wake()
+
+    def on_turn(self) -> bool:
+        """Tell of the calls that have failed since the last turn."""
+        if self._failed:
+            failed, self._failed = self._failed, []
+            for then, failure in failed:
+                then(failure)
+        return False
+
+
+class Loopback:
+    """Transport of a shard's session with itself: what is sent there arrives in its own inbox.
+
+    The session is both ends: it is the caller of each request, and what the request came on. A
+    message is handled in a turn after the one in which it is sent. It ends with the process.
+    """
+
+    session: LinkSession  # set before the first message
+
+    def __init__(self, inbox: Inbox, wake: Callable[[], None]) -> None:
+        self._inbox, self._wake = inbox, wake
+        self._message_id = 0
+
+    def next_message_id(self) -> int:
+        """As `Transport.next_message_id`."""
+        self._message_id += 1
+        return self._message_id
+
+    def send(
+        self, subject: str, payload: bytes, attachment: Any = b"", *, message_id: int | None = None
+    ) -> int:
+        """As `Transport.send`; the attachment is copied."""
+        if message_id is None:
+            message_id = self.next_message_id()
+        self._put(Message(message_id, 0, subject, payload, bytes(attachment)))
+        return message_id
+
+    def send_refusal(self, code: int, message: str, about: int) -> None:
+        """As `Transport.send_refusal`."""
+        payload = encode_refusal(code, message, about)
+        self._put(Message(self.next_message_id(), ERROR, "", payload, b""))
+
+    def release(self, message: Message) -> None:
+        """As `Transport.release`: no message is in shared memory."""
+
+    def _put(self, message: Message) -> None:
+        self._inbox.put(self.session, [message])
+        self._wake()

@@ -1,0 +1,163 @@
+"""Queue bodies (§10): claim, ack, nack, extend and redrive, with their defaults and clamps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topics.errors import BatchTooLarge, InvalidRequest
+from topics.formats.api.decoding import decode
+from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.api.limits import (
+    U64_MAX,
+    Limits,
+    check_u64,
+    check_worker,
+    clamped_delay_ms,
+    clamped_lease_ms,
+    clamped_max_jobs,
+    clamped_wait_ms,
+)
+from topics.formats.buffers import Buffer
+from topics.formats.names import valid_topic_name
+
+REDRIVE_LIMIT = 1000
+REDRIVE_LIMIT_MAX = 10_000
+
+
+class ClaimBody(msgspec.Struct):
+    """Body of ``POST /v0/topics/:q/claim`` (§10.2) as it was sent."""
+
+    node: str
+    max: int = 1
+    lease_ms: int | None = None
+    wait_ms: int = 0
+
+
+class Claim(NamedTuple):
+    """A claim with defaults and clamps applied. ``lease_ms`` None: as the topic says."""
+
+    node: str
+    max_jobs: int
+    lease_ms: int | None
+    wait_ms: int
+
+
+class JobsRequest(msgspec.Struct):
+    """What a worker says of jobs that it holds: the body of ``POST /v0/topics/:q/ack`` (§10.4).
+    ``lease_ids``: one for each of ``seqs``, or None.
+    """
+
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] | None = None
+
+
+class Nack(JobsRequest):
+    """Body of ``POST /v0/topics/:q/nack`` (§10.5)."""
+
+    delay_ms: int = 0
+
+
+class Extend(JobsRequest, kw_only=True):
+    """Body of ``POST /v0/topics/:q/extend`` (§10.6)."""
+
+    lease_ms: int
+
+
+class RedriveBody(msgspec.Struct):
+    """Body of ``POST /v0/topics/:dlq/redrive`` as it was sent."""
+
+    to: str | None = None
+    match: Any = None
+    before_seq: int | None = None
+    limit: int = REDRIVE_LIMIT
+
+
+class Redrive(NamedTuple):
+    """Move up to ``limit`` records that are below ``before_seq`` and match, each if given. ``to``
+    None: each to the topic that it came from.
+    """
+
+    to: str | None
+    match: TagMatch | None
+    before_seq: int | None
+    limit: int
+
+
+_claim = msgspec.json.Decoder(ClaimBody)
+_ack = msgspec.json.Decoder(JobsRequest)
+_nack = msgspec.json.Decoder(Nack)
+_extend = msgspec.json.Decoder(Extend)
+_redrive = msgspec.json.Decoder(RedriveBody)
+
+
+def decode_claim(body: Buffer, limits: Limits) -> Claim:
+    """Body of a claim. Raises `InvalidRequest`."""
+    asked = decode(_claim.decode, body or b"{}")
+    check_worker(asked.node, limits)
+    check_u64("wait_ms", asked.wait_ms)
+    return Claim(
+        asked.node,
+        clamped_max_jobs(asked.max, limits),
+        None if asked.lease_ms is None else clamped_lease_ms(asked.lease_ms),
+        clamped_wait_ms(asked.wait_ms),
+    )
+
+
+def decode_ack(body: Buffer, limits: Limits) -> JobsRequest:
+    """Body of an ack. Raises `InvalidRequest` or `BatchTooLarge`."""
+    asked = decode(_ack.decode, body or b"{}")
+    _check_jobs(asked, limits)
+    return asked
+
+
+def decode_nack(body: Buffer, limits: Limits) -> Nack:
+    """Body of a nack. Raises `InvalidRequest` or `BatchTooLarge`."""
+    asked = decode(_nack.decode, body or b"{}")
+    _check_jobs(asked, limits)
+    asked.delay_ms = clamped_delay_ms(asked.delay_ms)
+    return asked
+
+
+def decode_extend(body: Buffer, limits: Limits) -> Extend:
+    """Body of an extend. Raises `InvalidRequest` or `BatchTooLarge`."""
+    asked = decode(_extend.decode, body or b"{}")
+    _check_jobs(asked, limits)
+    asked.lease_ms = clamped_lease_ms(asked.lease_ms)
+    return asked
+
+
+def decode_redrive(body: Buffer) -> Redrive:
+    """Body of a redrive; an empty body means all defaults. Raises `InvalidRequest`."""
+    asked = decode(_redrive.decode, body or b"{}")
+    if asked.to is not None and not valid_topic_name(asked.to):
+        raise InvalidRequest("to must be the name of a topic", field="to")
+    if asked.before_seq is not None:
+        check_u64("before_seq", asked.before_seq)
+    check_u64("limit", asked.limit)
+    if not asked.limit:
+        raise InvalidRequest("limit must be at least 1", field="limit")
+    match = None if asked.match is None else tag_match(asked.match)
+    return Redrive(asked.to, match, asked.before_seq, min(asked.limit, REDRIVE_LIMIT_MAX))
+
+
+def _check_jobs(asked: JobsRequest, limits: Limits) -> None:
+    check_worker(asked.node, limits)
+    seqs, lease_ids = asked.seqs, asked.lease_ids
+    if not seqs:
+        raise InvalidRequest("seqs must hold at least one seq", field="seqs")
+    if len(seqs) > limits.claim:
+        raise BatchTooLarge(
+            f"{len(seqs)} seqs in one call; at most {limits.claim}",
+            seqs=len(seqs),
+            max=limits.claim,
+        )
+    if min(seqs) < 0 or max(seqs) > U64_MAX:
+        raise InvalidRequest("seqs must be integers from 0 to 2^64 - 1", field="seqs")
+    if lease_ids is not None and len(lease_ids) != len(seqs):
+        raise InvalidRequest(
+            f"lease_ids must hold one for each of the {len(seqs)} seqs, not {len(lease_ids)}",
+            field="lease_ids",
+        )
