@@ -112,26 +112,33 @@ class Pushed:
     def __init__(
         self, address: tuple[str, int], queue: str, node: str, depth: int, batch: int
     ) -> None:
-        self.acked, self._asked = 0, 0
-        self._stream, self._client = work_stream(address, queue, node, depth), Client(address)
+        self.acked, self._asked, self._seqs = 0, 0, list[bytes]()
         self._queue, self._node, self._batch = queue, node, batch
-        self._rest, self._seqs = b"", list[bytes]()
+        self._client = Client(address)
+        self._stream, self._rest = work_stream(address, queue, node, depth)
 
     def sockets(self) -> list[socket.socket]:
         return [self._stream, self._client.sock]
 
     def begin(self) -> None:
-        """The stream sends by itself."""
+        self._read(b"")
 
     def take(self, sock: socket.socket) -> None:
         if sock is self._stream:
             data = sock.recv(RECV_BYTES)
             assert data, "the server has ended the stream"
-            whole, _, self._rest = (self._rest + data).rpartition(b"\n\n")
-            self._seqs += seqs_in(whole)
-        elif self._client.collect():
-            self.acked += self._asked
-            self._asked = 0
+            self._read(data)
+            return
+        if not self._client.collect():
+            return
+        self.acked += self._asked
+        self._asked = 0
+        self._read(b"")
+
+    def _read(self, data: bytes) -> None:
+        """Take jobs out of events; ack them if there are enough and no ack is under way."""
+        whole, _, self._rest = (self._rest + data).rpartition(b"\n\n")
+        self._seqs += seqs_in(whole)
         if not self._asked and len(self._seqs) >= self._batch:
             self._asked = len(self._seqs)
             self._client.send(ack(self._queue, self._node, self._seqs))
@@ -142,13 +149,16 @@ class Pushed:
         self._client.close()
 
 
-def work_stream(address: tuple[str, int], queue: str, node: str, depth: int) -> socket.socket:
-    """An open stream; jobs that came with its head are lost to the caller, so fill it later."""
+def work_stream(
+    address: tuple[str, int], queue: str, node: str, depth: int
+) -> tuple[socket.socket, bytes]:
+    """An open stream, and what has come of its events."""
     sock = connect(address)
     head = f"GET /v0/topics/{queue}/work?node={node}&max={depth} HTTP/1.1\r\nHost: localhost\r\n"
     sock.sendall(head.encode() + b"Accept: text/event-stream\r\n\r\n")
-    until(sock, b": hb")
-    return sock
+    came = until(sock, b"\r\n\r\n")
+    assert came.startswith(b"HTTP/1.1 200 "), came
+    return sock, came.partition(b"\r\n\r\n")[2]
 
 
 def jobs_a_second(workers: Sequence[Worker], seconds: float) -> float:

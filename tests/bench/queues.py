@@ -199,7 +199,9 @@ def lateness(folder: Path | None) -> None:
                 due_by_seq[body["first_seq"]] = due_ms
             late = listen(server, queue, due_by_seq)
             p50, p99, _, most = quantiles_ms(late)
-            shown = f"p50 {p50:.2f}  p99 {p99:.2f}  max {most:.2f} ms late"
+            shown = (
+                f"p50 {p50:.2f}  p99 {p99:.2f}  max {most:.2f}  min {min(late) * 1000:.2f} ms late"
+            )
             line(
                 f"e {LATE_JOBS} delayed jobs, {name}",
                 f"{shown}; stolen {stolen_s() - stolen:.1f} s",
@@ -221,8 +223,8 @@ def _by_claim(server: Server, queue: str, dues: dict[int, int]) -> array[float]:
 
 
 def _by_stream(server: Server, queue: str, dues: dict[int, int]) -> array[float]:
-    sock, late = work_stream(server.address, queue, "n", len(dues)), array("d")
-    rest = b""
+    sock, rest = work_stream(server.address, queue, "n", len(dues))
+    late = array("d")
     while len(late) < len(dues):
         data = sock.recv(RECV_BYTES)
         now_ms = time.time_ns() / 1e6
