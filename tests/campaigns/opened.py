@@ -14,6 +14,7 @@ from typing import Any, Self
 from tests.campaigns.check_jobs import FoundJobs
 from tests.support.log import Client
 from topics.engine.now import Now
+from topics.engine.queue.ledger import JobRow
 from topics.engine.reading import read
 from topics.engine.topic import Topic
 from topics.errors import TopicNotFound
@@ -126,6 +127,10 @@ class Opened:
             return None
         now = self.client.now
         topic.jobs.advance(now.ms)
-        ledger = topic.jobs.to_ledger(now, with_leases=True)
+        rows: dict[int, JobRow] = {}
+        delays: dict[int, int] = {}
+        for ledger in topic.jobs.ledgers(now, with_leases=True):
+            rows |= ledger.rows
+            delays |= ledger.delays
         dead = frozenset({*topic.jobs.dead} | {*topic.jobs.dying})
-        return FoundJobs(ledger.rows, ledger.delays, dead, ledger.dead_lettered)
+        return FoundJobs(rows, delays, dead, topic.jobs.dead_lettered)

@@ -205,11 +205,12 @@ def _make(load: Load) -> None:
 
 
 def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
+    of_queues = [durability for durability in QUEUE_CLASSES if durability in mix.classes]
     for _ in range(steps):
-        durability = dice.choice(mix.classes)
-        if durability in QUEUE_CLASSES and dice.random() < mix.queue_share:
-            load.queues.step(load.api, durability)
+        if of_queues and dice.random() < mix.queue_share:
+            load.queues.step(load.api, dice.choice(of_queues))
             continue
+        durability = dice.choice(mix.classes)
         topic = (
             f"{durability}.{dice.choice(('log', 'capped', 'again'))}"
             if dice.random() < 0.9

@@ -232,7 +232,7 @@ def _environment() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--points", type=int, default=60)
     parser.add_argument(
         "--seeds", type=int, default=1, help="random choices for each point and policy"
