@@ -13,7 +13,12 @@ from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.peers import Peers
+from topics.actors.shard.queues.claims import Claims
+from topics.actors.shard.queues.job_calls import JobCalls
+from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
+from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
@@ -24,11 +29,16 @@ from topics.storage.recovery.steps import Shard
 class ShardServices(NamedTuple):
     """Everything that attaches to a shard's loop."""
 
+    retries: Retries
     peers: Peers
     appends: Appends
     streamed_appends: StreamedAppends
     topics: TopicCalls
     deletes: Deletes
+    claims: Claims
+    job_calls: JobCalls
+    work_streams: WorkStreams
+    lines: Lines
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -41,12 +51,18 @@ class ShardServices(NamedTuple):
 def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
     """All services of one shard. ``heads``: its words for pages that are read ahead."""
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
+    retries, lines = Retries(context.commits), Lines(context, lambda _: None)
     return ShardServices(
+        retries,
         context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
         TopicCalls(context),
-        Deletes(context),
+        Deletes(context, retries),
+        Claims(context, lines),
+        JobCalls(context, lines, retries),
+        WorkStreams(context, lines),
+        lines,
         Reads(context, long_polls, HeadWriter(heads)),
         long_polls,
         Feeds(context),

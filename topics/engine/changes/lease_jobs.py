@@ -129,10 +129,16 @@ class DyingJobs(LeaseChange):
 
 
 def claim(
-    table: TopicTable, topic: Topic, asks: Sequence[Ask], now: Now, *, evenly: bool
+    table: TopicTable,
+    topic: Topic,
+    asks: Sequence[Ask],
+    now: Now,
+    *,
+    evenly: bool,
+    max_bytes: int,
 ) -> list[LeaseChange]:
     """As `ShardEngine.claim`."""
-    hands = deal(topic, table.store, asks, now, evenly=evenly)
+    hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
     return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
 
 
