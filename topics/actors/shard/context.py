@@ -65,8 +65,11 @@ class ShardContext:
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
         self.begin_turn()
-        for handler, request in (*first, *self.held.give_back(topic)):
+        deferred = self.held.give_back(topic)
+        for handler, request in first:
             handle_late(handler, request)
+        for call in deferred:
+            call()
         self.end_turn()
 
     def check_writable(self, *, grows: bool = False) -> None:

@@ -13,6 +13,8 @@ from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.peers import Peers
+from topics.actors.shard.queues.dead_letters import DeadLetters
+from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
@@ -29,6 +31,8 @@ class ShardServices(NamedTuple):
     streamed_appends: StreamedAppends
     topics: TopicCalls
     deletes: Deletes
+    dead_letters: DeadLetters
+    redrives: Redrives
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -47,6 +51,8 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         streamed_appends,
         TopicCalls(context),
         Deletes(context),
+        DeadLetters(context, lambda _: None),
+        Redrives(context, lambda _: None),
         Reads(context, long_polls, HeadWriter(heads)),
         long_polls,
         Feeds(context),

@@ -1,0 +1,1 @@
+"""Queues of a shard: claims, acks and work streams (§10)."""
