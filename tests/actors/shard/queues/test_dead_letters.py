@@ -11,6 +11,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.feeds import OnDisk
 from tests.support.moves import (
     claim,
     datas,
@@ -22,6 +23,7 @@ from tests.support.moves import (
     with_fake_peers,
 )
 from tests.support.shard import Desk
+from topics.actors.shard.context import clock
 from topics.actors.shard.queues import copies, dead_letters, lanes
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
 from topics.engine.queue.claims import jobs_of
@@ -502,3 +504,37 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(de
     assert dead_and_dying(queue) == ([], [])
     assert claim(desk, queue) == [1]
     await run_log(desk)
+
+
+@pytest.mark.parametrize("cut", ["_copy", "_bury"])
+async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
+    tmp_path: Path, nursery: trio.Nursery, cut: str
+) -> None:
+    """The frame that tells of it is there; the copy is, or is not."""
+    first = OnDisk(tmp_path, nursery, now=clock())
+    first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    first.put("dead")
+    await first.settled()
+    first.append("q", "x", "y")
+    await first.settled()
+    reached: list[object] = []
+    setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
+    exhaust(first, first.engine.queue("q"))
+    wake(first, first.engine.queue("q"))
+    while not reached:
+        await trio.lowlevel.checkpoint()
+    await first.settled()
+    await first.end()
+
+    second = OnDisk(tmp_path, nursery, now=clock())
+    assert len(second.seqs("dead")) == (2 if cut == "_bury" else 0)
+    queue = second.engine.queue("q")
+    assert dead_and_dying(queue) == ([1, 2], [])
+    await second.loop.services.dead_letters.run()
+    while queue.count:
+        await trio.lowlevel.checkpoint()
+    await second.settled()
+    assert (datas(second, "dead"), moved(queue)) == (["x", "y"], 2)
+    (copy, _) = records(second, "dead")
+    assert copy["meta"]["$dead_letter_deliveries"] == 1
+    await second.end()
