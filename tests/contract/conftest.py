@@ -10,6 +10,7 @@ import pytest
 from tests.contract.deleting import TAGS, fill
 from tests.support.api import Api, Wire
 from tests.support.model import TopicModel
+from tests.support.queues import Queue, names_on
 from tests.support.server import Server
 from tests.support.ws import Socket
 
@@ -61,3 +62,19 @@ def topic(new_name: Callable[[], str]) -> str:
 def filled(api: Api, topic: str) -> TopicModel:
     """Ten records with ``TAGS`` in ``topic``."""
     return fill(api, topic, TAGS)
+
+
+@pytest.fixture
+def queue(api: Api, topic: str) -> Queue:
+    """An empty queue with the default config."""
+    return Queue.create(api, topic)
+
+
+@pytest.fixture(params=["same shard", "another shard"])
+def pair(request: pytest.FixtureRequest, api: Api, topic: str) -> tuple[Queue, str]:
+    """A queue whose jobs are delivered twice, and the name of its dead-letter topic, which is not
+    there yet.
+    """
+    same, other = names_on(topic)
+    name = same if request.param == "same shard" else other
+    return Queue.create(api, topic, max_deliveries=2, dead_letter=name), name

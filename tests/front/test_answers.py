@@ -44,3 +44,13 @@ def test_a_document_of_the_front_says_how_long_it_took() -> None:
 def test_times_are_told_to_the_microsecond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic_ns", lambda: 1_234_567)
     assert elapsed_ms(0) == 1.234
+
+
+def test_who_wants_to_know_is_told_once_that_an_answer_was_not_sent() -> None:
+    told: list[int] = []
+    answer = Answer(200, b"{}")
+    answer.unsent()
+    answer.on_unsent = lambda: told.append(1)
+    for _ in range(2):
+        answer.unsent()
+    assert told == [1]

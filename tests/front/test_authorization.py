@@ -15,7 +15,7 @@ def test_a_key_needs_every_scope_that_is_asked_for() -> None:
     authorize(WRITER, Scope.WRITE, "jobs.a")
     with pytest.raises(Forbidden) as raised:
         authorize(WRITER, Scope.WRITE | Scope.ADMIN, "jobs.a")
-    assert raised.value.detail == {"scope": "write|admin"}
+    assert raised.value.detail == {"scope": "write+admin"}
 
 
 def test_a_key_needs_a_prefix_of_the_name() -> None:

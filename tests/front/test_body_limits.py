@@ -11,7 +11,8 @@ import trio
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, running
 from tests.support.raw_client import request
-from topics.front.body_limits import SHORT_BODY_BYTES
+from topics.config import Settings
+from topics.front.body_limits import SHORT_BODY_BYTES, short_body_max
 
 SHORT = ["POST /v0/topics/a/diff", "POST /v0/topics/a/delete", "PUT /v0/topics/a", "POST /v0/watch"]
 
@@ -40,3 +41,10 @@ async def test_bodies_that_are_decoded_in_one_turn_have_their_own_bound(
         assert not run.backend.calls
         client = await run.connect()
         assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200
+
+
+def test_a_body_may_name_as_many_jobs_as_may_be_claimed() -> None:
+    settings = Settings(max_claim=100_000)
+    lease_ids = '"lease_ffffffffffffffff",' * settings.max_claim
+    seqs = "18446744073709551615," * settings.max_claim
+    assert len(lease_ids) + len(seqs) < short_body_max(settings) <= 64 * settings.max_claim

@@ -19,10 +19,20 @@ async def test_an_answer_that_loses_its_memory_during_compression_is_a_503() -> 
         def on_lost(self, release: Callable[[], object]) -> None:
             release()
 
-    backend = FakeBackend()
+    backend, told = FakeBackend(), list[str]()
+    answer = Answer(200, bytes(1_000_000), Lost({}, b"", backend))
+    answer.on_unsent = lambda: told.append("unsent")
     with pytest.raises(NotReady):
-        await compressed(Answer(200, bytes(1_000_000), Lost({}, b"", backend)))
-    assert backend.replies_out == 0
+        await compressed(answer)
+    assert (backend.replies_out, told) == (0, ["unsent"])
+
+
+async def test_a_compressed_answer_tells_whoever_the_plain_one_would_tell() -> None:
+    told: list[str] = []
+    answer = Answer(200, bytes(10_000))
+    answer.on_unsent = lambda: told.append("unsent")
+    (await compressed(answer)).unsent()
+    assert told == ["unsent"]
 
 
 @LANES

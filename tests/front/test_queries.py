@@ -12,6 +12,7 @@ from topics.front.queries import (
     Parameter,
     boolean,
     find_token,
+    integer,
     parse_query,
     text,
 )
@@ -31,6 +32,14 @@ def test_declared_parameters_are_parsed_and_others_are_ignored() -> None:
 def test_a_query_that_cannot_be_parsed_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_query((TOUCH, PREFIX), raw)
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "+1", "1.0", "1_0", "\u0663", " 1", "1" * 21])
+def test_an_integer_is_digits(value: str) -> None:
+    assert integer("max", "18446744073709551615") == 2**64 - 1
+    with pytest.raises(InvalidRequest) as raised:
+        integer("max", value)
+    assert raised.value.detail == {"parameter": "max"}
 
 
 def test_a_route_without_parameters_does_not_read_its_query() -> None:

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 
 from tests.support.api import Api, ok
+from tests.support.queues import JOB, Job, Queue, tokens
 from tests.support.relay import Relay
 from tests.support.sse import CAUGHT_UP, RECORD
 
@@ -109,6 +110,40 @@ def comes_back_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> 
         assert (
             records(source.wait(lambda events: len(records(events)) >= len(expected))) == expected
         )
+
+
+def jobs(events: list[Event]) -> list[Job]:
+    """The jobs of all events, each of which has its seq for an id."""
+    found = [json.loads(event["data"]) for event in events if event["event"] == JOB]
+    ids = [event["id"] for event in events if event["event"] == JOB]
+    assert ids == [str(job["$seq"]) for job in found]
+    return found
+
+
+def works_on_a_queue(source: Source, queue: Queue) -> None:
+    """The stream of an empty queue was opened with a ``max`` of 2."""
+    text = {"line": "one\ntwo\u2028three"}
+    queue.push(text, 2, 3, 4)
+    first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
+    assert [job["data"] for job in first] == [text, 2]
+    assert queue.ack(first[:1], lease_ids=tokens(first[:1]))["acked"] == 1
+    third = jobs(source.wait(lambda events: len(jobs(events)) == 3))[2]
+    assert third["data"] == 3
+    assert queue.ack([first[1], third])["acked"] == 2
+    last = jobs(source.wait(lambda events: len(jobs(events)) == 4))[3]
+    assert (last["data"], last["topic"], last["deliveries"]) == (4, queue.name, 1)
+    assert queue.ack([last], lease_ids=tokens([last]))["acked"] == 1
+
+
+def works_again_after_a_cut(source: Source, queue: Queue, relay: Relay) -> None:
+    """What was pushed before a cut is pushed again after it, but for what was acked."""
+    queue.push("a", "b")
+    first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
+    assert queue.ack(first[:1])["acked"] == 1
+    relay.cut()
+    again = jobs(source.wait(lambda events: len(jobs(events)) == 3))[2]
+    assert (again["data"], again["deliveries"]) == ("b", 2)
+    assert queue.ack([again])["acked"] == 1
 
 
 def at(address: Address, path: str, scheme: str = "http") -> str:

@@ -24,7 +24,7 @@ from topics.errors import (
     TopicsError,
 )
 from topics.formats.wire import calls
-from topics.formats.wire.calls import TopicListParams
+from topics.formats.wire.calls import LeasesParams, TopicListParams
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.front.backend import Body
 
@@ -89,6 +89,8 @@ class FakeBackend:
     gate: trio.Event | None = None  # calls of topic "slow" wait for it
     answer_bytes: int = 0  # size of a diff's filler
     listener: Listener | None = None
+    grant: int = 0  # of claims
+    leases: int = 0  # of every topic: so many, from 1 on
 
     def shard_of(self, topic: str) -> int:
         return crc32(topic.encode()) % self.shards
@@ -189,6 +191,11 @@ class FakeBackend:
             answer |= {"deleted": self.topics.pop(topic, None) is not None}
         elif rows is None:
             raise TopicNotFound(topic)
+        elif call is calls.LEASES:
+            return self._leases(params)
+        elif call is calls.CLAIM:
+            result = calls.ClaimResult(self.grant)
+            answer |= {"claimed": rows}
         elif call is calls.DIFF:
             result = calls.DiffResult(None)
             answer |= {
@@ -211,3 +218,8 @@ class FakeBackend:
             and (prefixes is None or name.startswith(prefixes))
         )
         return [(name, b'{"topic":"%b"}' % name.encode()) for name in names[: params.limit]]
+
+    def _leases(self, params: LeasesParams) -> tuple[tuple[Any, ...], bytes]:
+        page = [*range(params.after + 1, self.leases + 1)][: params.limit]
+        more = bool(page) and page[-1] < self.leases
+        return calls.LeasesResult(page[-1] if more else None), json.dumps(page).encode()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -29,9 +29,13 @@ BY_METHOD = {call.method: call for call in calls.CALLS}
 def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
     """An event of a shard, by its method and the names of its params."""
     if method == calls.FEED_PAGE.method:
-        live.feeds.page(shard, calls.FeedPageParams(**params), body)
+        live.page(shard, calls.FeedPageParams(**params), body)
+    elif method == calls.FEED_ENDED.method:
+        live.feed_ended(shard, calls.FeedEndedParams(**params))
+    elif method == calls.WORK_JOBS.method:
+        live.jobs(shard, calls.WorkJobsParams(**params), body)
     else:
-        live.feeds.feed_ended(shard, calls.FeedEndedParams(**params))
+        live.work_ended(shard, calls.WorkEndedParams(**params))
 
 
 class Said:
@@ -64,13 +68,23 @@ class Shards:
     def shard_of(self, topic: str) -> int:
         return int(topic in self.elsewhere)
 
-    async def call(
-        self, shard: int, call: Call[P, R], params: calls.TopicHeadsParams, body: bytes = b""
-    ) -> Said:
-        """Where the topics stand: nothing else is asked in this way."""
-        await trio.lowlevel.checkpoint()
-        heads = {name: self.heads[name] for name in params.topics if name in self.heads}
-        return Said(calls.TopicHeadsResult(heads), b"")
+    async def call(self, shard: int, call: Call[P, R], params: Any, body: bytes = b"") -> Said:
+        """Where the topics stand is answered at once, all else waits for `answer`."""
+        if call is calls.TOPIC_HEADS:
+            await trio.lowlevel.checkpoint()
+            heads = {name: self.heads[name] for name in params.topics if name in self.heads}
+            return Said(calls.TopicHeadsResult(heads), b"")
+        answered, answers = trio.Event(), list[Said | TopicsError]()
+
+        def then(answer: Said | TopicsError) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self.ask(shard, call, params, body, then)
+        await answered.wait()
+        if isinstance(answers[0], TopicsError):
+            raise answers[0]
+        return answers[0]
 
     def ask(self, shard: int, call: Call[P, R], params: Any, body: bytes, then: Then) -> None:
         self.asked.append((call.method, params._asdict(), then))
@@ -162,6 +176,7 @@ class Desk:
         self.shards = Shards()
         self.live = Live(self.shards, Settings(), make_slots(Settings(), 100))  # type: ignore[arg-type]
         self.clients: list[Client] = []
+        self.exits = ExitStack()  # left when all tasks have ended
 
     async def client(self, seq: int = 0, **fields: Any) -> Client:
         """A client whose stream has asked what it asks first."""
@@ -228,10 +243,11 @@ def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
 async def desk() -> AsyncIterator[Desk]:
     """Until the block ends."""
     made = Desk()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.live.run)
-        await wait_all_tasks_blocked()
-        yield made
-        for client in made.clients:
-            client.close()
-        nursery.cancel_scope.cancel()
+    with made.exits:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.live.run)
+            await wait_all_tasks_blocked()
+            yield made
+            for client in made.clients:
+                client.close()
+            nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ import pytest
 from topics.actors.shard.group_commit import GroupCommit
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.sealing.sealing import Sealing
-from topics.engine.changes.append import Append, InFlightDuplicate
+from topics.engine.changes.append import Append, InFlightDuplicate, due_times
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.page import Page
@@ -179,9 +179,10 @@ def append_streamed(client: Client, name: str, *datas: Any, **body_fields: Any) 
     request = {"records": [{"data": data} for data in datas], **body_fields}
     body = decode_append(json_bytes(request), None, LIMITS)
     topic = client.engine.topic(name)
-    rendering = Rendering(body, keep_key=False)
+    due = due_times(topic, body, client.now)
+    rendering = Rendering(body, keep_key=False, due=due or None)
     ends = rendering.ends(topic.next_seq, client.now.ts)
-    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now)
+    change = client.engine.append_streamed(topic, body, rendering, ends[-1], client.now, due)
     head = [rendering.ext, ends.tobytes(), *rendering.tables]
     writer = client.wal.blobs.begin(topic.id, change.first_seq, sum(map(len, head)) + ends[-1])
     writer.write(head)

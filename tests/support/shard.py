@@ -248,7 +248,7 @@ class Desk:
         self.log.fail(error)
         found = self.commits.advance()
         self.loop.context.room.show(found)
-        self.loop.services.deletes.on_turn()
+        self.loop.services.retries.on_turn()
         return found
 
     def make(self, topic: str, **config: Any) -> None:

@@ -37,3 +37,16 @@ TOPICS = [
     *(f'{{"TOPIC":{{"{field}":{text}}}}}' for field, text in START),
     *(f'{{"{name}":{{}}}}' for name in TOPIC_NAMES),
 ]
+# Of calls to queues. A node there is one name.
+TEXT = ("5", "true", "null", "{}", "[]", '["a"]')
+SEQS = (
+    *("null", "5", '"1"', "true", "{}", "[]", "[[1]]"),
+    *(f"[{text}]" for text in SEQ),
+    *(f"[1,{text}]" for text in SEQ),
+)
+# Beside one seq.
+TOKENS_OF_ONE = ("5", '"x"', "true", "{}", "[]", "[5]", "[null]", "[[]]", '["a","b"]')
+MATCH = (
+    *("5", "true", "{}", "[]", '["tag"]'),
+    *('["tag","Eq",5]', '["node","Eq","a"]', '["tag","Glob","a"]'),
+)

@@ -45,6 +45,7 @@ from topics.engine.topic_table import TopicTable
 from topics.errors import NotAQueue
 from topics.formats.api.append_body import AppendBody
 from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.limits import U64_MAX
 from topics.formats.api.topic_config import TopicConfigPatch
 from topics.formats.disk.rendering import Rendering
 
@@ -185,13 +186,20 @@ class ShardEngine:
         return jobs_of(topic).leases.poller(node)
 
     def claim(
-        self, topic: Topic, asks: Sequence[Ask], now: Now, *, evenly: bool
+        self,
+        topic: Topic,
+        asks: Sequence[Ask],
+        now: Now,
+        *,
+        evenly: bool,
+        max_bytes: int = U64_MAX,
     ) -> list[LeaseChange]:
         """Lease jobs to all askers in one pass, free ones first (§10.2); a change for each.
 
-        ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may.
+        ``evenly``: dealt round-robin, to a cohort. Otherwise the first asker takes what it may. The
+        records of all of them have about ``max_bytes`` at most.
         """
-        return lease_jobs.claim(self.table, topic, asks, now, evenly=evenly)
+        return lease_jobs.claim(self.table, topic, asks, now, evenly=evenly, max_bytes=max_bytes)
 
     def ack(
         self,

@@ -18,10 +18,11 @@ Stream = Callable[[Any], Awaitable[None]]  # given the connection, until either 
 class Answer:
     """One response. The body of an answer with a ``reply`` may live in shared memory: whoever sends
     the answer calls `done` afterwards. A ``stream`` follows the head instead of a body; its headers
-    are the whole head.
+    are the whole head. Who sets ``on_unsent`` hears that the answer, or the head of the stream,
+    did not reach the client.
     """
 
-    __slots__ = ("body", "headers", "media_type", "reply", "status", "stream")
+    __slots__ = ("body", "headers", "media_type", "on_unsent", "reply", "status", "stream")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Answer:
         self.headers = headers
         self.stream = stream
         self.media_type = media_type
+        self.on_unsent: Callable[[], None] | None = None
 
     def on_lost(self, release: Callable[[], object]) -> None:
         """``release`` is called when the shared memory is needed before `done`; it must lead to
@@ -45,6 +47,12 @@ class Answer:
         """
         if self.reply is not None:
             self.reply.on_lost(release)
+
+    def unsent(self) -> None:
+        """The answer could not be sent, or not whole."""
+        if self.on_unsent is not None:
+            on_unsent, self.on_unsent = self.on_unsent, None
+            on_unsent()
 
     def done(self) -> None:
         """Give the shared memory back. Safe to call twice."""

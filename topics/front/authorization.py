@@ -35,7 +35,7 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
 def authorize(principal: Principal, scope: Scope | None, topic: str | None = None) -> None:
     """Raises `Forbidden` unless the key has the scope and its prefixes cover the topic."""
     if scope is not None and not principal.allows(scope):
-        name = str(scope.name).lower()
+        name = str(scope.name).lower().replace("|", "+")
         raise Forbidden(f"the key lacks the scope {name}", scope=name)
     if topic is not None and not principal.covers(topic):
         raise Forbidden("the name is outside the key's prefixes")

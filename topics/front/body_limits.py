@@ -9,6 +9,7 @@ from topics.front.route import BodyRule, Route
 
 SHORT_BODY_BYTES = 128 * 1024  # decoded in one turn of an event loop: 4 to 9 ms at worst
 WATCH_TOPIC_BYTES = 512  # a name of 255 characters and its start
+JOB_BYTES = 64  # a seq and a lease_id
 ESCAPED = 8  # a JSON string is at most so many times as long as its text
 
 
@@ -28,7 +29,8 @@ class BodyLimits:
 def short_body_max(settings: Settings) -> int:
     """The longest body that any request but an append can need."""
     texts = ESCAPED * max(settings.max_tag_bytes, settings.max_node_bytes)
-    wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * settings.max_watch_topics, texts)
+    topics, jobs = settings.max_watch_topics, settings.max_claim
+    wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * topics, JOB_BYTES * jobs, texts)
     return min(settings.max_body_bytes, wanted)
 
 

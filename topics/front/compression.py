@@ -28,8 +28,13 @@ async def compressed(answer: Answer) -> Answer:
             answer.on_lost(scope.cancel)
             body = await _gzip(memoryview(answer.body))
             headers = (*answer.headers, *GZIP_HEADERS)
-            return Answer(answer.status, body, headers=headers, media_type=answer.media_type)
+            packed = Answer(answer.status, body, headers=headers, media_type=answer.media_type)
+            packed.on_unsent = answer.on_unsent
+            return packed
         raise NotReady("the shard of this topic went down")
+    except BaseException:
+        answer.unsent()
+        raise
     finally:
         answer.done()
 

@@ -122,7 +122,8 @@ class Guard:
             raise
         if matched.route.is_open and not self._probe_auth:
             return matched, ANYONE
-        return matched, authenticate(self._access, head.fields, _token(matched))
+        token = find_token(matched.query) if matched.route.query_token else None
+        return matched, authenticate(self._access, head.fields, token)
 
     def _check_length(self, route: Route, length: int | None) -> None:
         most = self.body_limits.max_bytes(route)
@@ -140,13 +141,6 @@ def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType |
     if wrong is not None and head.length is not None:
         raise wrong
     return gzip_in, wrong
-
-
-def _token(matched: RouteMatch) -> bytes | None:
-    """``?token=``, for an EventSource, which cannot send a header: on the GETs of event streams
-    only (§7.1).
-    """
-    return None if matched.wid is None else find_token(matched.query)
 
 
 def _idempotency_key(fields: HeadFields) -> str | None:

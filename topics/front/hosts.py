@@ -1,5 +1,5 @@
 """Host names and origins: the names that a request may call this server by, and the sites whose
-pages may open a WebSocket.
+pages may do what browsers ask no preflight for.
 
     accepted names         when
     loopback names and     TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
@@ -9,10 +9,11 @@ pages may open a WebSocket.
 In DNS rebinding a foreign name comes to mean 127.0.0.1, and a browser takes this server for the
 foreign site. A request without a name (HTTP/1.0) passes: no browser sends one.
 
-A browser asks no preflight for a WebSocket, so without keys an upgrade with a foreign ``Origin`` is
-refused; ``null`` is foreign, ports do not count. The other routes need no such rule: their bodies
-must be ``application/json``, which wants a preflight, and the preflight gets 405. GETs go out, but
-change nothing, and the page may not read the answer.
+A browser asks no preflight for a WebSocket, for a work stream (a GET that leases jobs) and for a
+redrive (a POST that needs no body). So without keys these are refused to a foreign ``Origin``;
+``null`` is foreign, ports do not count. The other routes need no such rule: their bodies must be
+``application/json``, which wants a preflight, and the preflight gets 405. The other GETs go out,
+but change nothing, and the page may not read the answer.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from topics.errors import InvalidRequest
 
 QUERY_MAX_BYTES = 8 * 1024  # several times the longest prefix, cursor and key together
 PARAMETERS_MAX = 64
+DIGITS_MAX = 20
 
 T = TypeVar("T")
 
@@ -82,3 +83,10 @@ def boolean(name: str, value: str) -> bool:
     if value not in ("true", "false"):
         raise InvalidRequest(f"{name} must be true or false", parameter=name)
     return value == "true"
+
+
+def integer(name: str, value: str) -> int:
+    """An integer without a sign. Raises `InvalidRequest`."""
+    if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
+        raise InvalidRequest(f"{name} must be an integer", parameter=name)
+    return int(value)

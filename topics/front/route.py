@@ -48,7 +48,8 @@ class Route:
     waits: bool = False  # may wait for records: the call ends when the client hangs up
     is_open: bool = False  # needs no key, unless TOPICS_PROBE_AUTH is set
     streams: bool = False  # the answer has no end and is the last of its connection
-    no_preflight: bool = False  # browsers let pages of any site open it, read from it and write
+    query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
+    no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
     def path_of(self, topic: str) -> str:
         """The path with a topic's name filled in."""

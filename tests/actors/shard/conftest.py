@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.support.feeds import Front, OnDisk
+from tests.support.queue_desk import QueueDesk
 from tests.support.shard import Desk
 from tests.support.streamed import LONG
 from topics.actors.shard import appends, streamed_appends
@@ -33,6 +34,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def front(tmp_path: Path, nursery: trio.Nursery) -> Front:
     """A session that opens feeds."""
     return Front(tmp_path, nursery)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, nursery: trio.Nursery) -> QueueDesk:
+    """A session whose clients work on queues."""
+    return QueueDesk(tmp_path, nursery)
 
 
 @pytest.fixture

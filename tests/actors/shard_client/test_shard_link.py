@@ -21,7 +21,7 @@ from topics.actors.shard_client.shard_link import ShardReply
 from topics.actors.shard_client.shards import Shards
 from topics.config import Settings
 from topics.errors import NotReady, TopicsError
-from topics.formats.wire.calls import APPEND, DIFF, FEED_READ
+from topics.formats.wire.calls import APPEND, CLAIM, DIFF, FEED_READ
 from topics.formats.wire.contract import Call
 from topics.formats.wire.message import Message
 
@@ -29,6 +29,7 @@ SETTINGS = Settings(ring_bytes=1 << 16, inline_bytes=4096, arena_bytes=1 << 20)
 NOTHING: Any = ()  # params that nobody reads
 OK = 200
 POLL = b'{"from_seq":0,"wait_ms":30000}'
+WAITING = b'{"node":"n","wait_ms":30000}'
 
 
 class Shard:
@@ -42,7 +43,7 @@ class Shard:
         self.asked: list[InboundCall[Any, Any]] = []
         self.awake = True
         self.router = MessageRouter()
-        for call in (APPEND, DIFF, FEED_READ):
+        for call in (APPEND, CLAIM, DIFF, FEED_READ):
             serve(self.router, call, self.asked.append)
         self.words.state = ShardState.READY
 
@@ -148,6 +149,18 @@ async def test_a_long_poll_outlasts_the_stall_and_late_answers_are_dropped(
     await wait_all_tasks_blocked()
     await desk.shard.answer()
     assert again == [OK]
+
+
+async def test_a_waiting_claim_outlasts_the_stall_and_another_claim_does_not(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    waiting, claim = desk.ask(CLAIM, WAITING), desk.ask(CLAIM, b'{"node":"n"}')
+    await desk.stall()
+    assert (waiting, claim) == ([], ["stalled"])
+    desk.shard.awake = True
+    await trio.sleep(1.6)
+    await desk.shard.answer()
+    assert waiting == [OK]
 
 
 async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(

@@ -24,9 +24,13 @@ from topics.formats.wire.calls import (
     FEED_ENDED,
     FEED_PAGE,
     TOPIC_GET,
+    WORK_ENDED,
+    WORK_JOBS,
     FeedEndedParams,
     FeedPageParams,
     TopicGetParams,
+    WorkEndedParams,
+    WorkJobsParams,
 )
 from topics.formats.wire.message import Message
 
@@ -84,6 +88,12 @@ class Desk:
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
         self.told.append((shard, params))
 
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Any) -> None:
+        self.told.append((shard, params, bytes(jobs)))
+
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
+        self.told.append((shard, params))
+
     def turn(self) -> None:
         for _ in range(2):
             for link in self.shards._links:
@@ -122,17 +132,24 @@ def test_a_question_goes_to_the_shard_that_is_named_and_its_answer_to_who_asked(
 
 def test_what_a_shard_sends_unasked_is_told_with_its_number(desk: Desk) -> None:
     ended = FeedEndedParams(5, 9, "internal")
+    jobs, work_ended = WorkJobsParams(7, [1, 2], [4, 5]), WorkEndedParams(7, "not_a_queue", "why")
     for other in reversed(desk.others):
         assert other.session is not None
         notify(other.session, FEED_PAGE, PAGE, b"records of %d" % other.number)
         notify(other.session, FEED_ENDED, ended)
+        notify(other.session, WORK_JOBS, jobs, b"jobs of %d" % other.number)
+        notify(other.session, WORK_ENDED, work_ended)
         other.turn()
         desk.turn()
     assert desk.told == [
         (1, PAGE, b"records of 1"),
         (1, ended),
+        (1, jobs, b"jobs of 1"),
+        (1, work_ended),
         (0, PAGE, b"records of 0"),
         (0, ended),
+        (0, jobs, b"jobs of 0"),
+        (0, work_ended),
     ]
 
 

@@ -16,6 +16,7 @@ from tests.support.event_sources import (
     Address,
     CannedHandler,
 )
+from tests.support.queues import Queue
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import session
@@ -55,3 +56,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def guarded_api(guarded: Server) -> Iterator[Api]:
     with Api(guarded.address, token=KEY) as api:
         yield api
+
+
+@pytest.fixture
+def guarded_queue(guarded_api: Api, topic: str) -> Queue:
+    """An empty queue of a server with keys."""
+    return Queue.create(guarded_api, topic)

@@ -18,7 +18,9 @@ from tests.support.event_sources import (
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
     records,
+    works_on_a_queue,
 )
+from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import CAUGHT_UP, session
@@ -28,7 +30,8 @@ globalThis.seen = [];
 globalThis.collect = (event, id, data) => { seen.push({ event, id, data }); };
 globalThis.listen = (url) => {
   globalThis.source = new EventSource(url);
-  for (const name of ["message", "record", "tombstone", "caught-up", "topic-deleted", "error"])
+  const names = ["message", "record", "tombstone", "caught-up", "topic-deleted", "job", "error"];
+  for (const name of names)
     source.addEventListener(name, (event) => {
       if (event.data !== undefined) collect(name, event.lastEventId, event.data);
     });
@@ -169,6 +172,22 @@ def test_chromium_closes_a_stream_and_opens_it_again(
     again.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     ok(api.append(topic, "later"))
     assert records(again.wait(lambda events: len(records(events)) == 1)) == ["later"]
+
+
+@pytest.mark.slow
+def test_chromium_works_on_a_queue(browser: chromium.Chromium, queue: Queue) -> None:
+    works_on_a_queue(
+        PageSource(browser, queue.api.address, listening(work_path(queue.name, node="w", max=2))),
+        queue,
+    )
+
+
+@pytest.mark.slow
+def test_chromium_works_with_a_key_in_the_query(
+    browser: chromium.Chromium, guarded_queue: Queue
+) -> None:
+    url = work_path(guarded_queue.name, node="w", max=2, token=KEY)
+    works_on_a_queue(PageSource(browser, guarded_queue.api.address, listening(url)), guarded_queue)
 
 
 SOCKET = """

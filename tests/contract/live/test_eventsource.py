@@ -23,7 +23,10 @@ from tests.support.event_sources import (
     comes_back_by_itself,
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
+    works_again_after_a_cut,
+    works_on_a_queue,
 )
+from tests.support.queues import Queue, work_path
 from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import session
@@ -103,3 +106,28 @@ def test_eventsource_watches_with_a_key(guarded: Server, guarded_api: Api, topic
         at(guarded.address, session(guarded_api, [topic])["stream_url"]), KEY
     ) as source:
         reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
+
+
+@pytest.mark.slow
+def test_eventsource_works_on_a_queue(queue: Queue) -> None:
+    path = work_path(queue.name, node="w", max=2)
+    with NodeSource(at(queue.api.address, path)) as source:
+        works_on_a_queue(source, queue)
+
+
+@pytest.mark.slow
+def test_eventsource_gets_its_jobs_again_when_it_comes_back(queue: Queue, relay: Relay) -> None:
+    path = work_path(queue.name, node="w", max=2, lease_ms=3_600_000)
+    with NodeSource(at(relay.address, path)) as source:
+        works_again_after_a_cut(source, queue, relay)
+    assert relay.connections == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["header", "query"])
+def test_eventsource_works_with_a_key(guarded_queue: Queue, way: str) -> None:
+    key = {"token": KEY} if way == "query" else {}
+    path = work_path(guarded_queue.name, node="w", max=2, **key)
+    bearer = [] if key else [KEY]
+    with NodeSource(at(guarded_queue.api.address, path), *bearer) as source:
+        works_on_a_queue(source, guarded_queue)

@@ -18,7 +18,9 @@ from tests.support.event_sources import (
     reads_a_backlog_and_what_comes_live,
     reads_the_canned_stream,
     records,
+    works_on_a_queue,
 )
+from tests.support.queues import Queue, work_path
 from tests.support.server import Server
 from tests.support.sse import session
 
@@ -84,3 +86,28 @@ def test_httpx_watches_with_a_key(guarded: Server, guarded_api: Api, topic: str)
     url = session(guarded_api, [topic])["stream_url"]
     with HttpxSource(at(guarded.address, url), Authorization=f"Bearer {KEY}") as source:
         reads_a_backlog_and_what_comes_live(source, guarded_api, topic)
+
+
+def test_httpx_works_on_a_queue(queue: Queue) -> None:
+    path = work_path(queue.name, node="w", max=2)
+    with HttpxSource(at(queue.api.address, path)) as source:
+        works_on_a_queue(source, queue)
+        assert source.retries == [2000]
+    queue.becomes()
+
+
+def test_httpx_works_with_a_key(guarded_queue: Queue) -> None:
+    path = work_path(guarded_queue.name, node="w", max=2)
+    url = at(guarded_queue.api.address, path)
+    with HttpxSource(url, Authorization=f"Bearer {KEY}") as source:
+        works_on_a_queue(source, guarded_queue)
+
+
+def test_httpx_that_is_closed_gives_its_jobs_back(queue: Queue) -> None:
+    queue.push("a")
+    path = work_path(queue.name, node="w", lease_ms=3_600_000)
+    with HttpxSource(at(queue.api.address, path)) as source:
+        source.wait(lambda events: len(events) == 1)
+        assert queue.claim("other") == []
+    (job,) = queue.claim_all(1, "other")
+    assert job["deliveries"] == 2

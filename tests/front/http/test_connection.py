@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 
@@ -99,3 +100,20 @@ async def test_a_slow_reader_gets_everything(fast: bool) -> None:
         await client.say(request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health"))
         assert len((await client.hear()).json()["filler"]) == 8_000_000
         assert (await client.hear()).json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("end", ["close", "half", "cut", ""])
+async def test_a_client_that_is_gone_gets_no_answer_that_matters(end: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(ours, Connections(Timings(), 0.0))
+        theirs.send(b"the next request")
+        connection.check_client()
+        if end == "close":
+            theirs.close()
+        elif end == "half":
+            theirs.shutdown(socket.SHUT_WR)
+        elif end == "cut":
+            connection.cut()
+        with pytest.raises(ConnectionResetError) if end else contextlib.nullcontext():
+            connection.check_client()

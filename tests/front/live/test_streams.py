@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import BUG, broken, two
 from tests.support.live_desk import desk, page, records
-from topics.errors import Internal
 
 
 async def test_a_page_that_cannot_be_shown_ends_one_stream(
@@ -51,17 +49,3 @@ async def test_a_stream_that_fails_while_it_catches_up_ends_alone(
         await front.page(0, 1)
         assert b'"$seq":1' in second.hear()
     assert {record.message for record in caplog.records} == {BUG}
-
-
-async def test_a_failed_read_of_a_former_reader_does_not_end_the_new_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with desk() as front:
-        client = await front.client()
-        await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
-        await client.follow("t")
-        front.shards.refuse("feed.read", Internal("of the first one"))
-        await wait_all_tasks_blocked()
-        assert b"event: error" not in client.hear()
-        assert client.stream.readers.keys() == {"t"}
-    assert not caplog.records

@@ -14,7 +14,7 @@ from topics.engine.access import ANYONE
 from topics.formats.api.fields import HeadFields
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
-from topics.front.live.sse import HEADERS, RETRY
+from topics.front.live.event_stream import HEADERS, RETRY
 from topics.front.routes import watch
 
 

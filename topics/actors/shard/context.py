@@ -22,6 +22,7 @@ from topics.actors.shard.held_topics import Handler, HeldTopics, Request, handle
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
+from topics.engine.changes.change import Change
 from topics.engine.now import Now
 from topics.engine.topic import Topic
 from topics.errors import NotReady
@@ -86,6 +87,12 @@ class ShardContext:
         self.freshen(topic)
         return topic
 
+    def fresh_queue(self, name: str) -> Topic:
+        """The queue of that name, as it is now. Raises `TopicNotFound` or `NotAQueue`."""
+        topic = self.engine.queue(name)
+        self.freshen(topic)
+        return topic
+
     def freshen(self, topic: Topic | None) -> None:
         """Remove what is too old by now, before anything is answered or decided."""
         if topic is None or not topic.is_perishable:
@@ -96,9 +103,12 @@ class ShardContext:
             # Damaged records do not keep the rest of the topic from its users.
             self.store.report(damage)
             return
-        if change is None:
-            return
+        if change is not None:
+            self.submit_or_undo(change)  # undone, the log gets the floor when it can be written
+
+    def submit_or_undo(self, change: Change) -> None:
+        """Submit a change that nobody waits for, unless the log cannot take it."""
         if self.room.refusal(grows=False) is None:
             self.commits.submit(change, None)
         else:
-            self.engine.undo(change)  # the log gets the floor when it can be written
+            self.engine.undo(change)

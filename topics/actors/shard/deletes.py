@@ -1,21 +1,18 @@
 """Deletes, of topics and of records: the changes that make room on a full disk (§1, §4; decision
 0015).
 
-A delete may use the log's reserve when all frames of its group make room. A delete that shares its
-group with an append may not, and the log refuses both; the delete is then handled once more, alone.
+A delete may use the log's reserve when all frames of its group make room. One that had no room
+beside an append is handled once more (`retries.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.replies import answer_error, reply_json
+from topics.actors.rpc.replies import reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.held_topics import Handler, Request, handle_late
-from topics.actors.shard.room import unwritable
+from topics.actors.shard.held_topics import Request
+from topics.actors.shard.retries import Retries
 from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
 from topics.formats.api import answers
@@ -28,29 +25,20 @@ from topics.formats.wire.calls import (
     NoResult,
     TopicDeleteParams,
 )
-from topics.storage.wal.file import NoRoom
 from topics.storage.wal.progress import Progress
 
 
 class Deletes(Service):
     """Handles `topic.delete` and `topic.delete_records`."""
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._repeated: list[tuple[Handler, Request]] = []  # had no room beside others
+        self._retries = retries
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         serve(router, TOPIC_DELETE, self._delete)
         serve(router, DELETE_RECORDS, self._delete_records)
-
-    def on_turn(self) -> bool:
-        """Handle the deletes that had no room once more; the log goes on by now."""
-        if self._repeated:
-            repeated, self._repeated = self._repeated, []
-            for handler, request in repeated:
-                handle_late(handler, request)
-        return False
 
     def _delete(
         self, request: InboundCall[TopicDeleteParams, NoResult], *, again: bool = False
@@ -69,7 +57,7 @@ class Deletes(Service):
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._refuse(self._delete, request, result, again=again)
+                return self._retries.refuse(self._delete, request, result, again=again)
             body = answers.deleted(name, existed=True)
             return reply_json(request, NO_RESULT, body, params.at)
 
@@ -95,7 +83,7 @@ class Deletes(Service):
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._refuse(self._delete_records, request, result, again=again)
+                return self._retries.refuse(self._delete_records, request, result, again=again)
             body = answers.records_deleted(
                 topic.name,
                 change.deleted,
@@ -111,16 +99,3 @@ class Deletes(Service):
     async def _delete_when_idle(self, topic: Topic, request: Request) -> None:
         await self._commits.wait_idle(topic)
         self._context.give_back(topic.name, (self._delete_records, request))
-
-    def _refuse(
-        self,
-        handler: Callable[..., None],
-        request: Request,
-        error: OSError,
-        *,
-        again: bool,
-    ) -> None:
-        if isinstance(error, NoRoom) and not again:
-            self._repeated.append((partial(handler, again=True), request))
-            return
-        answer_error(request, unwritable(error))

@@ -13,9 +13,14 @@ from topics.actors.shard.feeds import Feeds
 from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.peers import Peers
+from topics.actors.shard.queues.claims import Claims
 from topics.actors.shard.queues.dead_letters import DeadLetters
+from topics.actors.shard.queues.job_calls import JobCalls
+from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.queues.redrive import Redrives
+from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
+from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
@@ -26,11 +31,16 @@ from topics.storage.recovery.steps import Shard
 class ShardServices(NamedTuple):
     """Everything that attaches to a shard's loop."""
 
+    retries: Retries
     peers: Peers
     appends: Appends
     streamed_appends: StreamedAppends
     topics: TopicCalls
     deletes: Deletes
+    claims: Claims
+    job_calls: JobCalls
+    work_streams: WorkStreams
+    lines: Lines
     dead_letters: DeadLetters
     redrives: Redrives
     reads: Reads
@@ -45,14 +55,23 @@ class ShardServices(NamedTuple):
 def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
     """All services of one shard. ``heads``: its words for pages that are read ahead."""
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
+    retries = Retries(context.commits)
+    # Each is told by the other: of dead jobs, and of those that are claimable again.
+    lines = Lines(context, lambda topic: dead_letters.wake(topic))
+    dead_letters = DeadLetters(context, lines.note_claimable)
     return ShardServices(
+        retries,
         context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
         TopicCalls(context),
-        Deletes(context),
-        DeadLetters(context, lambda _: None),
-        Redrives(context, lambda _: None),
+        Deletes(context, retries),
+        Claims(context, lines),
+        JobCalls(context, lines, retries),
+        WorkStreams(context, lines),
+        lines,
+        dead_letters,
+        Redrives(context, lines.note_claimable),
         Reads(context, long_polls, HeadWriter(heads)),
         long_polls,
         Feeds(context),

@@ -101,6 +101,14 @@ def _summary(topic: Topic, now: Now) -> dict[str, Any]:
 
 
 def _state(topic: Topic, now: Now) -> dict[str, Any]:
+    fields = _log_state(topic, now)
+    if topic.jobs is not None:
+        topic.jobs.advance(now.ms)
+        fields["queue"] = topic.jobs.counters(topic.count)._asdict()
+    return fields
+
+
+def _log_state(topic: Topic, now: Now) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "type": topic.config.type,

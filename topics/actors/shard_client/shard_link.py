@@ -7,7 +7,7 @@
                                                 a heartbeat
 
 A stalled shard is asked nothing. Its pending calls fail, but not those that wait by their nature,
-such as long polls; they go on when the shard does.
+such as long polls and waiting claims; they go on when the shard does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ from topics.actors.shard_client.readiness import not_ready, waits_for_disk
 from topics.actors.shard_client.reservations import fail_holders
 from topics.errors import NotReady, TopicsError
 from topics.formats.buffers import Buffer
-from topics.formats.wire.calls import CALLS, DIFF, FeedEndedParams, FeedPageParams
+from topics.formats.wire.calls import (
+    CALLS,
+    CLAIM,
+    DIFF,
+    FeedEndedParams,
+    FeedPageParams,
+    WorkEndedParams,
+    WorkJobsParams,
+)
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerGone
 
@@ -70,13 +78,19 @@ class Listener(Protocol):
         """The shard serves, for the first time or again."""
 
     def closed(self, shard: int) -> None:
-        """The shard is gone, and with it all its feeds."""
+        """The shard is gone, and with it all its feeds and work streams."""
 
     def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
         """A page of a feed; ``records`` is valid until this returns."""
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
         """A feed has ended in the shard."""
+
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
+        """Jobs for a work stream; ``jobs`` is valid until this returns."""
+
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
+        """A work stream has ended in the shard."""
 
 
 class NoListener:
@@ -93,6 +107,12 @@ class NoListener:
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
         """As `Listener.feed_ended`."""
+
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
+        """As `Listener.jobs`."""
+
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
+        """As `Listener.work_ended`."""
 
 
 class ShardLink:
@@ -211,7 +231,7 @@ class ShardLink:
             discard(body)
             raise not_ready(self)
         pending = typed_calls.call_soon(session, call, params, body)
-        if call is DIFF and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
+        if (call is DIFF or call is CLAIM) and isinstance(body, IN_MEMORY) and b"wait_ms" in body:
             pending.is_patient = True
         return pending
 

@@ -22,7 +22,16 @@ from topics.actors.shard_client.readiness import Readiness, readiness_of
 from topics.actors.shard_client.shard_link import Listener, ShardLink, ShardReply
 from topics.errors import TopicsError
 from topics.formats.names import shard_of
-from topics.formats.wire.calls import FEED_ENDED, FEED_PAGE, FeedEndedParams, FeedPageParams
+from topics.formats.wire.calls import (
+    FEED_ENDED,
+    FEED_PAGE,
+    WORK_ENDED,
+    WORK_JOBS,
+    FeedEndedParams,
+    FeedPageParams,
+    WorkEndedParams,
+    WorkJobsParams,
+)
 from topics.formats.wire.contract import Call, Event, P, R
 
 CHECK_S: Final = 0.5  # between two checks of the heartbeats
@@ -53,8 +62,17 @@ class Shards:
         def feed_ended(message: InboundMessage, params: FeedEndedParams) -> None:
             listener.feed_ended(numbers[message.peer_id], params)
 
+        def jobs(message: InboundMessage, params: WorkJobsParams) -> None:
+            listener.jobs(numbers[message.peer_id], params, message.attachment)
+            message.release()
+
+        def work_ended(message: InboundMessage, params: WorkEndedParams) -> None:
+            listener.work_ended(numbers[message.peer_id], params)
+
         subscribe(self._router, FEED_PAGE, page)
         subscribe(self._router, FEED_ENDED, feed_ended)
+        subscribe(self._router, WORK_JOBS, jobs)
+        subscribe(self._router, WORK_ENDED, work_ended)
 
     async def run(self) -> None:
         """Carry messages until cancelled."""

@@ -30,13 +30,14 @@ class LeaseChange(Change):
     not held. ``until_ts``: their new deadline (wall ms). ``jobs``: those of a claim.
     """
 
-    __slots__ = ("jobs", "seqs", "skipped", "until_ts")
+    __slots__ = ("_doomed", "jobs", "seqs", "skipped", "until_ts")
 
     def __init__(self, topic: Topic, seqs: Sequence[int], skipped: Sequence[int] = ()) -> None:
         super().__init__(topic, [], False)
         self.seqs, self.skipped = seqs, skipped
         self.jobs: Sequence[Job] = ()
         self.until_ts = 0
+        self._doomed: set[int] | None = None  # jobs that the log called dying before
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
         """The change is pending until these frames are durable; without any it is not."""
@@ -44,6 +45,14 @@ class LeaseChange(Change):
         if frames:
             self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
             self.note_pending()
+
+    def doom(self, *, dying: bool) -> None:
+        """The log says now of these jobs that they are ``dying``, or that they are not."""
+        doomed = jobs_of(self.topic).doomed
+        if doomed or dying:
+            self._doomed = doomed.intersection(self.seqs)
+            doomed.difference_update(self.seqs)
+            doomed.update(self.seqs if dying else ())
 
     def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
@@ -53,6 +62,10 @@ class LeaseChange(Change):
         """As `Change.undo`."""
         self.note_settled()
         self.take_back()
+        if self._doomed is not None:
+            jobs = jobs_of(self.topic)
+            jobs.doomed.difference_update(self.seqs)
+            jobs.doomed.update(seq for seq in self._doomed if jobs.is_listed(seq))
 
     def take_back(self) -> None:
         """Undo what the change has done to the jobs."""
@@ -116,10 +129,16 @@ class DyingJobs(LeaseChange):
 
 
 def claim(
-    table: TopicTable, topic: Topic, asks: Sequence[Ask], now: Now, *, evenly: bool
+    table: TopicTable,
+    topic: Topic,
+    asks: Sequence[Ask],
+    now: Now,
+    *,
+    evenly: bool,
+    max_bytes: int,
 ) -> list[LeaseChange]:
     """As `ShardEngine.claim`."""
-    hands = deal(topic, table.store, asks, now, evenly=evenly)
+    hands = deal(topic, table.store, asks, now, evenly=evenly, max_bytes=max_bytes)
     return [_leased(table, topic, ask, hand, now) for ask, hand in zip(asks, hands, strict=True)]
 
 
@@ -138,6 +157,7 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
     if keeps_leases(topic.config):
         rows = LeaseRows(LeaseOp.CLAIMED, seqs, counts, ask.holder.node, deadline_ts, number)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+        change.doom(dying=False)
     return change
 
 
@@ -185,6 +205,7 @@ def _end(
         deliveries = [jobs.deliveries(seq) for seq in seqs]
         rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=now.ts + delay_ms)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
+        change.doom(dying=False)
     return change
 
 
@@ -219,6 +240,7 @@ def dying(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     if seqs and topic.config.durability != "ephemeral":
         rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs])
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
+        change.doom(dying=True)
     return change
 
 

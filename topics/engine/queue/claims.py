@@ -26,6 +26,7 @@ from topics.engine.topic import Topic
 from topics.formats.disk.records import View, live_runs
 
 UNREADABLE_MS = 60_000  # until a job with a damaged record is tried again
+STEP = 64  # records that are read before their bytes are counted
 
 
 class Ask(NamedTuple):
@@ -51,16 +52,17 @@ Taken = tuple[int, bytes]
 
 
 def deal(
-    topic: Topic, store: Store, asks: Sequence[Ask], now: Now, *, evenly: bool
+    topic: Topic, store: Store, asks: Sequence[Ask], now: Now, *, evenly: bool, max_bytes: int
 ) -> list[list[Taken]]:
     """Take jobs for all askers; a list for each of them, in the order of seqs.
 
-    ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on.
+    ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
+    taken once their records have ``max_bytes``, give or take `STEP` records.
     """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
     hands: list[list[Taken]] = [[] for _ in asks]
-    taken = iter(_take(topic, store, sum(ask.max_jobs for ask in asks), now))
+    taken = iter(_take(topic, store, sum(ask.max_jobs for ask in asks), max_bytes, now))
     if evenly and len(asks) > 1:
         turns = _turns(asks, hands)
         for job in taken:
@@ -86,15 +88,17 @@ def jobs_of(topic: Topic) -> Jobs:
     return topic.jobs
 
 
-def _take(topic: Topic, store: Store, count: int, now: Now) -> list[Taken]:
-    jobs, found = jobs_of(topic), list[Taken]()
-    while len(found) < count:
-        seqs = jobs.take_free(count - len(found), topic.config)
-        seqs += _take_new(topic, store, count - len(found) - len(seqs))
+def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> list[Taken]:
+    jobs, found, size = jobs_of(topic), list[Taken](), 0
+    while len(found) < count and size < max_bytes:
+        wanted = min(count - len(found), STEP)
+        seqs = jobs.take_free(wanted, topic.config)
+        seqs += _take_new(topic, store, wanted - len(seqs))
         if not seqs:
             break
         read = records_of(topic, store, seqs)
         found += read
+        size += sum(len(record) for _, record in read)
         if len(read) == len(seqs):
             continue
         for seq in set(seqs).difference(seq for seq, _ in read):

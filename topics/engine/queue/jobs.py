@@ -65,7 +65,8 @@ class Jobs:
     __slots__ = (
         *("_apart", "_delayed", "_delayed_times", "_deliveries", "_due", "_due_ts"),
         *("_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
-        *("acking", "aside", "cursor", "dead", "dead_lettered", "dying", "leases", "ledger"),
+        *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "dying"),
+        *("leases", "ledger"),
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -86,6 +87,7 @@ class Jobs:
         self.acking: dict[int, Lease] = {}
         self.dead: dict[int, None] = {}  # exhausted, and not on their way
         self.dying: dict[int, None] = {}  # on their way to the dead-letter topic
+        self.doomed: set[int] = set()  # those of which the log says last that they are dying
         self.aside: dict[int, tuple[Apart, int]] = {}  # on their way to another topic
         self.dead_lettered = 0
         self._lowest: list[int] | None = None  # heap of all listed seqs, once `cut` needs it
@@ -329,6 +331,7 @@ class Jobs:
         self._deliveries[seq] = row.deliveries
         if row.state is JobState.DYING:
             self.dead[seq] = None
+            self.doomed.add(seq)
         elif left_ms > 0:
             self.hide(seq, now.ms + left_ms)
         else:
@@ -355,17 +358,19 @@ class Jobs:
     def _row(self, seq: int, now: Now) -> JobRow | None:
         """The job, unless it was never delivered."""
         deliveries = self.deliveries(seq)
+        if seq in self.doomed:
+            # The dead-letter topic may have it: it is not delivered again, whatever refused it.
+            return JobRow(JobState.DYING, 0, 0, deliveries, "")
         lease = self.leases.lease(seq) if seq in self.leases else self.acking.get(seq)
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
             return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
         state, until_ms = self.aside.get(seq, (None, 0))
-        if seq in self.dying or seq in self.dead or state is Apart.DEAD:
-            return JobRow(JobState.DYING, 0, 0, deliveries, "")
         if seq in self._hidden or state is Apart.HIDDEN:
             until_ts = now.ts + self._hidden.get(seq, until_ms) - now.ms
             return JobRow(JobState.FREE, until_ts, 0, deliveries, "")
-        if seq in self._free or state is Apart.FREE:
+        has_ended = (seq in each for each in (self._free, self.dead, self.dying))
+        if state in (Apart.FREE, Apart.DEAD) or any(has_ended):
             return JobRow(JobState.FREE, 0, 0, deliveries, "")
         return None
 
@@ -413,6 +418,10 @@ class Jobs:
             *(self.dead, self.dying, self.aside),
         )
 
+    def is_listed(self, seq: int) -> bool:
+        """Whether the job lives and is not fresh."""
+        return any(seq in each for each in self._lists())
+
     def _listed(self) -> Iterator[int]:
         return chain.from_iterable(self._lists())
 
@@ -425,6 +434,7 @@ class Jobs:
         for each in named:
             each.pop(seq, None)
         self._apart.discard(seq)
+        self.doomed.discard(seq)
 
     def _note(self, seqs: Sequence[int]) -> None:
         """These seqs are listed from now on."""

@@ -12,6 +12,7 @@ it could take and no error answer of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypercorn.app_wrappers import ASGIWrapper
@@ -49,6 +50,7 @@ class ColdCall:
     at: int
     close: bool
     has_answered: bool = False
+    on_unsent: Callable[[], None] | None = None  # as that of `Answer`
 
     def take_body(self) -> Body:
         """The body changes hands here; once."""

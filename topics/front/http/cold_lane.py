@@ -95,7 +95,7 @@ class _View:
 
     def _response(self, call: ColdCall, answer: Answer) -> Response:
         assert answer.stream is None, "streams are answered by the fast lane"
-        call.has_answered = True
+        call.has_answered, call.on_unsent = True, answer.on_unsent
         call.close = call.close or self._drain.is_draining
         headers = {name.decode(): value.decode() for name, value in answer.headers}
         if call.close:

@@ -24,6 +24,7 @@ from topics.front.http.transfer_rate import TransferRate
 
 RECV_BYTES = 64 * 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
+HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 NEVER = math.inf
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for bytes that are dropped
 
@@ -81,6 +82,11 @@ class Connection:
     def has_input(self) -> bool:
         """Whether there is input in the socket, or the client has closed its side."""
         return bool(ready_descriptors([self.fd], select.POLLIN, select.POLLIN))
+
+    def check_client(self) -> None:
+        """Raises `ConnectionResetError` when nobody would read an answer."""
+        if self.scope.cancel_called or hung_up([self.fd]):
+            raise ConnectionResetError("the client has hung up")
 
     async def receive(self) -> bool:
         """Wait for more input. False when the client has closed its side. Raises OSError."""
@@ -191,6 +197,11 @@ class Connection:
         with trio.move_on_after(self.timings.linger_s):
             while await self.receive_into(SCRATCH):
                 pass
+
+
+def hung_up(descriptors: Iterable[int]) -> set[int]:
+    """Those whose clients have closed their side, or are gone; one system call."""
+    return ready_descriptors(descriptors, select.POLLRDHUP, HANG_UP)
 
 
 def ready_descriptors(descriptors: Iterable[int], ask: int, want: int) -> set[int]:

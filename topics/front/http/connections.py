@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from topics.front.http.connection import Connection, Timings, ready_descriptors
+from topics.front.http.connection import Connection, Timings, hung_up, ready_descriptors
 from topics.front.http.held_answers import HELD_MAX_BYTES, HeldAnswers
-
-HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class Connections:
@@ -71,7 +69,7 @@ class Connections:
             elif now - connection.waits_since >= self.timings.tick_s:
                 waiting[connection.fd] = connection
         if waiting:
-            for fd in ready_descriptors(waiting, select.POLLRDHUP, HANG_UP):
+            for fd in hung_up(waiting):
                 waiting[fd].cut()
         self.answers.shed()
 

@@ -146,11 +146,18 @@ class FastLane:
 
     async def _answer_cold(self, call: ColdCall) -> None:
         connection = self.connection
-        answer = await ask_hypercorn(self.lanes.cold, call)
-        connection.waits_since = NEVER
-        self._has_answered = True
-        connection.closing = connection.closing or call.close
-        await connection.send_both(b"", answer)
+        try:
+            answer = await ask_hypercorn(self.lanes.cold, call)
+            connection.waits_since = NEVER
+            self._has_answered = True
+            connection.closing = connection.closing or call.close
+            if call.on_unsent is not None:
+                connection.check_client()
+            await connection.send_both(b"", answer)
+        except BaseException:
+            if call.on_unsent is not None:
+                call.on_unsent()
+            raise
 
     async def _send_stream(self, answer: Answer) -> None:
         """Give the connection to a stream until either side ends it. The limits and deadlines of
@@ -160,7 +167,11 @@ class FastLane:
         assert stream is not None, "only a stream comes here"
         self._has_answered = connection.closing = True
         connection.idle = False
-        await connection.send(stream_head(answer.status, answer.headers))
+        try:
+            await connection.send(stream_head(answer.status, answer.headers))
+        except BaseException:
+            answer.unsent()
+            raise
         await stream(connection)
 
     async def _refuse_head(self, refused: RefusedHead) -> None:
@@ -190,6 +201,8 @@ class FastLane:
             self._has_answered = True
             if close or self.lanes.connections.draining:
                 connection.closing = close = True
+            if answer.on_unsent is not None:
+                connection.check_client()
             body = answer.body
             head = self.lanes.responses.render(
                 answer.status, len(body), answer.headers, media_type=answer.media_type, close=close
@@ -201,5 +214,8 @@ class FastLane:
                 await connection.send_both(head, body)
             else:
                 await connection.send(head + body)
+        except BaseException:
+            answer.unsent()
+            raise
         finally:
             answer.done()

@@ -23,7 +23,7 @@ RETRY_S = 0.25  # after a shard has refused a reader
 
 
 class Feeds:
-    """All feed subscriptions of a front; a `Listener` of its shards."""
+    """All feed subscriptions of a front. `Live` tells it what shards say."""
 
     def __init__(self, backend: Backend, now: float) -> None:
         self.calls = FeedCalls(backend)
@@ -33,7 +33,6 @@ class Feeds:
         self._last_number = 0
         self._now = now  # of the last tick
         self._waiting: dict[Reader, float] = {}  # until when, at the latest
-        backend.listen(self)
 
     # What streams ask for
 

@@ -1,6 +1,8 @@
 """Live streams of a front: limits, ticks, drain and deferred writes (decision 0010).
 
-    shards --> Feeds (feeds.py) --page--> every stream that stands where it begins (streams.py)
+    shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
+    shards --> Feeds (feeds.py) --page--> every stream that stands where it
+                   |                 begins (topic_streams.py)
                    '-> the newest pages are kept for those a little below (pages.py)
 
 One task ticks all streams: heartbeats, slow readers, readers that wait for their shard. Another one
@@ -18,11 +20,19 @@ import trio
 
 from topics.config import Settings
 from topics.engine.access import Principal
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    FeedEndedParams,
+    FeedPageParams,
+    WorkEndedParams,
+    WorkJobsParams,
+)
 from topics.front.backend import Backend
 from topics.front.limits import FrontSlots
 from topics.front.live.feeds import Feeds
 from topics.front.live.message_budget import MessageBudget
 from topics.front.live.subscriptions import Isolated
+from topics.front.live.work_subscriptions import WorkSubscriptions
 
 LARGEST_MESSAGES_MAX = 2  # held for all WebSockets together, counted in the longest allowed
 TICK_S = 0.25  # the grain of heartbeats and timeouts
@@ -32,6 +42,7 @@ class LiveStream(Isolated, Protocol):
     """What the front needs of a stream."""
 
     principal: Principal
+    has_own_slot: bool  # which it took before it began, and gives back itself
 
     def tick(self, now: float) -> None:
         """Send a heartbeat, or end a stream whose client is too slow."""
@@ -47,12 +58,14 @@ class Live:
         self.backend, self.slots = backend, slots
         self.now = time.monotonic()  # of the last tick
         self.feeds = Feeds(backend, self.now)
+        self.work = WorkSubscriptions(backend, slots.streams)
         self.messages = MessageBudget(LARGEST_MESSAGES_MAX * settings.max_body_bytes)
         self.streams: set[LiveStream] = set()
         self.draining = False
         self.nursery: trio.Nursery
         self._deferred: list[tuple[LiveStream, Callable[[], None]]] = []
         self._has_deferred = trio.Event()
+        backend.listen(self)
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -75,7 +88,8 @@ class Live:
     def add(self, stream: LiveStream) -> None:
         """A stream begins; one that begins during the drain is told so at once."""
         self.streams.add(stream)
-        self.slots.streams.add(stream.principal)
+        if not stream.has_own_slot:
+            self.slots.streams.add(stream.principal)
         if self.draining:
             stream.drain()
 
@@ -83,7 +97,8 @@ class Live:
         """A stream has ended."""
         if stream in self.streams:
             self.streams.remove(stream)
-            self.slots.streams.release(stream.principal)
+            if not stream.has_own_slot:
+                self.slots.streams.release(stream.principal)
 
     def drain(self) -> None:
         """The server shuts down: tell all streams, and those that still begin."""
@@ -95,6 +110,33 @@ class Live:
         """Call it when the loop has handled what it is handling: one write for one batch."""
         self._deferred.append((stream, call))
         self._has_deferred.set()
+
+    # What shards say: as `Listener`
+
+    def opened(self, shard: int) -> None:
+        """As `Listener.opened`."""
+        self.feeds.opened(shard)
+
+    def closed(self, shard: int) -> None:
+        """As `Listener.closed`."""
+        self.feeds.closed(shard)
+        self.work.closed(shard)
+
+    def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
+        """As `Listener.page`."""
+        self.feeds.page(shard, params, records)
+
+    def feed_ended(self, shard: int, params: FeedEndedParams) -> None:
+        """As `Listener.feed_ended`."""
+        self.feeds.feed_ended(shard, params)
+
+    def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
+        """As `Listener.jobs`."""
+        self.work.jobs(shard, params, jobs)
+
+    def work_ended(self, shard: int, params: WorkEndedParams) -> None:
+        """As `Listener.work_ended`."""
+        self.work.work_ended(shard, params)
 
     async def _run_deferred(self) -> None:
         while True:

@@ -5,8 +5,9 @@
 
 While the outbox is open, `write` sends from the caller's turn of the loop and nothing is kept.
 While it is stalled, a task of its own sends the unsent part of one write, and then the backlog:
-answers and ends that belong behind it. Streams show no further pages to a stalled client, so an
-outbox never holds more than the end of one write and what answers the client's own requests.
+answers, jobs and ends that belong behind it. Streams show no further pages to a stalled client, so
+an outbox never holds more than the end of one write, one page of leased jobs and what answers the
+client's own requests.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Outbox:
     def write(self, data: bytes) -> None:
         """Send, or keep what the socket does not take.
 
-        While the outbox is stalled only short or final data may be written.
+        While the outbox is stalled only bounded or final data may be written.
         """
         if self.is_closed:
             return

@@ -2,7 +2,7 @@
 
     id: CURSORS            all but error events
     event: NAME            record, tombstone, caught-up, topic-deleted, error
-    data: JSON             one line, or one for each line of a payload's white space
+    data: JSON
 
 A record event without its id line is made once and shared by all streams of the page. So is one
 with its id, among sessions of one topic: their ids are equal. A cursor of the session moves with
@@ -12,31 +12,21 @@ shown.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from topics.errors import TopicsError
 from topics.formats.json_text import json_bytes
 from topics.front.errors import status_of
 from topics.front.http.connection import Connection
+from topics.front.live.event_stream import HEARTBEAT, data_lines, error_event
 from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
-from topics.front.live.streams import Stream
 from topics.front.live.subscriptions import Reader
+from topics.front.live.topic_streams import TopicStream
 from topics.front.live.watch_sessions import Cursor, WatchSession
 
-HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store, no-transform"),
-    (b"connection", b"keep-alive"),
-    (b"x-accel-buffering", b"no"),
-)
-RETRY = b"retry: 2000\n\n"
-HEARTBEAT = b": hb\n\n"
-_LINE_END = re.compile(rb"\r\n|\r|\n")
 
-
-class WatchStream(Stream):
+class WatchStream(TopicStream):
     """One GET of a session."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
@@ -75,11 +65,11 @@ class WatchStream(Stream):
 
     def topic_error_event(self, reader: Reader, failure: TopicsError) -> bytes:
         """``event: error`` about one topic."""
-        return _error_event(status_of(failure), failure.message, topics=[reader.topic])
+        return error_event(status_of(failure), failure.message, topics=[reader.topic])
 
     def failure_event(self, code: int, error: str) -> bytes:
         """``event: error``."""
-        return _error_event(code, error)
+        return error_event(code, error)
 
     def heartbeat(self) -> bytes:
         """A comment."""
@@ -129,13 +119,5 @@ def _record_event(page: FeedPage) -> bytes:
             page.to_seq,
             page.head_seq,
         )
-        # Payloads are shown as they were sent: white space between their JSON tokens may hold line
-        # ends, which the client joins again.
-        if b"\n" in data or b"\r" in data:
-            data = _LINE_END.sub(b"\ndata: ", data)
-        event = page.renderings["record"] = b"event: record\ndata: %b\n\n" % data
+        event = page.renderings["record"] = b"event: record\n%b\n\n" % data_lines(data)
     return event
-
-
-def _error_event(code: int, error: str, **members: Any) -> bytes:
-    return b"event: error\ndata: %b\n\n" % json_bytes({"code": code, "error": error, **members})

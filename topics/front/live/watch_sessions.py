@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from topics.engine.access import Principal
 from topics.formats.api.event_ids import MAP_MAX_TOPICS, decode_id, encode_checkpoint, encode_id
 from topics.formats.api.watch import View
-from topics.front.live.streams import Stream
+from topics.front.live.topic_streams import TopicStream
 
 MOVES_KEPT = 4096  # so many moves can be taken back exactly
 MAPS_KEPT = 32  # whole maps, one every MOVES_KEPT moves or less often, for older checkpoints
@@ -48,7 +48,7 @@ class WatchSession:
     heartbeat_s: float
     cursors: dict[str, Cursor]
     deleted: dict[str, int] = field(default_factory=dict)  # deleted topics, with their last heads
-    stream: Stream | None = None
+    stream: TopicStream | None = None
     left_at: float = 0.0  # when its last stream ended
     checkpoint: int = 0
     # Checkpoint, topic, and the topic's cursor before the move.

@@ -24,8 +24,9 @@ from topics.formats.api.fields import list_members
 from topics.formats.api.watch import Start, WatchRequest
 from topics.front.authorization import authorize
 from topics.front.http.connection import Connection
+from topics.front.live.event_stream import RETRY
 from topics.front.live.live import Live
-from topics.front.live.sse import RETRY, WatchStream
+from topics.front.live.sse import WatchStream
 from topics.front.live.starts import begin_at, heads_of
 from topics.front.live.watch_sessions import WatchSession
 

@@ -27,8 +27,8 @@ from topics.formats.api.websocket_frames import ping_frame, text_frame
 from topics.formats.api.websocket_messages import CloseCode, close_frame
 from topics.front.live.pages import FeedPage
 from topics.front.live.starts import begin_at, heads_of
-from topics.front.live.streams import Stream
 from topics.front.live.subscriptions import Reader
+from topics.front.live.topic_streams import TopicStream
 from topics.front.live.web_socket_replies import json_frame, subscribed, unsubscribed
 
 FAILURES = {
@@ -39,7 +39,7 @@ FAILURES = {
 }
 
 
-class WebSocketStream(Stream):
+class WebSocketStream(TopicStream):
     """The topics that one socket follows."""
 
     def page_event(self, reader: Reader, page: FeedPage) -> bytes:  # noqa: ARG002 - equal for all readers

@@ -19,13 +19,14 @@ from topics.front.backend import Body
 from topics.front.dispatch import Operation
 from topics.front.request import Request
 from topics.front.route import TOPIC, WID, Route, RouteMatch
-from topics.front.routes import health, records, topics, watch, web_socket
+from topics.front.routes import health, queues, records, topics, watch, web_socket
 from topics.front.routes.context import RouteContext
 
 Segments = tuple[str, ...]
 
 OPERATIONS: Mapping[Route, Callable[[RouteContext, Request, Body, int], Awaitable[Answer]]] = {
     **records.ROUTES,
+    **queues.ROUTES,
     **topics.ROUTES,
     **watch.ROUTES,
     **web_socket.ROUTES,

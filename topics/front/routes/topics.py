@@ -8,61 +8,24 @@ DELETE   /v0/topics/:topic    ?if_empty                 §1.4
 
 from __future__ import annotations
 
-import base64
-import binascii
 import heapq
 
 import msgspec
 
 from topics.engine.access import Scope
-from topics.errors import InvalidRequest
 from topics.formats.wire import calls
 from topics.front.answers import Answer, elapsed_ms, shard_answer
 from topics.front.backend import Body, listed
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route
+from topics.front.routes import paging
 from topics.front.routes.context import RouteContext
-
-PAGE_SIZE = 100
-PAGE_SIZE_MAX = 1000
-PAGE_SIZE_DIGITS_MAX = 20
-
-
-class Cursor(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of an opaque list cursor."""
-
-    after: str
-
-
-def encode_cursor(after: str) -> str:
-    """The cursor of the page after the name ``after``: URL-safe base64 of JSON, no padding."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(Cursor(after))).rstrip(b"=").decode("ascii")
-
-
-def decode_cursor(name: str, value: str) -> str:
-    """The name in a cursor. Padding is tolerated. Raises `InvalidRequest`."""
-    try:
-        packed = value.rstrip("=").encode("ascii")
-        padded = packed + b"=" * (-len(packed) % 4)
-        document = base64.b64decode(padded, altchars=b"-_", validate=True)
-        return msgspec.json.decode(document, type=Cursor).after
-    except (ValueError, binascii.Error, msgspec.DecodeError):
-        raise InvalidRequest("the cursor is corrupt", parameter=name) from None
-
-
-def page_size(name: str, value: str) -> int:
-    """The page size, clamped. Raises `InvalidRequest` for anything but digits."""
-    if not (value.isascii() and value.isdigit() and len(value) <= PAGE_SIZE_DIGITS_MAX):
-        raise InvalidRequest(f"{name} must be an integer", parameter=name)
-    return min(max(int(value), 1), PAGE_SIZE_MAX)
-
 
 TOUCH = Parameter("touch", boolean, default=True)
 IF_EMPTY = Parameter("if_empty", boolean, default=False)
 LIST_PREFIX = Parameter("prefix", text, default="")
-LIST_PAGE_SIZE = Parameter("page_size", page_size, default=PAGE_SIZE)
-LIST_CURSOR: Parameter[str | None] = Parameter("cursor", decode_cursor, default=None)
+LIST_CURSOR: Parameter[str | None] = Parameter("cursor", paging.NAMES.decode, default=None)
 LIST_TOUCH = Parameter("touch", boolean, default=False)
 
 
@@ -90,7 +53,7 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
     follows.
     """
     query = request.query
-    size = query[LIST_PAGE_SIZE]
+    size = query[paging.SIZE]
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicListParams(
         prefix=query[LIST_PREFIX],
@@ -102,7 +65,7 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
     lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
     items = list(heapq.merge(*lists))[: size + 1]
     page = items[:size]
-    more = {"next_cursor": encode_cursor(page[-1][0])} if len(items) > len(page) else {}
+    more = {"next_cursor": paging.NAMES.encode(page[-1][0])} if len(items) > len(page) else {}
     tail = {**more, "performance": {"server_total_ms": elapsed_ms(at)}}
     topics = b",".join([item for _, item in page])
     return Answer(200, b'{"topics":[' + topics + b"]," + msgspec.json.encode(tail)[1:])
@@ -130,6 +93,6 @@ ROUTES = {
         "/v0/topics",
         "topic.list",
         Scope.READ,
-        parameters=(LIST_PREFIX, LIST_PAGE_SIZE, LIST_CURSOR, LIST_TOUCH),
+        parameters=(LIST_PREFIX, paging.SIZE, LIST_CURSOR, LIST_TOUCH),
     ): list_topics,
 }

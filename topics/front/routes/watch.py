@@ -14,7 +14,7 @@ from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.backend import Body
 from topics.front.http.connection import Connection
-from topics.front.live.sse import HEADERS
+from topics.front.live.event_stream import HEADERS
 from topics.front.queries import Parameter, boolean
 from topics.front.request import Request
 from topics.front.route import BodyRule, Lane, Route
@@ -53,5 +53,13 @@ ROUTES = {
         ("POST",), "/v0/watch", "watch", Scope.READ, body=BodyRule.REQUIRED, parameters=(LENIENT,)
     ): create,
     # No scope: the session knows its key.
-    Route(("GET",), "/v0/watch/:wid", "watch.open", None, lane=Lane.HOT, streams=True): stream,
+    Route(
+        ("GET",),
+        "/v0/watch/:wid",
+        "watch.open",
+        None,
+        lane=Lane.HOT,
+        streams=True,
+        query_token=True,
+    ): stream,
 }

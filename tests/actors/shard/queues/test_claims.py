@@ -1,0 +1,343 @@
+"""Polled claims: what they are given, how long they wait, and what becomes of unwanted leases."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.queue_desk import TS_0, QueueDesk, seqs_of
+from topics.formats.api.limits import BATCH_BYTES_MAX
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+# Answers
+
+
+async def test_a_claim_gets_what_is_there_with_its_leases(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(3)
+    workers.told()
+    workers.claim(max=2, lease_ms=500)
+    workers.turn()
+    answer = workers.answer()
+    assert seqs_of(answer) == [1, 2]
+    assert (answer["topic"], answer["ready"], answer["grant"]) == ("q", 1, 0)
+    assert answer["performance"]["throttle_wait_ms"] == 0
+    first, second = answer["claimed"]
+    assert first["lease_id"] != second["lease_id"]
+    assert (first["deadline"], first["deliveries"], first["data"]) == (TS_0 + 500, 1, 1)
+
+
+async def test_the_lease_of_a_claim_that_names_none_is_that_of_the_queue(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(lease_ms=1234)
+    workers.jobs(1)
+    workers.told()
+    workers.claim()
+    workers.turn()
+    assert workers.answer()["claimed"][0]["deadline"] == TS_0 + 1234
+
+
+async def test_an_empty_queue_answers_at_once_a_claim_that_does_not_wait(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    claim = workers.claim(max=5)
+    assert workers.claimed() == [(claim, [])]
+
+
+async def test_only_queues_are_claimed_from(workers: QueueDesk) -> None:
+    workers.make("a", durability="ephemeral")
+    on_log, on_none, bad = workers.claim("a"), workers.claim("nowhere"), workers.claim(max=0)
+    assert workers.answers() == [
+        (on_log, "not_a_queue"),
+        (on_none, "topic_not_found"),
+        (bad, "invalid_request"),
+    ]
+
+
+async def test_an_answer_has_about_8_mib_of_jobs_at_most(workers: QueueDesk) -> None:
+    workers.queue()
+    for _ in range(160):
+        workers.append("q", "x" * (1 << 17))
+    workers.told()
+    claim = workers.claim(max=1000)
+    ((cid, seqs),) = workers.claimed()
+    assert cid == claim
+    assert BATCH_BYTES_MAX >> 17 <= len(seqs) <= (BATCH_BYTES_MAX >> 17) + 64
+
+
+# Waiting
+
+
+async def test_a_claim_that_waits_gets_the_first_job_that_comes(workers: QueueDesk) -> None:
+    workers.queue()
+    claim = workers.claim(max=10, wait_ms=1000)
+    assert workers.claimed() == []
+    workers.jobs(1)
+    workers.turn()
+    answer = workers.told()[-1]
+    assert (answer["cid"], seqs_of(answer), answer["grant"]) == (claim, [1], 1)
+
+
+async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    claim = workers.claim(wait_ms=1000)
+    workers.turn()
+    await trio.sleep(0.999)
+    assert workers.claimed() == []
+    await trio.sleep(0.002)
+    assert workers.claimed() == [(claim, [])]
+    assert len(workers.services.lines) == 0
+    assert workers.services.claims._polls == {}
+    workers.jobs(1)
+    assert workers.claimed() == []
+
+
+@pytest.mark.parametrize("config", [{"lease_ms": 700}, {"lease_ms": 86_400_000}])
+async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
+    workers: QueueDesk, autojump_clock: MockClock, config: dict[str, int]
+) -> None:
+    workers.queue(**config)
+    workers.jobs(1)
+    workers.claim(lease_ms=700)
+    workers.claimed()
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    await trio.sleep(0.7)
+    assert workers.claimed() == []
+    await trio.sleep(0.02)
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_nacked_job_goes_to_a_claim_that_waits_when_its_delay_is_over(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.claim()
+    workers.claimed()
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.nack(1, delay_ms=2000)
+    workers.turn()
+    await trio.sleep(1.999)
+    assert workers.claimed() == []
+    await trio.sleep(0.02)
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_delayed_job_goes_to_a_claim_that_waits_when_it_is_due(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.append_raw("q", b'{"records":[{"data":1,"delay_ms":5000}]}')
+    workers.turn()
+    await trio.sleep(4.999)
+    assert workers.claimed() == []
+    await trio.sleep(0.03)
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_deleting_the_queue_ends_waits(workers: QueueDesk) -> None:
+    workers.queue()
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    delete = workers.delete("q")
+    workers.turn()
+    assert workers.answers() == []
+    workers.synced()
+    assert workers.answers() == [(delete, 200), (claim, "topic_not_found")]
+    assert len(workers.services.lines) == 0
+
+
+async def test_a_deletion_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
+    workers.queue()
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    delete = workers.delete("q")
+    workers.turn()
+    workers.failed(FULL)
+    workers.failed(FULL)
+    assert workers.answers() == [(delete, "not_ready")]
+    workers.jobs(1)
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_queue_whose_making_was_lost_ends_waits(workers: QueueDesk) -> None:
+    put = workers.put("q", type="queue", durability="ephemeral")
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.failed(FULL)
+    workers.turn()
+    assert workers.answers() == [(put, "not_ready"), (claim, "topic_not_found")]
+    assert len(workers.services.lines) == 0
+
+
+# Unwanted leases
+
+
+async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(workers: QueueDesk) -> None:
+    workers.queue()
+    claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.cancel(claim)
+    workers.told()
+    workers.jobs(1)
+    assert workers.claimed() == [(other, [1])]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "unclaimed"])
+async def test_the_leases_of_an_answer_that_reached_nobody_go_to_the_next_one(
+    workers: QueueDesk, how: str
+) -> None:
+    workers.queue()
+    claim = workers.claim(wait_ms=30_000, max=2)
+    workers.turn()
+    workers.jobs(2)
+    workers.turn()
+    grant = workers.told()[-1]["grant"]
+    if how == "cancelled":
+        workers.cancel(claim)
+    else:
+        workers.unclaimed(grant)
+    workers.claim(max=2)
+    workers.turn()
+    answer = workers.answer()
+    assert seqs_of(answer) == [1, 2]
+    assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
+
+
+async def test_only_leases_that_are_still_as_they_were_given_are_taken_back(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(lease_ms=500)
+    workers.claim(wait_ms=30_000, max=3)
+    workers.turn()
+    workers.append_raw("q", b'{"records":[{"data":1},{"data":2},{"data":3}]}')
+    workers.turn()
+    grant = workers.told()[-1]["grant"]
+    workers.ack(1)
+    workers.nack(2)
+    again = workers.claim(lease_ms=86_400_000)
+    assert workers.claimed() == [(again, [2])]
+    workers.unclaimed(grant)
+    next_one = workers.claim(max=3)
+    assert workers.claimed() == [(next_one, [3])]
+
+
+async def test_a_grant_is_believed_only_from_the_front_that_got_it(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.jobs(1)
+    workers.turn()
+    grant = workers.told()[-1]["grant"]
+    workers.close_session()
+    workers.unclaimed(grant)
+    claim = workers.claim()
+    assert workers.claimed() == [(claim, [])]
+
+
+async def test_the_claims_of_a_front_that_has_gone_are_dropped(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.close_session()
+    assert len(workers.services.lines) == 0
+    claim = workers.claim(wait_ms=30_000)
+    workers.jobs(1)
+    assert workers.claimed() == [(claim, [1])]
+
+
+# Durable leases
+
+
+async def test_durable_leases_are_told_when_the_log_has_them(workers: QueueDesk) -> None:
+    workers.queue(durability="fsync", leases_durable=True)
+    workers.append("q", 1)
+    workers.synced()
+    claim = workers.claim()
+    workers.turn()
+    workers.written()
+    assert (claim, [1]) not in workers.claimed()
+    workers.synced()
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_leases_that_the_log_cannot_take_are_refused_and_taken_back(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.answers()
+    claim, waiting = workers.claim(), workers.claim(wait_ms=30_000)
+    workers.turn()
+    tried = len(workers.log.groups)
+    workers.failed(FULL)
+    workers.turn()
+    assert workers.answers() == [(claim, "not_ready")]
+    assert len(workers.log.groups) == tried, "the next one is not tried at once"
+    await trio.sleep(1.1)
+    workers.written()
+    assert workers.claimed() == [(waiting, [1])]
+
+
+async def test_a_claim_that_is_cancelled_on_its_way_to_the_log_gives_its_jobs_back(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.told()
+    claim = workers.claim()
+    workers.turn()
+    workers.cancel(claim)
+    other = workers.claim()
+    workers.turn()
+    workers.written()
+    (told,) = [told for told in workers.told() if told["status"] == 200]
+    assert (told["cid"], seqs_of(told), told["claimed"][0]["deliveries"]) == (other, [1], 1)
+
+
+async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    waiting = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.append("q", 1)
+    workers.put("other")
+    workers.failed(BROKEN)
+    workers.turn()
+    claim = workers.claim()
+    told = dict(workers.answers())
+    assert (told[waiting], told[claim]) == ("not_ready", "not_ready")
+
+
+async def test_a_claim_of_a_held_queue_is_handled_when_it_is_free(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.told()
+    workers.loop.context.held.take("q")
+    claim = workers.claim()
+    workers.turn()
+    await wait_all_tasks_blocked()
+    assert workers.told() == []
+    workers.loop.context.give_back("q")
+    assert workers.claimed() == [(claim, [1])]

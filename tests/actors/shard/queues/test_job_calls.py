@@ -1,0 +1,213 @@
+"""Job calls: what is acked, nacked, extended and listed, and when that is answered."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.support.queue_desk import TS_0, QueueDesk
+from topics.formats.disk.frames import FrameKind
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def held(workers: QueueDesk) -> QueueDesk:
+    """Three jobs, of which ``w`` holds the first two."""
+    workers.queue()
+    workers.jobs(3)
+    workers.claim(max=2)
+    workers.claimed()
+    return workers
+
+
+def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
+    """Two jobs of a queue in the log, both leased; their lease ids."""
+    workers.queue(**{"durability": "disk", **config})  # type: ignore[arg-type]
+    workers.append("q", 1, 2)
+    workers.synced()
+    workers.told()
+    workers.claim(max=2)
+    workers.turn()
+    workers.synced()
+    return [job["lease_id"] for job in workers.answer()["claimed"]]
+
+
+# Ack
+
+
+async def test_an_acked_job_is_gone_for_good(held: QueueDesk) -> None:
+    held.ack(1, 3)
+    answer = held.answer()
+    assert (answer["acked"], answer["skipped"]) == (1, [3])
+    assert (answer["ready"], answer["in_flight"]) == (1, 1)
+    held.ack(1)
+    assert held.answer()["skipped"] == [1]
+    assert held.seqs("q") == [2, 3]
+
+
+@pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
+async def test_an_ack_is_answered_when_it_is_as_durable_as_the_class_says(
+    workers: QueueDesk, durability: str, commit: str
+) -> None:
+    claim_of_disk(workers, durability=durability)
+    workers.ack(1)
+    workers.turn()
+    if durability == "fsync":
+        workers.written()
+    assert workers.told() == []
+    getattr(workers, commit)()
+    answer = workers.answer()
+    assert (answer["acked"], answer["ready"], answer["in_flight"]) == (1, 0, 1)
+    assert answer["performance"]["wal_append_ms"] == 1.5
+    assert answer["performance"]["fsync_ms"] == (2.5 if durability == "fsync" else 0)
+
+
+async def test_an_ack_that_is_on_its_way_counts_as_in_flight(workers: QueueDesk) -> None:
+    claim_of_disk(workers)
+    workers.ack(1)
+    workers.state()
+    assert workers.answer()["queue"] == {
+        "ready": 0,
+        "in_flight": 2,
+        "dead_lettered": 0,
+        "delayed": 0,
+    }
+
+
+async def test_an_ack_that_the_log_lost_is_refused_and_its_job_still_held(
+    workers: QueueDesk,
+) -> None:
+    claim_of_disk(workers)
+    ack = workers.ack(1)
+    workers.failed(BROKEN)
+    assert workers.answers() == [(ack, "not_ready")]
+    workers.state()
+    assert workers.answer()["queue"]["in_flight"] == 2
+
+
+async def test_an_ack_without_room_beside_an_append_is_tried_once_more_alone(
+    workers: QueueDesk,
+) -> None:
+    claim_of_disk(workers)
+    ack, lost = workers.ack(1), workers.append("q", "lost")
+    workers.failed(FULL)
+    assert workers.answers() == [(lost, "not_ready")]
+    assert [*workers.log.frames.values()][-1].kind is FrameKind.DELETE
+    workers.written()
+    answer = workers.answer()
+    assert (answer["cid"], answer["acked"]) == (ack, 1)
+
+
+async def test_a_token_of_another_lease_is_not_believed(workers: QueueDesk) -> None:
+    first, second = claim_of_disk(workers, durability="ephemeral")
+    workers.ack(1, 2, lease_ids=[first, first])
+    answer = workers.answer()
+    assert (answer["acked"], answer["skipped"]) == (1, [2])
+    workers.nack(2, lease_ids=[second])
+    assert workers.answer()["nacked"] == 1
+
+
+# Nack and extend
+
+
+async def test_a_nacked_job_is_claimable_at_once(held: QueueDesk) -> None:
+    held.nack(2, 3)
+    answer = held.answer()
+    assert (answer["nacked"], answer["skipped"]) == (1, [3])
+    assert (answer["ready"], answer["in_flight"]) == (2, 1)
+    claim = held.claim(node="other", max=9)
+    assert held.claimed() == [(claim, [2, 3])]
+
+
+async def test_a_job_that_is_nacked_with_a_delay_is_not_ready(held: QueueDesk) -> None:
+    held.nack(2, delay_ms=500)
+    answer = held.answer()
+    assert (answer["ready"], answer["in_flight"]) == (1, 1)
+
+
+async def test_an_extended_lease_ends_later(held: QueueDesk, autojump_clock: MockClock) -> None:
+    held.extend(1, 3, lease_ms=90_000)
+    answer = held.answer()
+    assert (answer["extended"], answer["skipped"]) == (1, [3])
+    assert answer["deadlines"] == {"1": TS_0 + 90_000}
+    await trio.sleep(60)
+    claim = held.claim(max=9)
+    assert held.claimed() == [(claim, [2, 3])]
+
+
+@pytest.mark.parametrize("call", ["nack", "extend"])
+async def test_where_leases_are_durable_it_is_answered_when_the_log_has_it(
+    workers: QueueDesk, call: str
+) -> None:
+    claim_of_disk(workers, leases_durable=True)
+    number = getattr(workers, call)(1, lease_ms=1000)
+    workers.turn()
+    assert workers.told() == []
+    workers.written()
+    assert [told["cid"] for told in workers.told()] == [number]
+    again = getattr(workers, call)(2, lease_ms=1000)
+    workers.failed(FULL)
+    assert [(told["cid"], told["status"]) for told in workers.told()] == [(again, "not_ready")]
+
+
+@pytest.mark.parametrize("call", ["ack", "nack", "extend"])
+async def test_bad_requests_and_other_topics_are_refused(workers: QueueDesk, call: str) -> None:
+    workers.queue()
+    workers.make("log", durability="ephemeral")
+    ask = getattr(workers, call)
+    told = {
+        ask(lease_ms=1000): "invalid_request",
+        ask(1, lease_ids=[], lease_ms=1000): "invalid_request",
+        ask(*range(1, 1002), lease_ms=1000): "batch_too_large",
+        ask(1, topic="log", lease_ms=1000): "not_a_queue",
+        ask(1, topic="nowhere", lease_ms=1000): "topic_not_found",
+    }
+    assert dict(workers.answers()) == told
+
+
+@pytest.mark.parametrize("call", ["ack", "nack", "extend"])
+async def test_a_held_queue_is_not_changed_before_it_is_free(held: QueueDesk, call: str) -> None:
+    held.loop.context.held.take("q")
+    number = getattr(held, call)(1, lease_ms=1000)
+    assert held.told() == []
+    held.loop.context.give_back("q")
+    assert held.answers() == [(number, 200)]
+
+
+# Leases
+
+
+async def test_leases_are_listed_by_seq_page_by_page(
+    held: QueueDesk, autojump_clock: MockClock
+) -> None:
+    held.claim(node="x", lease_ms=500)
+    held.claimed()
+    held.leases(limit=2)
+    answer = held.answer()
+    assert [lease["$seq"] for lease in answer["leases"]] == [1, 2]
+    assert answer["next_after"] == 2
+    held.leases(after=2, limit=2, with_ids=False)
+    answer = held.answer()
+    assert answer["next_after"] is None
+    assert answer["leases"] == [
+        {"$seq": 3, "node": "x", "deadline": answer["leases"][0]["deadline"], "deliveries": 1}
+    ]
+    held.leases(node="x")
+    (lease,) = held.answer()["leases"]
+    assert (lease["$seq"], lease["lease_id"][:6]) == (3, "lease_")
+    await trio.sleep(0.6)
+    held.leases(node="x")
+    assert held.answer()["leases"] == []
+
+
+async def test_only_queues_have_leases(workers: QueueDesk) -> None:
+    workers.make("log", durability="ephemeral")
+    number = workers.leases("log")
+    assert workers.answers() == [(number, "not_a_queue")]

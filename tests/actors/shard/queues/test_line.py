@@ -1,0 +1,94 @@
+"""Line: who is next, and how much each member of a cohort gets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.actors.shard.queues.claimers import Claimer
+from topics.actors.shard.queues.line import Line, Share, even_shares
+from topics.engine.queue.leases import Holder
+from topics.engine.topic import Topic
+from topics.formats.api.topic_config import TopicConfig
+
+
+class Stub(Claimer):
+    """Somebody who takes up to ``jobs``."""
+
+    __slots__ = ("jobs",)
+    is_stream = True
+    max_bytes = 1
+
+    def __init__(self, line: Line, jobs: int) -> None:
+        super().__init__(line.topic, Holder("w", is_stream=True), None)
+        self.jobs = jobs
+
+    @property
+    def room(self) -> int:
+        return self.jobs
+
+
+def line_of(*rooms: int) -> tuple[Line, list[Stub]]:
+    line = Line(Topic(1, "q", 1, TopicConfig(type="queue")))
+    claimers = [Stub(line, room) for room in rooms]
+    for claimer in claimers:
+        line.join(claimer, is_patient=True)
+    return line, claimers
+
+
+def shares_of(line: Line) -> list[list[int]]:
+    return [[share.max_jobs for share in part] for part in line.slices or ()]
+
+
+def test_jobs_are_dealt_one_at_a_time_to_those_who_have_room() -> None:
+    assert even_shares([10, 10, 10], 9) == [3, 3, 3]
+    assert even_shares([10, 1, 10], 9) == [4, 1, 4]
+    assert even_shares([10, 10, 10], 5) == [2, 2, 1]
+    assert even_shares([1, 2], 9) == [1, 2]
+    assert even_shares([], 9) == []
+
+
+@given(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 100))
+def test_even_shares_are_those_of_a_deal(rooms: list[int], jobs: int) -> None:
+    dealt = [0] * len(rooms)
+    left = jobs
+    while left and dealt != rooms:
+        for at, room in enumerate(rooms):
+            if left and dealt[at] < room:
+                dealt[at] += 1
+                left -= 1
+    assert even_shares(rooms, jobs) == dealt
+
+
+def test_a_cohort_that_a_turn_can_serve_is_dealt_to_in_one_pass() -> None:
+    line, claimers = line_of(5, 5)
+    line.form_cohort(ready=100, jobs_max=10)
+    assert list(line.slices or ()) == [[Share(claimer, 5) for claimer in claimers]]
+    line.form_cohort(ready=3, jobs_max=4)
+    assert shares_of(line) == [[5, 5]], "the jobs are few, the pass finds them"
+
+
+def test_a_larger_cohort_gets_even_shares_in_several_passes() -> None:
+    line, _ = line_of(50, 50, 50, 2)
+    line.form_cohort(ready=62, jobs_max=30)
+    assert shares_of(line) == [[20], [20], [20, 2]]
+
+
+def test_nobody_is_unheard_when_a_cohort_is_formed_until_somebody_comes() -> None:
+    line, (first, second) = line_of(1, 1)
+    line.leave(first)
+    assert list(line.unheard) == [second]
+    line.form_cohort(ready=1, jobs_max=10)
+    assert not line.unheard
+    line.join(first, is_patient=False)
+    assert (list(line.unheard), list(line.impatient)) == ([first], [first])
+
+
+def test_a_stream_joins_when_it_has_room_again_and_once() -> None:
+    line, (stream, full) = line_of(1, 0)
+    line.streams = {stream.holder: stream, full.holder: full}
+    line.leave(stream)
+    line.leave(full)
+    line.admit([stream.holder, full.holder, stream.holder, Holder("other", is_stream=True)])
+    assert list(line.waiting) == [stream]
+    assert not line.is_empty

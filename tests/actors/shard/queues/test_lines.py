@@ -1,0 +1,262 @@
+"""Lines: who gets which jobs, in which turn; cohorts, bounds of a turn, and what wakes a line."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.queue_desk import QueueDesk, seqs_of
+from topics.actors.shard.queues import lines
+
+# In order
+
+
+async def test_claims_that_wait_are_served_in_the_order_of_their_arrival(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    first = workers.claim(wait_ms=30_000, max=2)
+    workers.turn()
+    second = workers.claim(wait_ms=30_000, max=2)
+    workers.turn()
+    third = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.append("q", 1, 2, 3)
+    assert workers.claimed() == [(first, [1, 2]), (second, [3])]
+    workers.jobs(1)
+    assert workers.claimed() == [(third, [4])]
+
+
+async def test_a_new_claim_does_not_overtake_one_that_waits(workers: QueueDesk) -> None:
+    workers.queue()
+    waiting = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.jobs(1)
+    new = workers.claim()
+    assert workers.claimed() == [(waiting, [1]), (new, [])]
+
+
+async def test_claims_of_one_turn_are_served_in_it_each_with_its_max_and_lease(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(5)
+    workers.told()
+    workers.claim(max=3, lease_ms=1000)
+    workers.claim(max=3, lease_ms=2000)
+    workers.claim(max=3)
+    workers.turn()
+    told = workers.told()
+    assert [seqs_of(answer) for answer in told] == [[1, 2, 3], [4, 5], []]
+    assert [answer["ready"] for answer in told] == [2, 0, 0]
+    deadlines = [answer["claimed"][0]["deadline"] for answer in told[:2]]
+    assert deadlines[1] - deadlines[0] == 1000
+
+
+async def test_a_line_is_forgotten_when_nobody_waits_any_more(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.jobs(1)
+    idle = len(workers.loop.deadlines)
+    workers.claim(wait_ms=30_000)
+    workers.claim(wait_ms=30_000)
+    workers.turn()
+    assert len(workers.services.lines) == 1
+    workers.jobs(1)
+    workers.turn()
+    assert (len(workers.services.lines), len(workers.loop.deadlines)) == (0, idle)
+
+
+async def test_a_commit_behind_the_turn_serves_those_who_wait(workers: QueueDesk) -> None:
+    workers.queue(durability="disk")
+    claim = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.append("q", 1)
+    workers.written()
+    await wait_all_tasks_blocked()
+    told = workers.told()
+    assert [answer["cid"] for answer in told] == [claim + 1, claim]
+
+
+async def test_jobs_that_expire_by_age_go_to_nobody(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(ttl_ms=100)
+    workers.jobs(1)
+    workers.told()
+    await trio.sleep(0.2)
+    claim = workers.claim()
+    assert workers.claimed() == [(claim, [])]
+
+
+# Bounds of a turn
+
+
+async def test_a_turn_leases_a_bounded_number_of_jobs_and_each_line_gets_its_turn(
+    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "JOBS_PER_TURN", 20)
+    for topic in ("a", "b"):
+        workers.queue(topic)
+        workers.jobs(100, topic)
+    workers.told()
+    of_a = [workers.claim("a", max=10) for _ in range(4)]
+    of_b = [workers.claim("b", max=10) for _ in range(2)]
+    served = []
+    while claimed := [cid for cid, seqs in workers.claimed() if len(seqs) == 10]:
+        served.append(claimed)
+    assert served == [of_a[:2], of_b[:2], of_a[2:]]
+
+
+async def test_large_jobs_count_more_than_small_ones(workers: QueueDesk) -> None:
+    workers.queue()
+    for _ in range(40):
+        workers.append("q", "x" * 1_000_000)
+    workers.told()
+    for _ in range(40):
+        workers.claim()
+    assert [len(workers.claimed()) for _ in range(4)] == [17, 17, 6, 0]
+
+
+async def test_what_a_turn_has_left_is_served_without_another_message(
+    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "JOBS_PER_TURN", lines.LINE_COST + 1)
+    workers.queue()
+    workers.jobs(3)
+    workers.told()
+    for _ in range(3):
+        workers.claim()
+    await wait_all_tasks_blocked()
+    assert [seqs_of(answer) for answer in workers.told()] == [[1], [2], [3]]
+
+
+# Cohorts
+
+
+async def test_a_cohort_is_dealt_to_evenly_when_its_window_is_over(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    workers.jobs(7)
+    workers.told()
+    first = workers.claim(max=10)
+    workers.turn()
+    await trio.sleep(0.09)
+    second, third = workers.claim(max=1), workers.claim(max=10)
+    assert workers.claimed() == []
+    await trio.sleep(0.02)
+    told = dict(workers.claimed())
+    assert [len(told[cid]) for cid in (first, second, third)] == [3, 1, 3]
+    assert sorted(seq for seqs in told.values() for seq in seqs) == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_each_member_of_a_cohort_has_its_own_lease(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    workers.jobs(2)
+    workers.told()
+    workers.claim(lease_ms=1000)
+    workers.claim(lease_ms=3000)
+    await trio.sleep(0.2)
+    one, other = (answer["claimed"][0]["deadline"] for answer in workers.told())
+    assert other - one == 2000
+
+
+async def test_who_gets_nothing_and_has_time_waits_for_the_next_cohort(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    patient, hasty = workers.claim(wait_ms=30_000, max=9), workers.claim(max=9)
+    await trio.sleep(0.2)
+    assert workers.claimed() == [(hasty, [])]
+    workers.jobs(1)
+    workers.turn()
+    await trio.sleep(0.05)
+    workers.jobs(3)
+    late = workers.claim(max=9)
+    assert workers.claimed() == [], "the job has opened a window"
+    await trio.sleep(0.06)
+    assert workers.claimed() == [(patient, [1, 3]), (late, [2, 4])]
+
+
+async def test_a_claim_whose_time_ends_in_a_window_is_answered_at_its_end(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    first, second = workers.claim(wait_ms=50), workers.claim(wait_ms=60)
+    await trio.sleep(0.08)
+    assert workers.claimed() == []
+    workers.jobs(1)
+    await trio.sleep(0.03)
+    assert workers.claimed() == [(first, [1]), (second, [])]
+
+
+async def test_a_cohort_that_needs_several_turns_gets_even_shares(
+    workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "JOBS_PER_TURN", 20)
+    workers.queue(claim_jitter_ms=100)
+    workers.jobs(45)
+    workers.told()
+    cohort = [workers.claim(max=30), workers.claim(max=30, wait_ms=300), workers.claim(max=30)]
+    await trio.sleep(0.2)
+    assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(cid, 15) for cid in cohort]
+
+
+async def test_who_comes_while_a_cohort_is_served_belongs_to_the_next_one(
+    workers: QueueDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "JOBS_PER_TURN", 10)
+    workers.queue(claim_jitter_ms=100)
+    workers.jobs(40)
+    workers.told()
+    first, second = workers.claim(max=30), workers.claim(max=30)
+    workers.turn()
+    workers.loop.deadlines.run_due(trio.current_time() + 0.1)  # the window is over
+    assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(first, 20)]
+    late = workers.claim(max=30)
+    assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(second, 20)]
+    await trio.sleep(0.2)
+    assert workers.claimed() == [(late, [])]
+
+
+async def test_a_queue_that_becomes_greedy_serves_its_window_at_once(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=5000)
+    workers.jobs(1)
+    workers.told()
+    claim = workers.claim()
+    workers.turn()
+    workers.put("q", claim_jitter_ms=0)
+    workers.synced()
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_window_that_everybody_has_left_ends(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    idle = len(workers.loop.deadlines)
+    claim = workers.claim()
+    workers.turn()
+    workers.cancel(claim)
+    assert (len(workers.services.lines), len(workers.loop.deadlines)) == (0, idle)
+
+
+# Dead letters
+
+
+async def test_exhausted_jobs_are_told_of_and_do_not_use_up_a_claim(workers: QueueDesk) -> None:
+    told: list[str] = []
+    workers.services.lines._on_dead = lambda topic: told.append(topic.name)
+    workers.queue(max_deliveries=1, dead_letter="dlq")
+    workers.jobs(2)
+    workers.claim()
+    workers.claimed()
+    workers.nack(1)
+    claim = workers.claim()
+    assert workers.claimed() == [(claim, [2])]
+    assert told == ["q"]

@@ -1,0 +1,371 @@
+"""Work streams: what they are sent, what gives them room, and what their end releases."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.queue_desk import TS_0, QueueDesk
+from topics.formats.disk.frame_bodies import LeaseOp
+from topics.formats.disk.frames import FrameKind
+from topics.storage.wal.file import NoRoom
+
+FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+# Jobs
+
+
+async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(3)
+    workers.told()
+    number = workers.open(2, lease_ms=700)
+    workers.turn()
+    answer, page = workers.told()
+    assert (answer["cid"], answer["status"]) == (number, 200)
+    assert (page["work"], page["seqs"]) == (1, [1, 2])
+    assert [job["$seq"] for job in page["jobs"]] == [1, 2]
+    assert [job["deadline"] for job in page["jobs"]] == [TS_0 + 700] * 2
+    assert page["jobs"][0]["lease_id"].startswith("lease_")
+
+
+async def test_a_stream_gets_jobs_as_they_come(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.open(5)
+    assert workers.pages() == []
+    workers.jobs(1)
+    assert workers.pages() == [(1, [1])]
+
+
+async def test_one_page_is_under_way_at_a_time(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.open(5)
+    workers.jobs(1)
+    assert workers.pages() == [(1, [1])]
+    workers.jobs(2)
+    assert workers.pages() == []
+    workers.taken()
+    assert workers.pages() == [(1, [2, 3])]
+    workers.taken()
+    assert workers.pages() == []
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "delete"])
+async def test_a_full_stream_is_refilled_when_it_holds_fewer(workers: QueueDesk, how: str) -> None:
+    workers.queue()
+    workers.jobs(3)
+    workers.open(1)
+    workers.pages()
+    workers.taken()
+    assert workers.pages() == []
+    if how == "ack":
+        workers.ack(1, node="s")
+    elif how == "nack":
+        workers.nack(1, node="s", delay_ms=1000)
+    else:
+        workers.delete_records("q", before_seq=2)
+    assert workers.pages() == [(1, [2])]
+
+
+async def test_a_full_stream_is_refilled_when_a_lease_ends(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(lease_ms=1000)
+    workers.jobs(1)
+    workers.open(1)
+    workers.pages()
+    workers.taken()
+    workers.turn()
+    await trio.sleep(1.0)
+    assert workers.pages() == []
+    await trio.sleep(0.03)
+    assert workers.pages() == [(1, [1])]
+
+
+async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    workers.jobs(2)
+    workers.open(1)
+    workers.pages()
+    workers.ack(1, node="s")
+    assert workers.pages() == []
+    workers.taken()
+    assert workers.pages() == [(1, [2])]
+
+
+async def test_a_page_has_about_a_mib(workers: QueueDesk) -> None:
+    workers.queue()
+    for _ in range(80):
+        workers.append("q", "x" * 1_000_000)
+    workers.open(80)
+    ((_, first),) = workers.pages()
+    assert 1 <= len(first) <= 64
+    workers.taken()
+    assert workers.pages() != []
+
+
+async def test_the_lease_of_a_stream_that_names_none_follows_the_config(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(lease_ms=1000)
+    workers.open(2)
+    workers.jobs(1)
+    workers.turn()
+    (page,) = [told for told in workers.told() if "event" in told]
+    workers.taken()
+    workers.put("q", lease_ms=5000)
+    workers.synced()
+    workers.jobs(1)
+    workers.turn()
+    (next_page,) = [told for told in workers.told() if "event" in told]
+    assert next_page["jobs"][0]["deadline"] - page["jobs"][0]["deadline"] == 4000
+
+
+# Beside others
+
+
+async def test_streams_and_claims_take_turns_in_one_line(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.open(1, work=1)
+    claim = workers.claim(wait_ms=30_000, node="w")
+    workers.open(1, work=2, node="t")
+    workers.turn()
+    workers.told()
+    workers.append("q", 1, 2, 3)
+    workers.turn()
+    told = [each for each in workers.told() if "outcomes" not in each][-3:]
+    assert [each.get("work") or each["cid"] for each in told] == [1, claim, 2]
+    workers.taken(2)
+    workers.ack(3, node="t")
+    workers.taken(1)
+    workers.ack(1, node="s")
+    workers.turn()
+    workers.told()
+    workers.append("q", 4)
+    assert workers.pages() == [(2, [4])], "it had room first"
+
+
+async def test_streams_with_room_belong_to_a_cohort(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(claim_jitter_ms=100)
+    workers.open(10)
+    await trio.sleep(0.2)
+    workers.told()
+    workers.jobs(4)
+    claim = workers.claim(max=10)
+    workers.turn()
+    await trio.sleep(0.15)
+    told = [each for each in workers.told() if "event" in each or "claimed" in each]
+    assert [each.get("seqs") or [job["$seq"] for job in each["claimed"]] for each in told] == [
+        [1, 3],
+        [2, 4],
+    ]
+    assert told[1]["cid"] == claim
+
+
+# Ends
+
+
+async def test_closing_a_stream_releases_what_it_holds_and_nothing_else(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    workers.jobs(3)
+    workers.claim(node="s")
+    workers.open(2, node="s")
+    assert workers.pages() == [(1, [2, 3])]
+    workers.ack(2, node="s")
+    workers.close()
+    workers.close()
+    claim = workers.claim(node="other", max=9)
+    assert workers.claimed() == [(claim, [3])]
+    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+
+
+async def test_the_jobs_of_a_stream_that_ends_go_to_who_waits(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.open(1, work=1)
+    workers.open(1, work=2)
+    assert workers.pages() == [(1, [1])]
+    workers.close(1)
+    assert workers.pages() == [(2, [1])]
+
+
+async def test_the_end_of_the_session_ends_its_streams(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.jobs(2)
+    workers.open(1, work=1)
+    workers.open(1, work=2)
+    workers.turn()
+    workers.close_session()
+    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+    claim = workers.claim(max=9)
+    assert workers.claimed() == [(claim, [1, 2])]
+
+
+async def test_a_stream_whose_front_takes_no_message_is_released(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.open(1)
+    workers.turn()
+    workers.wire.broken = True
+    workers.jobs(1)
+    workers.turn()
+    assert len(workers.services.work_streams) == 0
+    workers.wire.broken = False
+    claim = workers.claim()
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_number_that_is_used_again_is_another_stream(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.queue("other")
+    workers.jobs(1)
+    workers.open(1)
+    workers.pages()
+    workers.open(1, topic="other")
+    workers.jobs(1, "other")
+    claim = workers.claim()
+    workers.turn()
+    told = workers.told()
+    assert [each["seqs"] for each in told if "event" in each] == [[1]]
+    assert [each["cid"] for each in told if each.get("claimed")] == [claim]
+
+
+@pytest.mark.parametrize("kind", [None, "log", "queue"])
+async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
+    workers: QueueDesk, kind: str | None
+) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.open(1, work=1)
+    workers.open(1, work=2)
+    workers.turn()
+    workers.told()
+    workers.delete("q")
+    if kind is not None:
+        workers.put("q", type=kind)
+    workers.synced()
+    workers.turn()
+    ended = [told for told in workers.told() if "event" in told]
+    assert [(told["event"], told["work"], told["error"]) for told in ended] == [
+        ("work.ended", 2, "not_a_queue"),
+        ("work.ended", 1, "not_a_queue"),
+    ]
+    assert len(workers.services.work_streams) == len(workers.services.lines) == 0
+    workers.close()
+    workers.taken(2)
+
+
+async def test_a_stream_needs_a_queue_and_a_shard_that_writes(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.make("log", durability="ephemeral")
+    told = {
+        workers.open(topic="log"): "not_a_queue",
+        workers.open(topic="nowhere"): "topic_not_found",
+    }
+    assert dict(workers.answers()) == told
+    workers.put("other")
+    workers.failed(BROKEN)
+    workers.answers()
+    number = workers.open()
+    assert workers.answers() == [(number, "not_ready")]
+
+
+# Durable leases
+
+
+async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.open(1)
+    assert workers.pages() == []
+    workers.written()
+    assert workers.pages() == [(1, [1])]
+
+
+async def test_leases_that_the_log_has_lost_are_tried_again_after_a_while(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.open(1)
+    workers.turn()
+    tried = len(workers.log.groups)
+    workers.failed(FULL)
+    workers.turn()
+    await wait_all_tasks_blocked()
+    assert len(workers.log.groups) == tried
+    await trio.sleep(1.1)
+    workers.written()
+    assert workers.pages() == [(1, [1])]
+
+
+async def test_a_stream_that_closes_before_the_log_has_its_leases_releases_them(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.open(1)
+    workers.turn()
+    workers.close()
+    workers.turn()
+    workers.written()
+    assert workers.pages() == []
+    frames = [frame for frame in workers.log.frames.values() if frame.kind is FrameKind.LEASE]
+    assert [frame.flags for frame in frames] == [LeaseOp.CLAIMED, LeaseOp.RELEASED]
+    claim = workers.claim()
+    workers.turn()
+    workers.written()
+    assert workers.claimed() == [(claim, [1])]
+
+
+async def test_the_release_of_a_gone_front_reaches_the_log_without_another_message(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    workers.append("q", 1)
+    workers.written()
+    workers.open(1)
+    workers.turn()
+    workers.written()
+    await wait_all_tasks_blocked()
+    before = len(workers.log.groups)
+    workers.close_session()
+    await wait_all_tasks_blocked()
+    assert len(workers.log.groups) == before + 1
+
+
+async def test_a_shard_that_cannot_write_for_a_while_keeps_its_streams(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.claim(lease_ms=500)
+    workers.claimed()
+    workers.open(1)
+    waiting = workers.claim(wait_ms=30_000)
+    workers.turn()
+    workers.told()
+    workers.loop.context.disk.is_stalled = True
+    await trio.sleep(0.6)
+    assert workers.answers() == [(waiting, "not_ready")]
+    workers.loop.context.disk.is_stalled = False
+    await trio.sleep(1.1)
+    assert workers.pages() == [(1, [1])]

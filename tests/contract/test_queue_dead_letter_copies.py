@@ -1,0 +1,202 @@
+"""Dead letters (§10.6): what they tell, where they arrive and how durably."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.api import Api, ok, raw_records
+from tests.support.queues import Queue, claiming, counters, data, jobs_of, numbers
+from tests.support.server import Server
+
+FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+
+# --- what arrives
+
+RECORD: dict[str, Any] = {"data": {"url": "x"}, "tag": "job-1", "meta": {"trace": "z9"}}
+MARKS = (FROM, DELIVERIES, SRC_SEQ)
+
+
+def test_a_copy_tells_where_it_comes_from(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    ok(queue.api.append(queue.name, records=[{"data": 1}, RECORD]))
+    queue.ack(queue.claim())
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = queue.api.read(dead, include_tags=True)
+    assert (copy["data"], copy["$tag"]) == (RECORD["data"], "job-1")
+    assert copy["meta"] == {"trace": "z9", FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 2}
+    assert type(copy["meta"][DELIVERIES]) is type(copy["meta"][SRC_SEQ]) is int
+
+
+def test_a_job_without_meta_or_tag_gets_the_marks_alone(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    queue.push(None)
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = queue.api.read(dead, include_tags=True)
+    assert copy["meta"] == {FROM: queue.name, DELIVERIES: 2, SRC_SEQ: 1}
+    assert copy["data"] is None
+    assert "$tag" not in copy
+
+
+ODD = b'{"n":1.10,"big":1E400,"e":"\\u00e9\\/","raw":"\xc3\xa9", "list" : [ 1 , 2 ] }'
+
+
+class OddMeta(msgspec.Struct):
+    odd: msgspec.Raw
+
+
+def test_data_and_meta_of_a_copy_keep_their_bytes(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    body = b'{"records":[{"data":' + ODD + b',"meta":{"odd":' + ODD + b"}}]}"
+    ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
+    queue.spend(1, 2)
+    queue.bury(1)
+    (copy,) = raw_records(queue.api.diff(dead))
+    assert bytes(copy.data) == ODD
+    assert bytes(msgspec.json.decode(copy.meta, type=OddMeta).odd) == ODD
+
+
+def test_a_job_whose_meta_is_at_its_limits_is_moved_all_the_same(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, max_deliveries=1, dead_letter=f"{topic}.dead")
+    full = {f"k{number:02}": "x" * 240 for number in range(64)}
+    full["k63"] += "x" * (16 * 1024 - len(json.dumps(full, separators=(",", ":"))))
+    raw = json.dumps({"records": [{"data": 1, "meta": full}]}, separators=(",", ":")).encode()
+    ok(api.call("POST", f"/v0/topics/{topic}", raw))
+    queue.spend(1, 1)
+    queue.bury(1)
+    (copy,) = api.read(f"{topic}.dead")
+    assert copy["meta"] == full | {FROM: topic, DELIVERIES: 1, SRC_SEQ: 1}
+
+
+def test_a_copy_may_be_dead_lettered_again(api: Api, topic: str) -> None:
+    names = [topic, f"{topic}.b", f"{topic}.c"]
+    first = Queue.create(api, names[0], "x", max_deliveries=1, dead_letter=names[1])
+    second = Queue.create(api, names[1], max_deliveries=2, dead_letter=names[2])
+    first.spend(1, 1)
+    first.bury(1)
+    second.spend(1, 2)
+    second.bury(1)
+    answer = api.diff(names[2])
+    (copy,) = ok(answer)["records"]
+    assert copy["meta"] == {FROM: names[1], DELIVERIES: 2, SRC_SEQ: 1}
+    assert all(answer.body.count(mark.encode()) == 1 for mark in MARKS), "no key stands twice"
+
+
+# --- where it arrives
+
+
+def test_the_dead_letter_topic_may_be_a_queue(pair: tuple[Queue, str]) -> None:
+    queue, name = pair
+    dead = Queue.create(queue.api, name)
+    queue.push("a")
+    with claiming(dead) as claims:
+        future = claims.start_parked("mender", wait_ms=20_000)
+        queue.spend(1, 2)
+        queue.bury(1)
+        (job,) = jobs_of(future)
+    assert (job["data"], job["deliveries"]) == ("a", 1), "it counts afresh"
+    assert job["meta"][FROM] == queue.name
+
+
+def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
+    pair: tuple[Queue, str],
+) -> None:
+    queue, dead = pair
+    queue.push("a")
+    queue.spend(1, 2)
+    queue.bury(1)
+    config = queue.api.state(dead)["config"]
+    assert (config["type"], config["durability"], config["cap_records"]) == ("log", "disk", 0)
+
+
+def test_the_dead_letter_topic_is_not_made_where_auto_create_is_off(api: Api, topic: str) -> None:
+    queue = Queue.create(
+        api, topic, "a", max_deliveries=1, dead_letter=f"{topic}.dead", auto_create=False
+    )
+    queue.spend(1, 1)
+    assert queue.claim() == []
+    assert queue.claim() == []
+    assert queue.live() == [1], "what cannot be moved stays"
+    assert api.get(f"{topic}.dead").status == 404
+    ok(api.put(f"{topic}.dead"), 201)
+    queue.bury(1)
+
+
+def test_a_dead_letter_topic_that_is_gone_is_made_again(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    for number in range(2):
+        queue.push(number)
+        queue.spend(1, 2)
+        queue.bury(1)
+        assert [record["data"] for record in queue.api.read(dead)] == [number]
+        ok(queue.api.delete(dead))
+
+
+def test_dead_lettered_counts_until_the_queue_is_deleted(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    for number in range(1, 4):
+        queue.push(number)
+        queue.spend(1, 2)
+        queue.bury(1)
+        assert queue.counters() == counters(dead_lettered=number)
+    ok(queue.api.call("POST", f"/v0/topics/{dead}/delete", {"before_seq": 99}))
+    assert queue.counters() == counters(dead_lettered=3)
+    ok(queue.api.delete(queue.name))
+    assert Queue.create(queue.api, queue.name).counters() == counters()
+
+
+def test_many_jobs_are_moved_once_each(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    queue.push(*range(500))
+    queue.spend(500, 2)
+    queue.bury(500)
+    assert sorted(data(queue.api.read(dead))) == list(range(500))
+    assert queue.live() == []
+    assert queue.counters() == counters(dead_lettered=500)
+
+
+# --- how durably
+
+CLASSES = ("ephemeral", "disk", "fsync")
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server that was killed after jobs of queues of each class were moved to topics of each."""
+    path: Path = tmp_path_factory.mktemp("dead") / "data"
+    with Server(path, shards=2) as server:
+        with Api(server.address) as api:
+            for source in CLASSES:
+                for copy in CLASSES:
+                    name = f"{source}-{copy}"
+                    ok(api.put(f"{name}.dead", {"durability": copy}), 201)
+                    queue = Queue.create(
+                        api,
+                        name,
+                        "x",
+                        durability=source,
+                        max_deliveries=1,
+                        dead_letter=f"{name}.dead",
+                    )
+                    queue.spend(1, 1)
+                    queue.bury(1)
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            yield api
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", CLASSES)
+@pytest.mark.parametrize("source", CLASSES)
+def test_a_copy_is_as_durable_as_its_topic(restarted: Api, source: str, copy: str) -> None:
+    queue = Queue(restarted, f"{source}-{copy}")
+    assert len(restarted.read(f"{queue.name}.dead")) == (copy != "ephemeral")
+    assert numbers(queue.claim("w", 5)) == [], "the job stays gone"

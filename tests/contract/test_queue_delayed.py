@@ -1,0 +1,306 @@
+"""Delayed jobs: ``delay_ms`` and ``deliver_at`` of a record."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import wrong_types
+from tests.support.api import Api, ok, refused
+from tests.support.queues import (
+    DAY_MS,
+    HOUR_MS,
+    SHORT_MS,
+    Queue,
+    counters,
+    data,
+    now_ms,
+    tokens,
+    until,
+)
+from tests.support.sse import watch
+from tests.support.ws import Socket, alive
+
+CLOCKS_MS = 1  # one clock tells the time, another one keeps it
+LATE_MS = 1000  # what a loaded machine is allowed
+Record = dict[str, Any]
+
+
+def push(queue: Queue, *records: Record) -> list[int]:
+    found: list[int] = ok(queue.api.append(queue.name, records=list(records)))["seqs"]
+    return found
+
+
+def due(record: Record, delay_ms: int = 0) -> int:
+    return int(record["$ts"]) + delay_ms
+
+
+@pytest.mark.parametrize("field", ["delay_ms", "deliver_at"])
+def test_a_delayed_job_is_neither_claimable_nor_ready(queue: Queue, field: str) -> None:
+    later = HOUR_MS if field == "delay_ms" else now_ms() + HOUR_MS
+    assert push(queue, {"data": "later", field: later}, {"data": "now"}) == [1, 2]
+    assert queue.counters() == counters(ready=1, delayed=1)
+    body = queue.claimed("w", 5)
+    assert (data(body["claimed"]), body["ready"]) == (["now"], 0)
+    assert queue.counters() == counters(in_flight=1, delayed=1)
+
+
+def test_a_delayed_job_shows_to_readers_at_once(queue: Queue) -> None:
+    with watch(queue.api, [queue.name]) as stream:
+        stream.told([queue.name])
+        before = now_ms()
+        push(queue, {"data": "later", "tag": "t", "delay_ms": HOUR_MS})
+        (record,) = stream.records(1)
+    assert set(record) == {"$seq", "$ts", "data"}
+    assert before <= record["$ts"] <= now_ms(), "the time of the append"
+    assert queue.api.read(queue.name) == [record]
+    state = queue.api.state(queue.name)
+    assert (state["count"], state["head_seq"], state["earliest_seq"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("field", ["delay_ms", "deliver_at"])
+def test_a_delayed_job_becomes_claimable_when_it_is_due(queue: Queue, field: str) -> None:
+    at = now_ms() + 400
+    push(queue, {"data": "later", field: 400 if field == "delay_ms" else at})
+    queue.becomes(ready=1)
+    (job,) = queue.claim(lease_ms=HOUR_MS)
+    moment = due(job, 400) if field == "delay_ms" else at
+    assert job["deadline"] - HOUR_MS >= moment - CLOCKS_MS
+    assert job["deliveries"] == 1
+
+
+@pytest.mark.slow
+def test_jobs_are_on_time(queue: Queue) -> None:
+    """Each is delivered when it is due and not before, to a worker that waits."""
+    chance = random.Random(7)
+    delays = [chance.randrange(200, 1500) for _ in range(100)]
+    push(queue, *({"data": delay, "delay_ms": delay} for delay in delays))
+    found: list[int] = []
+    while len(found) < len(delays):
+        jobs = queue.claim("w", 100, lease_ms=HOUR_MS, wait_ms=10_000)
+        for job in jobs:
+            late_ms = job["deadline"] - HOUR_MS - due(job, job["data"])
+            assert -CLOCKS_MS <= late_ms < LATE_MS
+        found += sorted(data(jobs))
+    assert found == sorted(delays), "in the order of their times"
+    assert queue.counters() == counters(in_flight=100)
+
+
+NOW: list[Record] = [{"delay_ms": 0}, {"deliver_at": 0}, {"deliver_at": 1_600_000_000_000}]
+
+
+@pytest.mark.parametrize("fields", NOW, ids=json.dumps)
+def test_a_time_in_the_past_means_at_once(queue: Queue, fields: Record) -> None:
+    push(queue, {"data": "a", **fields})
+    assert queue.counters() == counters(ready=1)
+    assert data(queue.claim()) == ["a"]
+
+
+# --- the order of jobs
+
+
+@pytest.mark.slow
+def test_fresh_jobs_are_ordered_by_the_time_from_which_they_may_be_claimed(queue: Queue) -> None:
+    push(queue, {"data": 900, "delay_ms": 900}, {"data": 300, "delay_ms": 300}, {"data": 0})
+    time.sleep(0.6)
+    push(queue, {"data": 0}, {"data": 200, "delay_ms": 200}, {"data": 0})
+    records = queue.api.read(queue.name)
+    queue.becomes(ready=6)
+    expected = sorted((due(record, record["data"]), record["$seq"]) for record in records)
+    assert [queue.claim()[0]["$seq"] for _ in range(6)] == [seq for _, seq in expected]
+
+
+def test_jobs_that_are_due_together_go_by_their_seqs(queue: Queue) -> None:
+    at = now_ms() + 300
+    push(queue, *({"data": number, "deliver_at": at} for number in range(5)))
+    queue.becomes(ready=5)
+    assert [data(queue.claim()) for _ in range(5)] == [[0], [1], [2], [3], [4]]
+
+
+def test_reclaimed_jobs_come_before_due_ones(queue: Queue) -> None:
+    push(queue, {"data": "due", "delay_ms": 200}, {"data": "nacked"})
+    jobs = queue.claim()
+    queue.becomes(ready=1, in_flight=1)
+    queue.nack(jobs)
+    assert data(queue.claim()) == ["nacked"]
+    assert data(queue.claim()) == ["due"]
+
+
+def test_a_due_job_that_is_given_back_has_no_delay_any_more(queue: Queue) -> None:
+    push(queue, {"data": "a", "delay_ms": 200})
+    queue.becomes(ready=1)
+    queue.nack(queue.claim())
+    assert [job["deliveries"] for job in queue.claim()] == [2]
+
+
+# --- what else may happen to it
+
+
+def test_a_delayed_job_belongs_to_nobody(queue: Queue) -> None:
+    push(queue, {"data": "a", "delay_ms": HOUR_MS})
+    assert queue.ack([1])["skipped"] == [1]
+    assert queue.nack([1])["skipped"] == [1]
+    assert queue.extend([1])["skipped"] == [1]
+    assert queue.counters() == counters(delayed=1)
+    assert queue.leases() == []
+
+
+def test_a_deleted_job_is_never_due(queue: Queue) -> None:
+    push(queue, {"data": "a", "tag": "x", "delay_ms": 300}, {"data": "b", "delay_ms": 300})
+    queue.erase(match="x")
+    assert queue.counters() == counters(delayed=1)
+    queue.becomes(ready=1)
+    assert data(queue.claim("w", 5)) == ["b"]
+
+
+def test_a_job_that_expires_before_it_is_due_is_never_delivered(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, ttl_ms=300)
+    push(queue, {"data": "a", "delay_ms": 600})
+    queue.becomes()
+    time.sleep(0.5)
+    assert queue.claim("w", 5) == []
+    assert queue.counters() == counters()
+
+
+def test_a_repeated_write_does_not_start_the_delay_again(queue: Queue) -> None:
+    record = {"data": "a", "delay_ms": 300}
+    first = ok(queue.api.append(queue.name, records=[record], idempotency_key="k"))
+    queue.becomes(ready=1)
+    again = ok(queue.api.append(queue.name, records=[record], idempotency_key="k"))
+    assert (again["deduped"], again["seqs"]) == (True, first["seqs"])
+    assert queue.counters() == counters(ready=1)
+
+
+def test_a_dead_lettered_copy_has_no_delay(pair: tuple[Queue, str]) -> None:
+    queue, name = pair
+    dead = Queue.create(queue.api, name)
+    push(queue, {"data": "a", "delay_ms": 200})
+    queue.becomes(ready=1)
+    queue.spend(1, 2)
+    queue.bury(1)
+    assert dead.counters() == counters(ready=1)
+    assert data(dead.claim()) == ["a"]
+
+
+def test_a_delayed_job_takes_room_in_a_queue_that_rejects(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, cap_records=1, discard="reject")
+    push(queue, {"data": "a", "delay_ms": HOUR_MS})
+    refused(api.append(topic, "b"), 422, "topic_full")
+
+
+def test_many_delays_pass_while_jobs_are_worked_on(queue: Queue) -> None:
+    for number in range(20):
+        push(queue, {"data": number, "delay_ms": 20 * number}, {"data": 100 + number})
+    found: list[int] = []
+
+    def look() -> list[int]:
+        jobs = queue.claim("w", 7, lease_ms=HOUR_MS)
+        if jobs:
+            queue.ack(jobs, lease_ids=tokens(jobs))
+        found.extend(data(jobs))
+        return found
+
+    until(look, lambda found: len(found) >= 40)
+    assert sorted(found) == [*range(20), *range(100, 120)]
+    assert queue.counters() == counters()
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_a_queue_of_any_class_has_delays(api: Api, topic: str, durability: str) -> None:
+    queue = Queue.create(api, topic, durability=durability)
+    push(queue, {"data": "a", "delay_ms": 200})
+    assert queue.counters() == counters(delayed=1)
+    assert data(queue.claim_all(1)) == ["a"]
+
+
+# --- who may write one
+
+
+def test_a_write_that_makes_the_queue_may_have_delays(api: Api, topic: str) -> None:
+    records = [{"data": "a", "delay_ms": HOUR_MS}]
+    ok(api.append(topic, records=records, config={"type": "queue"}), 201)
+    assert Queue(api, topic).counters() == counters(delayed=1)
+
+
+def test_a_publish_may_have_delays(queue: Queue, socket: Socket) -> None:
+    records = [{"data": "a", "delay_ms": HOUR_MS}, {"data": "b"}]
+    answer = socket.ask("publish", "p", topic=queue.name, records=records)
+    assert answer["op"] == "ack"
+    assert queue.counters() == counters(ready=1, delayed=1)
+
+
+ON_A_LOG: list[Record] = [{"delay_ms": SHORT_MS}, {"delay_ms": 0}, {"deliver_at": 1}]
+
+
+@pytest.mark.parametrize("fields", ON_A_LOG, ids=json.dumps)
+def test_a_log_takes_no_delays(api: Api, topic: str, socket: Socket, fields: Record) -> None:
+    records = [{"data": "a"}, {"data": "b", **fields}]
+    refused(api.append(topic, records=records), 400, "invalid_request")
+    refused(api.get(topic), 404, "topic_not_found")
+    ok(api.append(topic, "x"), 201)
+    refused(api.append(topic, records=records), 400, "invalid_request")
+    assert socket.ask("publish", "p", topic=topic, records=records)["code"] == "invalid_request"
+    alive(socket)
+    assert api.state(topic)["head_seq"] == 1
+
+
+MONTH_MS = 30 * DAY_MS
+AHEAD: list[tuple[str, Callable[[], int], bool]] = [
+    ("delay_ms", lambda: MONTH_MS, True),
+    ("delay_ms", lambda: MONTH_MS + 1, False),
+    ("delay_ms", lambda: 2**53, False),
+    ("delay_ms", lambda: 2**64 - 1, False),
+    ("deliver_at", lambda: now_ms() + MONTH_MS - 60_000, True),
+    ("deliver_at", lambda: now_ms() + MONTH_MS + 60_000, False),
+    ("deliver_at", lambda: 2**64 - 1, False),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "fits"), AHEAD)
+def test_a_time_is_at_most_30_days_ahead(
+    queue: Queue, field: str, value: Callable[[], int], fits: bool
+) -> None:
+    answer = queue.api.append(queue.name, records=[{"data": 0}, {"data": 1, field: value()}])
+    if fits:
+        ok(answer)
+        assert queue.counters() == counters(ready=1, delayed=1)
+    else:
+        refused(answer, 400, "invalid_request")
+        assert queue.counters() == counters(), "all records or none"
+
+
+BOTH: list[Record] = [
+    {"delay_ms": 5, "deliver_at": 5},
+    {"delay_ms": 0, "deliver_at": 0},
+]
+
+
+@pytest.mark.parametrize("fields", BOTH, ids=json.dumps)
+def test_a_record_has_one_of_the_two(queue: Queue, fields: Record) -> None:
+    answer = queue.api.append(queue.name, records=[{"data": 1, **fields}])
+    refused(answer, 400, "invalid_request")
+
+
+WRONG = [
+    *wrong_types.rows(wrong_types.UNSIGNED, "delay_ms"),
+    *wrong_types.rows([*wrong_types.UNSIGNED[1:], str(2**64)], "deliver_at"),
+]
+
+
+@pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"2 {value}")
+def test_a_delay_of_a_wrong_type_is_a_400(queue: Queue, field: str, text: str) -> None:
+    body = f'{{"records":[{{"data":1}},{{"data":2,"{field}":{text}}}]}}'
+    answer = queue.api.call("POST", f"/v0/topics/{queue.name}", body.encode())
+    refused(answer, 400, "invalid_request")
+    assert queue.counters() == counters()
+
+
+def test_a_delay_in_data_or_in_the_batch_means_nothing(queue: Queue) -> None:
+    body = {"records": [{"data": {"delay_ms": HOUR_MS}}], "delay_ms": HOUR_MS}
+    ok(queue.api.call("POST", f"/v0/topics/{queue.name}", body))
+    assert queue.counters() == counters(ready=1)

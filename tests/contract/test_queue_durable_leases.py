@@ -1,0 +1,307 @@
+"""What a restart leaves of leases (§0.10, §10.3): all of them where ``leases_durable`` is true, and
+claimable jobs where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, ok
+from tests.support.queues import (
+    HOUR_MS,
+    SHORT_MS,
+    Job,
+    Queue,
+    Work,
+    counters,
+    data,
+    numbers,
+    tokens,
+    until,
+)
+from tests.support.server import Server
+
+pytestmark = pytest.mark.slow
+
+SMALL_LOG = 64 << 10
+CLASSES = ("disk", "fsync")
+ENDS = ("stop", "kill")
+
+
+@dataclass(slots=True)
+class Scene:
+    """A queue before the restart, and what a test needs to know of it afterwards."""
+
+    queue: Queue
+    jobs: list[Job] = field(default_factory=list)
+    leases: list[Any] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+def held(queue: Queue) -> list[Job]:
+    """Jobs 1 to 3 of 5 are held, the second by somebody else."""
+    return [*queue.claim("a"), *queue.claim("b"), *queue.claim("a")]
+
+
+def extended(queue: Queue) -> list[Job]:
+    jobs = queue.claim("a", 2)
+    queue.extend(jobs[1:], "a", lease_ms=5 * HOUR_MS)
+    return jobs
+
+
+def shortened(queue: Queue) -> list[Job]:
+    """A lease that ends before the restart does."""
+    jobs = queue.claim("a")
+    queue.extend(jobs, "a", lease_ms=SHORT_MS)
+    return jobs
+
+
+def nacked(queue: Queue) -> list[Job]:
+    """Job 2 is free and was delivered twice; job 1 is held."""
+    jobs = queue.claim("a", 2)
+    queue.nack(jobs[1:], "a")
+    queue.nack(queue.claim("b"), "b")
+    return jobs
+
+
+def hidden(queue: Queue) -> list[Job]:
+    jobs = queue.claim("a", 2)
+    queue.nack(jobs[:1], "a", delay_ms=HOUR_MS)
+    return jobs
+
+
+def reclaimed(queue: Queue) -> list[Job]:
+    """A lease that superseded another one."""
+    old = queue.claim("a", lease_ms=SHORT_MS)
+    return [*old, *until(lambda: queue.claim("b"))]
+
+
+def acked(queue: Queue) -> list[Job]:
+    jobs = queue.claim("a", 3)
+    queue.ack([jobs[0], jobs[2]], "a", lease_ids=tokens([jobs[0], jobs[2]]))
+    return jobs
+
+
+def released(queue: Queue) -> list[Job]:
+    """A work stream has dropped with job 1."""
+    with Work(queue, "a") as stream:
+        jobs = stream.jobs(1)
+    queue.becomes(ready=5)
+    return jobs
+
+
+ACTS: list[Callable[[Queue], list[Job]]] = [
+    *(held, extended, shortened, nacked, hidden, reclaimed, acked, released),
+]
+
+
+def scenes(api: Api, *, leases_durable: bool) -> Iterator[Scene]:
+    for durability in CLASSES:
+        for act in ACTS:
+            name = f"{act.__name__}-{durability}-{leases_durable}".lower()
+            queue = Queue.create(
+                *(api, name, *range(5)),
+                durability=durability,
+                leases_durable=leases_durable,
+                lease_ms=HOUR_MS,
+            )
+            yield Scene(queue, act(queue))
+
+
+def fill_the_log(api: Api) -> None:
+    """Enough other writes to seal all log files that tell of the scenes."""
+    for number in range(60):
+        answer = api.append("filler", f"{number}" * 4000)
+        ok(answer, answer.status)
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def restarted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Scene]]:
+    """The scenes after a restart. Log files are small, so much was sealed before it."""
+    path: Path = tmp_path_factory.mktemp("leases") / "data"
+    with Server(path, shards=2, wal_file_bytes=SMALL_LOG) as server:
+        with Api(server.address) as api:
+            found = [*scenes(api, leases_durable=True)]
+            fill_the_log(api)
+            found += scenes(api, leases_durable=False)
+            for scene in found:
+                scene.leases, scene.counters = scene.queue.leases(), scene.queue.counters()
+        server.stop() if request.param == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            for scene in found:
+                scene.queue = Queue(api, scene.queue.name)
+            yield {scene.queue.name: scene for scene in found}
+
+
+@pytest.fixture(params=CLASSES)
+def durable(
+    request: pytest.FixtureRequest, restarted: dict[str, Scene]
+) -> Callable[[Callable[[Queue], list[Job]]], Scene]:
+    """The scene of an act with durable leases."""
+    return lambda act: restarted[f"{act.__name__}-{request.param}-true"]
+
+
+Durable = Callable[[Callable[[Queue], list[Job]]], Scene]
+
+
+# --- leases_durable: true
+
+
+def test_holders_deadlines_and_tokens_outlive_a_restart(durable: Durable) -> None:
+    scene = durable(held)
+    queue, jobs = scene.queue, scene.jobs
+    assert queue.leases() == scene.leases
+    assert [lease["deadline"] for lease in scene.leases] == [job["deadline"] for job in jobs]
+    assert queue.counters() == scene.counters == counters(ready=2, in_flight=3)
+    assert data(queue.claim("c", 5)) == [3, 4], "what is held is not claimable"
+    assert queue.ack(jobs[:1], "b")["skipped"] == [1]
+    assert queue.ack(jobs[:1], "a", lease_ids=tokens(jobs[1:2]))["skipped"] == [1]
+    assert queue.ack(jobs[:1], "a", lease_ids=tokens(jobs[:1]))["acked"] == 1
+    assert queue.ack(jobs[1:2], "b")["acked"] == 1
+    assert queue.extend(jobs[2:3], "a", lease_ids=tokens(jobs[2:3]))["extended"] == 1
+
+
+def test_an_extended_deadline_outlives_a_restart(durable: Durable) -> None:
+    scene = durable(extended)
+    assert scene.queue.leases() == scene.leases
+    (first, second) = scene.leases
+    assert second["deadline"] > first["deadline"] + 3 * HOUR_MS
+
+
+def test_a_lease_that_ends_meanwhile_is_reclaimed_first_and_counted(durable: Durable) -> None:
+    scene = durable(shortened)
+    (job,) = until(lambda: scene.queue.claim("c"), lambda jobs: numbers(jobs) == [1])
+    assert job["deliveries"] == 2
+    assert scene.queue.ack(scene.jobs, "a")["skipped"] == [1]
+
+
+def test_delivery_counts_outlive_a_restart(durable: Durable) -> None:
+    scene = durable(nacked)
+    queue = scene.queue
+    assert queue.counters() == scene.counters == counters(ready=4, in_flight=1)
+    (job,) = queue.claim("c")
+    assert (job["$seq"], job["deliveries"]) == (2, 3), "before the fresh ones"
+    assert [lease["deliveries"] for lease in queue.leases()] == [1, 3]
+
+
+def test_a_hidden_job_stays_hidden(durable: Durable) -> None:
+    scene = durable(hidden)
+    assert scene.queue.counters() == scene.counters == counters(ready=3, in_flight=1)
+    assert data(scene.queue.claim("c", 9)) == [2, 3, 4]
+
+
+def test_the_last_holder_is_the_holder(durable: Durable) -> None:
+    scene = durable(reclaimed)
+    (old, new) = scene.jobs
+    assert scene.queue.leases() == scene.leases
+    assert scene.queue.ack([old], "a", lease_ids=tokens([old]))["skipped"] == [1]
+    assert scene.queue.ack([new], "b", lease_ids=tokens([new]))["acked"] == 1
+
+
+def test_acked_jobs_stay_gone_and_the_others_held(durable: Durable) -> None:
+    scene = durable(acked)
+    assert scene.queue.live() == [2, 4, 5]
+    assert [lease["$seq"] for lease in scene.queue.leases()] == [2]
+    assert numbers(scene.queue.claim("c", 9)) == [4, 5]
+
+
+def test_the_jobs_of_a_stream_that_dropped_stay_released(durable: Durable) -> None:
+    scene = durable(released)
+    assert scene.queue.counters() == counters(ready=5)
+    (job,) = scene.queue.claim("c")
+    assert (job["$seq"], job["deliveries"]) == (1, 2)
+
+
+# --- leases_durable: false
+
+
+@pytest.fixture(params=CLASSES)
+def loose(request: pytest.FixtureRequest, restarted: dict[str, Scene]) -> Durable:
+    """The scene of an act whose leases are not durable."""
+    return lambda act: restarted[f"{act.__name__}-{request.param}-false"]
+
+
+def test_jobs_in_flight_are_claimable_at_once(loose: Durable) -> None:
+    scene = loose(held)
+    queue, jobs = scene.queue, scene.jobs
+    assert queue.leases() == []
+    assert queue.counters() == counters(ready=5)
+    assert queue.ack(jobs[:1], "a")["skipped"] == [1]
+    again = queue.claim("a", 5)
+    assert numbers(again) == [1, 2, 3, 4, 5]
+    old = [jobs[0], jobs[2]]
+    assert queue.ack(old, "a", lease_ids=tokens(old))["skipped"] == numbers(old), "a token is void"
+    assert queue.ack(old, "a")["acked"] == 2
+
+
+@pytest.mark.parametrize("act", [extended, shortened, nacked, reclaimed, released])
+def test_every_job_is_ready_again(loose: Durable, act: Callable[[Queue], list[Job]]) -> None:
+    queue = loose(act).queue
+    assert queue.counters() == counters(ready=5)
+    assert numbers(queue.claim("c", 9)) == [1, 2, 3, 4, 5]
+
+
+def test_an_ack_is_durable_whatever_the_leases_are(loose: Durable) -> None:
+    queue = loose(acked).queue
+    assert queue.live() == [2, 4, 5]
+    assert numbers(queue.claim("c", 9)) == [2, 4, 5]
+
+
+# --- what else there is to a restart
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_ephemeral_queue_is_empty_after_a_restart(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data") as server:
+        with Api(server.address) as api:
+            queue = Queue.create(api, "q", *range(5), durability="ephemeral", leases_durable=True)
+            jobs = queue.claim("w", 2, lease_ms=HOUR_MS)
+        server.stop() if end == "stop" else server.kill()
+        server.start()
+        with Api(server.address) as api:
+            queue = Queue(api, "q")
+            assert queue.counters() == counters()
+            assert queue.leases() == []
+            assert queue.ack(jobs)["skipped"] == numbers(jobs)
+            queue.push("new")
+            assert data(queue.claim("w", 9)) == ["new"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_leases_outlive_one_restart_after_another(tmp_path: Path, end: str) -> None:
+    with Server(tmp_path / "data", wal_file_bytes=SMALL_LOG) as server:
+        with Api(server.address) as api:
+            queue = Queue.create(api, "q", *range(4), leases_durable=True, lease_ms=HOUR_MS)
+            queue.claim("w")
+            expected = queue.leases()
+        for number in range(2, 5):
+            server.stop() if end == "stop" else server.kill()
+            server.start()
+            with Api(server.address) as api:
+                queue = Queue(api, "q")
+                assert queue.leases() == expected
+                fill_the_log(api)
+                assert numbers(queue.claim("w")) == [number]
+                expected = queue.leases()
+
+
+def test_leases_become_durable_and_loose_again_in_place(tmp_path: Path) -> None:
+    """The setting counts for what happens from then on."""
+    with Server(tmp_path / "data") as server:
+        with Api(server.address) as api:
+            queue = Queue.create(api, "q", *range(3), lease_ms=HOUR_MS)
+            queue.configure(leases_durable=True)
+            queue.claim("w")
+            expected = queue.leases()
+        server.kill()
+        server.start()
+        with Api(server.address) as api:
+            assert Queue(api, "q").leases() == expected

@@ -1,0 +1,206 @@
+"""The visibility timeout (§10.3): leases end by themselves, and who held one has lost it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, ok
+from tests.support.queues import (
+    HOUR_MS,
+    SHORT_MS,
+    Job,
+    Queue,
+    counters,
+    data,
+    now_ms,
+    numbers,
+    tokens,
+    until,
+)
+
+CLOCKS_MS = 1  # deadlines are told by one clock and kept by another
+
+
+def reclaimed(queue: Queue, node: str = "other") -> Job:
+    """One job whose lease has ended, claimed again for long."""
+    (job,) = until(lambda: queue.claim(node, lease_ms=HOUR_MS))
+    return job
+
+
+def claimed_at(job: Job) -> int:
+    """By the server's clock, of a job that was claimed for an hour."""
+    return int(job["deadline"]) - HOUR_MS
+
+
+# --- when
+
+
+def test_a_lease_that_nobody_keeps_up_ends(queue: Queue) -> None:
+    queue.push("a")
+    (first,) = queue.claim("w", lease_ms=SHORT_MS)
+    again = reclaimed(queue)
+    assert (again["data"], again["deliveries"], again["$seq"]) == ("a", 2, 1)
+    assert again["$ts"] == first["$ts"]
+    assert again["lease_id"] != first["lease_id"]
+
+
+def test_a_lease_does_not_end_before_its_deadline(queue: Queue) -> None:
+    for _ in range(5):
+        queue.push("a")
+        (first,) = queue.claim("w", lease_ms=SHORT_MS)
+        again = reclaimed(queue)
+        assert claimed_at(again) >= first["deadline"] - CLOCKS_MS
+        queue.ack([again], "other")
+
+
+@pytest.mark.slow
+def test_a_lease_holds_until_its_deadline(queue: Queue) -> None:
+    queue.push("a")
+    (first,) = queue.claim("w", lease_ms=2000)
+    while queue.claim("other") == []:
+        time.sleep(0.01)
+    assert now_ms() >= first["deadline"] - CLOCKS_MS
+
+
+def test_the_lease_of_a_topic_ends_too(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, "a", lease_ms=SHORT_MS)
+    queue.claim("w")
+    assert reclaimed(queue)["data"] == "a"
+
+
+@pytest.mark.slow
+def test_every_lease_has_a_deadline_of_its_own(queue: Queue) -> None:
+    queue.push("long", "short", "longest")
+    queue.claim("w", lease_ms=2000)
+    queue.claim("w", lease_ms=SHORT_MS)
+    queue.claim("w", lease_ms=HOUR_MS)
+    assert reclaimed(queue)["data"] == "short"
+    assert reclaimed(queue)["data"] == "long"
+    assert queue.claim("other", 5) == []
+
+
+def test_many_leases_end_together(queue: Queue) -> None:
+    queue.push(*range(1000))
+    assert len(queue.claim("w", 1000, lease_ms=SHORT_MS)) == 1000
+    jobs = queue.claim_all(1000, "other", lease_ms=HOUR_MS)
+    assert sorted(numbers(jobs)) == list(range(1, 1001))
+    assert {job["deliveries"] for job in jobs} == {2}
+
+
+def test_a_state_shows_an_expired_lease_without_any_claim(queue: Queue) -> None:
+    queue.push("a", "b")
+    queue.claim("w", 2, lease_ms=SHORT_MS)
+    queue.becomes(ready=2)
+    assert queue.leases() == []
+
+
+def test_expiry_writes_nothing_to_the_log(queue: Queue) -> None:
+    queue.push("a")
+    before = queue.api.read(queue.name)
+    queue.claim("w", lease_ms=SHORT_MS)
+    queue.becomes(ready=1)
+    assert queue.api.read(queue.name) == before
+    assert queue.api.state(queue.name)["head_seq"] == 1
+
+
+# --- in which order
+
+
+def test_expired_jobs_jump_the_queue_ahead_of_fresh_ones(queue: Queue) -> None:
+    queue.push(*range(5))
+    queue.ack(queue.claim("w"))
+    queue.claim("w", 2, lease_ms=SHORT_MS)
+    queue.becomes(ready=4)
+    assert data(queue.claim("other", 2)) == [1, 2]
+    assert data(queue.claim("other", 2)) == [3, 4]
+
+
+def test_one_claim_takes_expired_and_fresh_jobs_ascending(queue: Queue) -> None:
+    queue.push(*range(4))
+    (first, second) = queue.claim("w", 2)
+    queue.extend([second], lease_ms=SHORT_MS)
+    queue.becomes(ready=3, in_flight=1)
+    jobs = queue.claim("other", 3)
+    assert [(job["data"], job["deliveries"]) for job in jobs] == [(1, 2), (2, 1), (3, 1)]
+    assert queue.ack([first])["acked"] == 1
+
+
+def test_each_reclaim_counts_a_delivery(queue: Queue) -> None:
+    queue.push("a")
+    for number in range(1, 5):
+        (job,) = until(lambda: queue.claim("w", lease_ms=SHORT_MS))
+        assert job["deliveries"] == number
+
+
+# --- who has lost
+
+VERBS: list[tuple[str, dict[str, Any]]] = [
+    ("ack", {}),
+    ("nack", {}),
+    ("nack", {"delay_ms": HOUR_MS}),
+    ("extend", {"lease_ms": HOUR_MS}),
+]
+SETTLED = pytest.mark.parametrize(("verb", "fields"), VERBS, ids=lambda value: f"10.3 {value}")
+
+
+def skipped(queue: Queue, verb: str, node: str, **fields: Any) -> list[int]:
+    """What is skipped when this node wants to settle seq 1."""
+    found: list[int] = ok(queue.call(verb, {"node": node, "seqs": [1], **fields}))["skipped"]
+    return found
+
+
+@SETTLED
+def test_an_old_holder_is_skipped(queue: Queue, verb: str, fields: dict[str, Any]) -> None:
+    queue.push("a")
+    queue.claim("w", lease_ms=SHORT_MS)
+    again = reclaimed(queue)
+    assert skipped(queue, verb, "w", **fields) == [1]
+    assert [lease["lease_id"] for lease in queue.leases()] == [again["lease_id"]]
+    assert skipped(queue, verb, "other", **fields) == []
+
+
+@SETTLED
+def test_a_holder_past_its_deadline_is_skipped_though_nobody_has_reclaimed(
+    queue: Queue, verb: str, fields: dict[str, Any]
+) -> None:
+    queue.push("a")
+    queue.claim("w", lease_ms=SHORT_MS)
+    queue.becomes(ready=1)
+    assert skipped(queue, verb, "w", **fields) == [1]
+    assert queue.counters() == counters(ready=1)
+
+
+@SETTLED
+def test_a_token_fences_two_workers_of_one_name(
+    queue: Queue, verb: str, fields: dict[str, Any]
+) -> None:
+    queue.push("a")
+    old = queue.claim("w", lease_ms=SHORT_MS)
+    new = reclaimed(queue, "w")
+    assert skipped(queue, verb, "w", lease_ids=tokens(old), **fields) == [1]
+    assert [lease["lease_id"] for lease in queue.leases()] == tokens([new])
+    assert skipped(queue, verb, "w", lease_ids=tokens([new]), **fields) == []
+
+
+@SETTLED
+def test_without_tokens_a_worker_of_the_same_name_counts(
+    queue: Queue, verb: str, fields: dict[str, Any]
+) -> None:
+    queue.push("a")
+    queue.claim("w", lease_ms=SHORT_MS)
+    reclaimed(queue, "w")
+    assert skipped(queue, verb, "w", **fields) == []
+
+
+def test_a_token_of_a_deleted_queue_is_void(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, "a")
+    old = queue.claim("w")
+    ok(api.delete(topic))
+    queue = Queue.create(api, topic, "b")
+    assert queue.ack(old)["skipped"] == [1], "the new job of this seq is nobody's"
+    new = queue.claim("w")
+    assert queue.ack(new, lease_ids=tokens(old))["skipped"] == [1]
+    assert queue.ack(new, lease_ids=tokens(new))["acked"] == 1

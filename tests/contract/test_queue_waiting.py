@@ -1,0 +1,317 @@
+"""Waiting claims: ``wait_ms`` of a claim, what ends the wait, and who comes first."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import SLACK_S, Api, Wire, ok, refused, request
+from tests.support.queues import (
+    HOUR_MS,
+    SHORT_MS,
+    Queue,
+    Work,
+    claim_body,
+    claiming,
+    counters,
+    data,
+    jobs_of,
+    parked,
+)
+from tests.support.server import Server
+
+LONG_MS = 20_000
+
+
+def asking(queue: Queue, **fields: Any) -> bytes:
+    """The bytes of a claim."""
+    body = json.dumps({"node": "w", "lease_ms": HOUR_MS, **fields}).encode()
+    return request("POST", f"/v0/topics/{queue.name}/claim", body)
+
+
+# --- how long
+
+
+@pytest.mark.parametrize("fields", [{}, {"wait_ms": 0}], ids=json.dumps)
+def test_a_claim_does_not_wait_by_default(queue: Queue, fields: dict[str, Any]) -> None:
+    begun = time.monotonic()
+    assert queue.claim("w", **fields) == []
+    assert time.monotonic() - begun < SLACK_S
+
+
+@pytest.mark.parametrize("wait_ms", [1, 300], ids=lambda value: f"wait_ms {value}")
+def test_a_wait_for_nothing_ends_on_time_with_no_jobs(queue: Queue, wait_ms: int) -> None:
+    begun = time.monotonic()
+    body = queue.claimed("w", 5, wait_ms=wait_ms)
+    took_s = time.monotonic() - begun
+    assert (body["claimed"], body["count"], body["ready"]) == ([], 0, 0)
+    assert wait_ms / 1000 - 0.005 <= took_s < wait_ms / 1000 + SLACK_S
+
+
+@pytest.mark.slow
+def test_a_wait_is_clamped_to_30_s(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        begun = time.monotonic()
+        assert jobs_of(claims.start("w", wait_ms=2**32 - 1)) == []
+        assert 29.9 <= time.monotonic() - begun <= 30 + SLACK_S
+
+
+def test_jobs_that_are_there_are_answered_at_once(queue: Queue) -> None:
+    queue.push("a", "b")
+    begun = time.monotonic()
+    assert data(queue.claim("w", 5, wait_ms=LONG_MS)) == ["a", "b"]
+    assert time.monotonic() - begun < SLACK_S
+
+
+# --- what ends it
+
+
+def append(queue: Queue) -> None:
+    queue.push("x")
+
+
+def give_back(queue: Queue) -> None:
+    queue.nack([1], "holder")
+
+
+def give_back_later(queue: Queue) -> None:
+    queue.nack([1], "holder", delay_ms=200)
+
+
+def let_it_expire(queue: Queue) -> None:
+    queue.extend([1], "holder", lease_ms=SHORT_MS)
+
+
+def append_delayed(queue: Queue) -> None:
+    ok(queue.api.append(queue.name, records=[{"data": "x", "delay_ms": 200}]))
+
+
+WAKES: list[Callable[[Queue], None]] = [
+    append,
+    give_back,
+    give_back_later,
+    let_it_expire,
+    append_delayed,
+]
+
+
+@pytest.mark.parametrize("wake", WAKES, ids=lambda wake: wake.__name__)
+def test_the_first_claimable_job_ends_a_wait(queue: Queue, wake: Callable[[Queue], None]) -> None:
+    queue.push("x")
+    queue.claim("holder", lease_ms=HOUR_MS)
+    with claiming(queue) as claims:
+        future = claims.start_parked("w", 5, wait_ms=LONG_MS)
+        assert not future.done()
+        begun = time.monotonic()
+        wake(queue)
+        assert data(jobs_of(future)) == ["x"]
+        assert time.monotonic() - begun < 1 + SLACK_S
+
+
+def test_a_job_of_a_work_stream_that_drops_ends_a_wait(queue: Queue) -> None:
+    queue.push("x")
+    stream = Work(queue, "holder", lease_ms=HOUR_MS)
+    stream.jobs(1)
+    with claiming(queue) as claims:
+        future = claims.start_parked("w", wait_ms=LONG_MS)
+        assert not future.done()
+        stream.close()
+        assert [job["deliveries"] for job in jobs_of(future)] == [2]
+
+
+def test_a_job_that_comes_back_by_redrive_ends_a_wait(pair: tuple[Queue, str]) -> None:
+    queue, dead = pair
+    queue.push("x")
+    queue.spend(1, 2)
+    queue.bury(1)
+    with claiming(queue) as claims:
+        future = claims.start_parked("w", wait_ms=LONG_MS)
+        Queue(queue.api, dead).redrive()
+        assert [(job["data"], job["deliveries"]) for job in jobs_of(future)] == [("x", 1)]
+
+
+def test_a_job_that_was_delayed_before_the_wait_ends_it(queue: Queue) -> None:
+    ok(queue.api.append(queue.name, records=[{"data": "x", "delay_ms": 400}]))
+    begun = time.monotonic()
+    (job,) = queue.claim("w", wait_ms=LONG_MS, lease_ms=HOUR_MS)
+    assert job["deadline"] - HOUR_MS >= job["$ts"] + 399
+    assert time.monotonic() - begun < 1 + SLACK_S
+
+
+def test_a_wait_takes_up_to_max_jobs_and_does_not_wait_for_more(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        future = claims.start_parked("w", 3, wait_ms=LONG_MS)
+        queue.push(*range(5))
+        assert data(jobs_of(future)) == [0, 1, 2]
+        assert data(queue.claim("w", 5)) == [3, 4]
+        future = claims.start_parked("w", 3, wait_ms=LONG_MS)
+        queue.push("only")
+        assert data(jobs_of(future)) == ["only"]
+
+
+@pytest.mark.parametrize("again", ["gone", "queue", "log"])
+def test_deleting_the_queue_ends_waits_with_404(queue: Queue, again: str) -> None:
+    with Wire(queue.api.address) as wire:
+        wire.send(asking(queue, wait_ms=LONG_MS))
+        parked(queue)
+        begun = time.monotonic()
+        ok(queue.api.delete(queue.name))
+        if again != "gone":
+            ok(queue.api.append(queue.name, "new", config={"type": again}), 201)
+        refused(wire.answer(), 404, "topic_not_found")
+        assert time.monotonic() - begun < SLACK_S
+
+
+# --- who comes first
+
+
+def test_waiters_are_served_in_order_of_arrival(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        futures = [claims.start_parked(f"w{number}", 5, wait_ms=LONG_MS) for number in range(4)]
+        for number, future in enumerate(futures):
+            assert not any(later.done() for later in futures[number:])
+            queue.push(number)
+            assert data(jobs_of(future)) == [number]
+
+
+def test_one_write_serves_several_waiters(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        futures = [claims.start_parked(f"w{number}", 2, wait_ms=LONG_MS) for number in range(3)]
+        queue.push(*range(6))
+        assert [data(jobs_of(future)) for future in futures] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_later_claim_never_overtakes_a_waiter(queue: Queue) -> None:
+    with claiming(queue) as claims:
+        for number in range(20):
+            future = claims.start("first", wait_ms=LONG_MS)
+            parked(queue)
+            queue.push(number)
+            assert queue.claim("later") == []
+            assert data(jobs_of(future)) == [number]
+
+
+@pytest.mark.slow
+def test_waiters_of_a_jittered_queue_join_the_next_cohort(api: Api, topic: str) -> None:
+    queue = Queue.create(api, topic, claim_jitter_ms=500)
+    with claiming(queue) as claims:
+        futures = [claims.start(f"w{number}", 10, wait_ms=LONG_MS) for number in range(3)]
+        time.sleep(1.5)
+        parked(queue)
+        assert not any(future.done() for future in futures)
+        queue.push(*range(6))
+        assert [len(jobs_of(future)) for future in futures] == [2, 2, 2]
+
+
+def test_a_wait_holds_up_nobody_else(server: Server, queue: Queue) -> None:
+    with claiming(queue) as claims:
+        futures = [claims.start(f"w{number}", wait_ms=1500) for number in range(10)]
+        begun = time.monotonic()
+        other = Queue.create(queue.api, f"{queue.name}.other")
+        for number in range(20):
+            other.push(number)
+            other.ack(other.claim())
+        assert time.monotonic() - begun < SLACK_S
+        assert [jobs_of(future) for future in futures] == [[]] * 10
+
+
+# --- who hangs up
+
+
+def close(wire: Wire) -> None:
+    wire.socket.close()
+
+
+def reset(wire: Wire) -> None:
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.socket.close()
+
+
+@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire], None]) -> None:
+    for number in range(10):
+        wire = Wire(queue.api.address)
+        wire.send(asking(queue, wait_ms=LONG_MS))
+        parked(queue)
+        end(wire)
+        queue.push(number)
+        queue.becomes(ready=1)
+        queue.ack(queue.claim())
+
+
+@pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
+def test_the_next_waiter_gets_what_one_that_hung_up_did_not(
+    queue: Queue, end: Callable[[Wire], None]
+) -> None:
+    with claiming(queue) as claims:
+        wire = Wire(queue.api.address)
+        wire.send(asking(queue, wait_ms=LONG_MS))
+        parked(queue)
+        future = claims.start_parked("second", wait_ms=LONG_MS)
+        end(wire)
+        queue.push("a")
+        assert data(jobs_of(future)) == ["a"]
+    assert queue.counters() == counters(in_flight=1)
+
+
+def test_requests_behind_a_waiting_claim_are_answered_in_order(wire: Wire, queue: Queue) -> None:
+    wire.send(asking(queue, wait_ms=300) + request("GET", f"/v0/topics/{queue.name}"))
+    wire.send(asking(queue, wait_ms=300))
+    assert claim_body(wire.answer(), queue.name, 1)["claimed"] == []
+    assert ok(wire.answer())["count"] == 0
+    assert claim_body(wire.answer(), queue.name, 1)["claimed"] == []
+
+
+# --- limits and the end of the server
+
+
+@pytest.mark.slow
+def test_a_waiting_claim_is_one_request_in_flight_of_its_key(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", api_keys="left,right", max_inflight_per_key=2)
+    with server, Api(server.address, token="right") as api:
+        queue = Queue.create(api, "q")
+        key = b"Authorization: Bearer left\r\nHost:"
+        ask = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
+        with (
+            Wire(server.address) as first,
+            Wire(server.address) as second,
+            Api(server.address, token="left") as left,
+        ):
+            first.send(ask)
+            parked(queue)
+            ok(left.get("q"))
+            second.send(ask)
+            parked(queue)
+            answer = left.get("q")
+            detail = refused(answer, 429, "throttled")["detail"]
+            assert (detail["limit"], detail["max"]) == ("max_inflight_per_key", 2)
+            assert int(answer.headers["retry-after"]) >= 1
+            queue.push("a")
+            assert data(ok(first.answer())["claimed"]) == ["a"]
+            ok(left.get("q"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_ms", [500, LONG_MS], ids=lambda value: f"8.2 {value}")
+def test_a_server_that_stops_answers_its_waiters(tmp_path: Path, wait_ms: int) -> None:
+    server = Server(tmp_path / "data")
+    with server:
+        with Api(server.address) as api, Wire(server.address) as wire:
+            queue = Queue.create(api, "q")
+            wire.send(asking(queue, wait_ms=wait_ms))
+            parked(queue)
+            begun = time.monotonic()
+            server.stop()
+            assert time.monotonic() - begun < 10 + SLACK_S
+            answer = wire.answer()
+        if answer.status == 200:
+            assert claim_body(answer, "q", 1)["claimed"] == []
+        else:
+            refused(answer, 503, "shutting_down")

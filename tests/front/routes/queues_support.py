@@ -1,0 +1,36 @@
+"""Calls of queues that wait, and clients that go meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+import trio.testing
+
+from tests.support.fake_backend import FakeBackend
+from tests.support.raw_client import RawClient
+
+HOW = ["closed", "half closed", "reset"]
+
+
+@contextmanager
+def granted(backend: FakeBackend) -> Iterator[None]:
+    """The waiting claims are answered when the block ends."""
+    yield
+    assert backend.gate is not None
+    backend.gate.set()
+
+
+async def hang_up(client: RawClient, how: str) -> None:
+    """As a client may, and until the server's kernel knows."""
+    if how == "half closed":
+        await client.stream.send_eof()
+    else:
+        if how == "reset":
+            linger = struct.pack("ii", 1, 0)
+            client.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await client.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked(0.01)

@@ -1,0 +1,118 @@
+"""Claims that wait: jobs go to a client that is there, or back."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from tests.front.routes.queues_support import HOW, granted, hang_up
+from tests.support.fake_backend import FakeBackend
+from tests.support.front import LANES, bearer, running
+from tests.support.raw_client import request
+from topics.config import Settings
+from topics.formats.wire import calls
+
+CLAIM = b'{"node":"n","wait_ms":30000}'
+LONG_POLL = request("POST", "/v0/topics/slow/claim", CLAIM)
+UNCLAIMED = ("queue.unclaimed", calls.UnclaimedParams(7), b"")
+
+
+@LANES
+async def test_a_waiting_claim_ends_when_its_client_hangs_up(fast: bool, slow: FakeBackend) -> None:
+    async with running(fast=fast, backend=slow) as run:
+        client = await run.connect()
+        await client.say(LONG_POLL)
+        await run.until(lambda: slow.waiting == 1)
+        await client.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        run.sweep_in(60)
+        await run.until(lambda: slow.cancelled == 1)
+        assert UNCLAIMED not in slow.calls, "the shard hears that the call is cancelled"
+
+
+@LANES
+@pytest.mark.parametrize("how", HOW)
+async def test_jobs_for_a_client_that_has_hung_up_are_given_back(
+    fast: bool, slow: FakeBackend, how: str
+) -> None:
+    """The sweep has not seen it yet."""
+    async with running(fast=fast, backend=slow) as run:
+        client = await run.connect()
+        await client.say(LONG_POLL)
+        await run.until(lambda: slow.waiting == 1)
+        with granted(slow):
+            await hang_up(client, how)
+        await run.until(lambda: UNCLAIMED in slow.calls)
+        await run.until(lambda: len(run.server.connections) == 0)
+
+
+@LANES
+async def test_jobs_that_cannot_be_sent_are_given_back(
+    fast: bool, slow: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client goes between the last look at its socket and the write."""
+    async with running(fast=fast, backend=slow) as run:
+        client = await run.connect()
+        await client.say(LONG_POLL)
+        await run.until(lambda: slow.waiting == 1)
+        [connection] = run.server.connections
+        monkeypatch.setattr(connection, "check_client", connection.cut)
+        connection.sock.shutdown(socket.SHUT_WR)
+        with granted(slow):
+            pass
+        await run.until(lambda: UNCLAIMED in slow.calls)
+
+
+@LANES
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_jobs_that_were_sent_are_not_given_back(
+    fast: bool, slow: FakeBackend, encoding: str
+) -> None:
+    slow.topics["slow"] = [{"data": "x" * 2000}]
+    async with running(fast=fast, backend=slow) as run:
+        client = await run.connect()
+        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, accept_encoding=encoding))
+        await run.until(lambda: slow.waiting == 1)
+        with granted(slow):
+            pass
+        assert (await client.hear()).json()["claimed"] == [{"data": "x" * 2000}]
+        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert UNCLAIMED not in slow.calls
+
+
+async def test_only_an_answer_that_waited_costs_a_look_at_the_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(backend=FakeBackend(topics={"a": []})) as run:
+        client = await run.connect()
+        await run.until(lambda: len(run.server.connections) == 1)
+        [connection] = run.server.connections
+        monkeypatch.setattr(connection, "check_client", lambda: pytest.fail("looked"))
+        assert (await client.ask("POST", "/v0/topics/a/claim", CLAIM)).status == 200
+
+
+async def test_the_drain_ends_a_waiting_claim(slow: FakeBackend) -> None:
+    async with running(backend=slow, settings=Settings(drain_ms=300)) as run:
+        client = await run.connect()
+        await client.say(LONG_POLL)
+        await run.until(lambda: slow.waiting == 1)
+        run.stop.set()
+        assert (await client.hear()).code == "shutting_down"
+        assert slow.cancelled == 1
+
+
+async def test_a_waiting_claim_is_one_request_in_flight(slow: FakeBackend) -> None:
+    settings = Settings(max_inflight_per_key=1)
+    async with running(keys="k", backend=slow, settings=settings) as run:
+        client, other = await run.connect(), await run.connect()
+        key = bearer("k")
+        await client.say(request("POST", "/v0/topics/slow/claim", CLAIM, authorization=key))
+        await run.until(lambda: slow.waiting == 1)
+        answer = await other.ask("GET", "/v0/topics", authorization=key)
+        assert answer.json()["error"]["detail"]["limit"] == "max_inflight_per_key"
+        with granted(slow):
+            pass
+        assert (await client.hear()).status == 200

@@ -1,0 +1,399 @@
+"""Queues after a restart: which jobs are leased, claimable, delayed or on their way elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import (
+    DYING,
+    FREE,
+    HELD,
+    Known,
+    ack,
+    all_known,
+    begin_move,
+    claim,
+    end_move,
+    extend,
+    known,
+    nack,
+)
+from tests.support.log import Client, append_streamed, log_files
+from tests.support.recovery import frames_of
+from topics.engine.now import Now
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, lease_frame
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameKind
+from topics.storage import checkpoints
+from topics.storage.disk import Damaged
+
+HOUR_MS = 3_600_000
+
+
+def later(client: Client, ms: int) -> Now:
+    """The wall clock goes on over a restart; the monotonic clock begins anew."""
+    return Now(client.now.ts + ms, 17)
+
+
+def queue(path: Path, **config: object) -> Client:
+    client = Client(path)
+    client.put("q", **{"type": "queue", "leases_durable": True, **config})
+    return client
+
+
+def again(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
+    """The next process, so many ms later."""
+    path, now = client.wal.folder.parent.parent, later(client, ms)
+    if stop:
+        client.stop()
+    else:
+        client.kill()
+    return Client(path, now=now)
+
+
+def of(client: Client, name: str = "q") -> Known:
+    return known(client.engine.queue(name), client.now)
+
+
+def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
+    """A queue with jobs in every state. ``tell`` is called whenever something is answered."""
+    client = queue(path, max_deliveries=2, dead_letter="d", durability="fsync")
+    steps: list[Callable[[], object]] = [
+        lambda: client.append("q", *range(12)),
+        lambda: client.append(
+            "q", records=[{"data": 1, "delay_ms": 50}, {"data": 2}, {"data": 3, "delay_ms": 90_000}]
+        ),
+        lambda: claim(client, "q", 6),
+        lambda: nack(client, "q", 2, 3),
+        lambda: nack(client, "q", 4, delay_ms=30_000),
+        lambda: extend(client, "q", 1, 6, lease_ms=HOUR_MS),
+        lambda: ack(client, "q", 5, 77),
+        lambda: claim(client, "q", 3, node="v", lease_ms=500),
+        lambda: nack(client, "q", 3, 2, node="v"),
+        lambda: client.append("log", 1, 2),
+        lambda: claim(client, "q", 2, node="v"),
+        lambda: begin_move(client, "q", 1),
+        lambda: end_move(client, "q", 3),
+        lambda: begin_move(client, "q"),
+        lambda: client.delete_records("q", before_seq=2),
+        lambda: claim(client, "q", 2),
+    ]
+    for step in steps:
+        client.later(7)
+        step()
+        tell(client)
+    return client
+
+
+# What a restart knows
+
+
+def test_holders_deadlines_numbers_and_deliveries_survive_a_kill(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1, 2, 3)
+    claim(client, "q", node="a", lease_ms=9_000)
+    nack(client, "q", 1, node="a")
+    first, second = claim(client, "q", 2, node="b", lease_ms=60_000)
+    client = again(client, 20_000)
+    assert of(client).rows == {
+        1: (HELD, client.now.ts + 40_000, first.number, 2, "b"),
+        2: (HELD, client.now.ts + 40_000, second.number, 1, "b"),
+    }
+    assert [job.seq for job in claim(client, "q", 9)] == [3]
+    assert ack(client, "q", 1, 2, node="b") == [1, 2]
+    client.kill()
+
+
+def test_a_lease_that_ended_while_nobody_was_there_is_claimable(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1)
+    claim(client, "q", lease_ms=500)
+    client = again(client, 500)
+    assert of(client).rows[1].state is HELD, "at its deadline a lease holds"
+    client = again(client, 1)
+    assert of(client).rows == {1: (FREE, 0, 0, 1, "")}
+    (job,) = claim(client, "q")
+    assert job.deliveries == 2
+    client.kill()
+
+
+def test_without_durable_leases_every_job_is_claimable_again(tmp_path: Path) -> None:
+    client = queue(tmp_path, leases_durable=False)
+    client.append("q", 1, 2, 3)
+    claim(client, "q", 2)
+    nack(client, "q", 2, delay_ms=HOUR_MS)
+    client = again(client)
+    assert [(job.seq, job.deliveries) for job in claim(client, "q", 9)] == [(1, 1), (2, 1), (3, 1)]
+    client = again(client, stop=True)
+    assert [(job.seq, job.deliveries) for job in claim(client, "q", 9)] == [(1, 1), (2, 1), (3, 1)]
+    client.kill()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("durable", [False, True])
+def test_delays_run_on_by_the_wall_clock(tmp_path: Path, stop: bool, durable: bool) -> None:
+    client = queue(tmp_path, leases_durable=durable)
+    records = [{"data": 1, "delay_ms": 1000}, {"data": 2}, {"data": 3, "delay_ms": 9000}]
+    client.append("q", records=records)
+    due = client.now.ts + 9000
+    client = again(client, 1000, stop=stop)
+    assert of(client).delays.get(3) == due
+    assert [claim(client, "q")[0].seq for _ in "21"] == [2, 1], "in the order of their times"
+    client = again(client, 7999, stop=stop)
+    assert 3 not in [job.seq for job in claim(client, "q", 9)]
+    client = again(client, 1, stop=stop)
+    assert 3 in [job.seq for job in claim(client, "q", 9)]
+    client.kill()
+
+
+def test_delays_of_a_streamed_append_are_in_its_blob(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    records = [{"data": 1, "delay_ms": 4000}, {"data": 2}]
+    append_streamed(client, "q", records=records)
+    before = of(client)
+    assert before.delays == {1: client.now.ts + 4000}
+    client = again(client)
+    assert of(client) == before
+    client.kill()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_move_to_the_dead_letter_topic_goes_on_after_a_kill(
+    tmp_path: Path, durable: bool
+) -> None:
+    client = queue(tmp_path, max_deliveries=1, dead_letter="d", leases_durable=durable)
+    client.append("q", 1, 2, 3)
+    claim(client, "q", 3)
+    nack(client, "q", 1, 2, 3)
+    assert claim(client, "q", 3) == []
+    assert begin_move(client, "q", 2) == [1, 2]
+    client = again(client)
+    assert of(client).rows[1] == of(client).rows[2] == (DYING, 0, 0, 1, "")
+    assert 1 not in [job.seq for job in claim(client, "q", 9)]
+    assert {1, 2} <= {*begin_move(client, "q")}
+    end_move(client, "q", 1, 2)
+    for stop in (False, True, False):
+        client = again(client, stop=stop)
+        assert of(client).dead_lettered == 2
+    assert not of(client).rows.keys() & {1, 2}
+    client.kill()
+
+
+def test_a_refused_move_is_known_as_long_as_the_log_knows_it(tmp_path: Path) -> None:
+    """The dead-letter topic may have the job: the refusal may have been lost on its way."""
+    client = queue(tmp_path, max_deliveries=1, dead_letter="d", leases_durable=False)
+    client.append("q", 1)
+    claim(client, "q")
+    nack(client, "q", 1)
+    claim(client, "q")
+    client.engine.keep_dead(client.engine.queue("q"), begin_move(client, "q"))
+    for stop in (True, False):
+        client = again(client, stop=stop)
+        assert of(client).rows == {1: (DYING, 0, 0, 1, "")}
+        assert claim(client, "q") == []
+    client.kill()
+
+
+def test_a_move_does_not_go_on_when_the_job_is_not_exhausted_any_more(tmp_path: Path) -> None:
+    client = queue(tmp_path, max_deliveries=1, dead_letter="d")
+    client.append("q", 1)
+    claim(client, "q")
+    nack(client, "q", 1)
+    claim(client, "q")
+    begin_move(client, "q")
+    client.put("q", dead_letter=None)
+    client = again(client)
+    (job,) = claim(client, "q")
+    assert (job.seq, job.deliveries) == (1, 2)
+    client.kill()
+
+
+def test_leases_are_forgotten_where_they_stop_to_be_durable(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1, 2)
+    claim(client, "q")
+    client.put("q", leases_durable=False)
+    client = again(client)
+    assert of(client).rows == {}
+    assert [job.seq for job in claim(client, "q", 2)] == [1, 2]
+    client.put("q", leases_durable=True)
+    nack(client, "q", 1, delay_ms=5000)
+    client = again(client)
+    assert of(client).rows == {1: (FREE, client.now.ts + 5000, 0, 1, "")}, "a release tells all"
+    client.kill()
+
+
+def test_leases_of_records_that_were_only_in_memory_are_gone_with_them(tmp_path: Path) -> None:
+    client = queue(tmp_path, durability="ephemeral")
+    client.append("q", 1, 2)
+    client.put("q", durability="disk")
+    client.append("q", 3)
+    claim(client, "q", 3)
+    client = again(client)
+    assert list(of(client).rows) == [3]
+    assert of(client).rows[3].state is HELD
+    client.kill()
+
+
+def test_a_lease_behind_the_delete_of_its_job_does_not_bring_it_back(tmp_path: Path) -> None:
+    client = queue(tmp_path, durability="fsync")
+    client.append("q", records=[{"data": 1, "tag": "x"}, {"data": 2}])
+    deleted = client.engine.delete_records("q", None, TagMatch("Eq", "x"), client.now)
+    client.submit(deleted)
+    claim(client, "q", 2)
+    assert list(of(client).rows) == [2]
+    client = again(client)
+    assert list(of(client).rows) == [2]
+    client.kill()
+
+
+def test_what_caps_and_age_take_is_not_known_after_a_restart(tmp_path: Path) -> None:
+    client = queue(tmp_path, cap_records=3, ttl_ms=1000)
+    for number in range(6):
+        client.append("q", records=[{"data": number, "delay_ms": 60_000 * (number % 2)}])
+        claim(client, "q")
+    before = of(client)
+    assert {*before.rows, *before.delays} == {4, 5, 6}
+    client = again(client)
+    assert of(client) == before
+    client = again(client, 1001)
+    client.expire("q")
+    assert of(client) == ({}, [], {}, 0)
+    client.kill()
+
+
+def test_a_clock_step_holds_no_job_for_longer_than_a_lease_may_be(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1, 2)
+    client.append("q", records=[{"data": 1, "delay_ms": 1000}])
+    claim(client, "q", 2)
+    nack(client, "q", 2, delay_ms=1000)
+    client = again(client, -1000 * HOUR_MS)
+    client.later(24 * HOUR_MS + 1)
+    assert {job.seq for job in claim(client, "q", 9)} == {1, 2}
+    client.later(29 * 24 * HOUR_MS)
+    assert 3 in {job.seq for job in claim(client, "q", 9)}
+    client.kill()
+
+
+def test_a_queue_from_before_there_were_leases_has_all_its_jobs(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1, 2)
+    client.stop()
+    (path,) = (tmp_path / "checkpoint" / "00").glob("*.ckpt")
+    newest = path.read_bytes()
+    found = checkpoints.decode(newest)
+    assert found is not None
+    for topic in found.topics:
+        del topic["queue"]
+    items = [checkpoints.encode_item(each) for each in (found.shard, *found.topics)]
+    path.write_bytes(b"".join(checkpoints.encode(found.lsn, found.replay_from, items, clean=True)))
+    client = Client(tmp_path)
+    assert [job.seq for job in claim(client, "q", 9)] == [1, 2]
+    client.kill()
+
+
+# Wherever the log ends
+
+
+@pytest.fixture
+def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open a log often and lose no power."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) -> None:
+    client = busy(tmp_path)
+    before = all_known(client)
+    states = {row.state for row in before["q"].rows.values()}
+    assert states == {HELD, FREE, DYING}
+    assert before["q"].delays
+    assert before["q"].dead_lettered == 1
+    for _ in range(2):  # a restart twice is a restart once
+        client = again(client, stop=stop)
+        assert all_known(client) == before
+    client.kill()
+
+
+@pytest.mark.usefixtures("no_syncs")
+def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
+    told: list[tuple[int, Known]] = [(0, Known({}, [], {}, 0))]
+    client = busy(tmp_path / "data", lambda client: told.append((client.wal.next_lsn, of(client))))
+    path, end = log_files(tmp_path / "data")[0], client.now
+    told = [(lsn, aged(each, end)) for lsn, each in told]
+    client.kill()
+    content = path.read_bytes()
+    frames = frames_of(path)
+    for offset, header in frames:
+        expected = [each for lsn, each in told if lsn <= header.lsn][-1]
+        for cut in cuts(offset, header.end - header.lsn, header.kind == FrameKind.LEASE):
+            target = tmp_path / "cut"
+            shutil.rmtree(target, ignore_errors=True)
+            (target / "wal" / "00").mkdir(parents=True)
+            (target / "wal" / "00" / path.name).write_bytes(
+                content[:cut].ljust(len(content), b"\0")
+            )
+            client = Client(target, now=Now(end.ts, 17))
+            if "q" in client.engine.topics:
+                assert aged(of(client), end) == expected, (header, cut)
+            client.kill()
+
+
+def cuts(offset: int, length: int, is_torn: bool) -> list[int]:
+    """Where the log is cut: before a frame, and within it."""
+    if not is_torn:
+        return [offset]
+    return [offset, offset + 9, offset + FRAME_HEADER_BYTES, offset + length - 12]
+
+
+def aged(each: Known, now: Now) -> Known:
+    """The same at a later time. The order of free jobs is that of their times, as far as known."""
+    rows = {
+        seq: row._replace(state=FREE, until_ts=0, number=0, node="")
+        if (row.state is HELD and row.until_ts < now.ts)
+        or (row.state is FREE and row.until_ts <= now.ts)
+        else row
+        for seq, row in each.rows.items()
+    }
+    return each._replace(rows=rows, free=sorted(seq for seq in rows if rows[seq][:2] == (FREE, 0)))
+
+
+def test_a_lease_of_an_unknown_operation_is_refused_by_name(tmp_path: Path) -> None:
+    client = queue(tmp_path)
+    client.append("q", 1)
+    rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, 9)
+    topic = client.engine.queue("q")
+    client.wal.append(lease_frame(topic.id, 1, rows)._replace(flags=9))
+    client.kill()
+    with pytest.raises(Damaged, match="does not know the operation 9"):
+        Client(tmp_path)
+
+
+# How long it takes
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_leases_come_back_in_seconds(tmp_path: Path) -> None:
+    client = Client(tmp_path, file_bytes=64 << 20)
+    client.put("q", type="queue", leases_durable=True)
+    for _ in range(100):
+        client.append("q", *range(1000))
+        assert len(claim(client, "q", 1000, lease_ms=HOUR_MS)) == 1000
+    before = of(client)
+    assert len(before.rows) == 100_000
+    for stop in (False, True, False):
+        client.stop() if stop else client.kill()
+        began = time.process_time()
+        client = Client(tmp_path, file_bytes=64 << 20)
+        print(f"a start with 100,000 leases: {time.process_time() - began:.2f} s")
+        assert time.process_time() - began < 10
+        assert of(client) == before
+    client.kill()

@@ -1,0 +1,111 @@
+"""Workers of a queue on a shard that is driven without a loop, and what a restart must know."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.support.log import Client
+from topics.engine.changes.change import Change
+from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.now import Now
+from topics.engine.queue.claims import Ask, Job, jobs_of
+from topics.engine.queue.ledger import JobRow, JobState, keeps_leases
+from topics.engine.topic import Topic
+from topics.storage.wal.progress import Progress
+
+
+def begin(client: Client, change: Change) -> list[Progress | OSError]:
+    """Submit a change, if it has frames; the answer stands in the list when it has come."""
+    if change.frames or isinstance(change, FinishJobs):
+        return client.submit(change)
+    return []
+
+
+def done(client: Client, change: Change) -> None:
+    begin(client, change)
+    assert client.wait() is None
+
+
+def claim(
+    client: Client, name: str, max_jobs: int = 1, *, node: str = "w", lease_ms: int = 10_000
+) -> list[Job]:
+    change = claiming(client, name, max_jobs, node=node, lease_ms=lease_ms)
+    done(client, change)
+    return list(change.jobs)
+
+
+def claiming(
+    client: Client, name: str, max_jobs: int = 1, *, node: str = "w", lease_ms: int = 10_000
+) -> LeaseChange:
+    """A claim that is decided."""
+    engine, topic = client.engine, client.engine.queue(name)
+    ask = Ask(engine.poller(topic, node), max_jobs, lease_ms)
+    (change,) = engine.claim(topic, [ask], client.now, evenly=False)
+    return change
+
+
+def ack(client: Client, name: str, *seqs: int, node: str = "w") -> list[int]:
+    change = client.engine.ack(client.engine.queue(name), node, seqs, None, client.now)
+    done(client, change)
+    return list(change.seqs)
+
+
+def nack(client: Client, name: str, *seqs: int, node: str = "w", delay_ms: int = 0) -> None:
+    queue = client.engine.queue(name)
+    done(client, client.engine.nack(queue, node, seqs, None, delay_ms, client.now))
+
+
+def extend(client: Client, name: str, *seqs: int, node: str = "w", lease_ms: int) -> None:
+    queue = client.engine.queue(name)
+    done(client, client.engine.extend(queue, node, seqs, None, lease_ms, client.now))
+
+
+def begin_move(client: Client, name: str, max_jobs: int = 100) -> list[int]:
+    """Exhausted jobs are on their way to the dead-letter topic."""
+    change = client.engine.dying(client.engine.queue(name), max_jobs, client.now)
+    done(client, change)
+    return list(change.seqs)
+
+
+def end_move(client: Client, name: str, *seqs: int) -> None:
+    """The dead-letter topic has them."""
+    done(client, client.engine.bury(client.engine.queue(name), seqs, client.now))
+
+
+# What a restart must know
+
+
+class Known(NamedTuple):
+    """Of the jobs of a queue: what is the same before a kill and after the start."""
+
+    rows: dict[int, JobRow]
+    free: list[int]  # in the order of their line
+    delays: dict[int, int]
+    dead_lettered: int
+
+
+def known(topic: Topic, now: Now) -> Known:
+    """What is known of the jobs of a queue by now. Times that have passed are alike."""
+    jobs = jobs_of(topic)
+    durable = keeps_leases(topic.config)
+    rows: dict[int, JobRow] = {}
+    delays: dict[int, int] = {}
+    jobs.advance(now.ms)
+    for ledger in jobs.ledgers(now, with_leases=durable):
+        rows |= ledger.rows
+        delays |= ledger.delays
+    if not durable:  # a job that was delivered is due again
+        delays = {seq: due_ts for seq, due_ts in delays.items() if due_ts > now.ts}
+    return Known(rows, [*jobs._free] if durable else [], delays, jobs.dead_lettered)
+
+
+def all_known(client: Client) -> dict[str, Known]:
+    return {
+        name: known(topic, client.now)
+        for name, topic in sorted(client.engine.topics.items())
+        if topic.jobs is not None
+    }
+
+
+HELD, FREE, DYING = JobState

@@ -1,0 +1,188 @@
+"""A desk with workers: they claim, ack and open work streams. Time is trio's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from tests.support.shard import Desk
+from topics.actors.rpc.session import LinkSession
+from topics.engine.now import Now
+from topics.formats.json_text import json_bytes
+from topics.formats.wire import calls
+from topics.formats.wire.calls import AppendOutcome, WorkOpenParams
+from topics.formats.wire.contract import Call
+from topics.formats.wire.envelope import Failure, Notification, Success, decode
+from topics.formats.wire.message import Message
+
+TS_0, MS_0 = 10**12, 10**6
+EVENTS = {event.method: event for event in (calls.WORK_JOBS, calls.WORK_ENDED)}
+
+Told = dict[str, Any]
+"""An answer: its ``cid``, its ``status`` (200 or the code of an error) and its body. An event: its
+``event``, its params and its jobs.
+"""
+
+
+def trio_clock() -> Now:
+    """Both clocks, as trio's time has it."""
+    ms = round(trio.current_time() * 1000)
+    return Now(TS_0 + ms, MS_0 + ms)
+
+
+class QueueDesk(Desk):
+    """One session of a front with a shard that has queues. Nothing is served before `turn`."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery, **kwargs: Any) -> None:
+        super().__init__(folder, nursery, **kwargs)
+        self.loop.context.clock = self.commits.now = trio_clock
+        self.services = self.loop.services
+
+    def queue(self, topic: str = "q", *, durability: str = "ephemeral", **config: Any) -> None:
+        """A queue that is there before the test begins."""
+        self.make(topic, type="queue", durability=durability, **config)
+
+    def jobs(self, count: int, topic: str = "q") -> list[int]:
+        """Append jobs, one by one, to a queue that waits for no log; their seqs."""
+        first = self.engine.topic(topic).next_seq
+        for seq in range(first, first + count):
+            self.append(topic, seq)
+        return list(range(first, first + count))
+
+    # What workers ask; each gives the number of the request
+
+    def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
+        params = calls.ClaimParams(topic, time.monotonic_ns())
+        return self.ask(calls.CLAIM, params, json_bytes({"node": node, **fields}))
+
+    def ack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
+        return self._of_jobs(calls.ACK, topic, {"node": node, "seqs": seqs, **fields})
+
+    def nack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
+        return self._of_jobs(calls.NACK, topic, {"node": node, "seqs": seqs, **fields})
+
+    def extend(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
+        return self._of_jobs(calls.EXTEND, topic, {"node": node, "seqs": seqs, **fields})
+
+    def _of_jobs(
+        self, call: Call[calls.QueueParams, calls.NoResult], topic: str, body: dict[str, Any]
+    ) -> int:
+        return self.ask(call, calls.QueueParams(topic, time.monotonic_ns()), json_bytes(body))
+
+    def leases(
+        self,
+        topic: str = "q",
+        after: int = 0,
+        limit: int = 100,
+        node: str | None = None,
+        *,
+        with_ids: bool = True,
+    ) -> int:
+        at = time.monotonic_ns()
+        params = calls.LeasesParams(topic, after, limit, node, with_ids, at)
+        return self.ask(calls.LEASES, params)
+
+    def state(self, topic: str = "q") -> int:
+        return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
+
+    def unclaimed(self, grant: int) -> None:
+        self.tell(calls.UNCLAIMED, calls.UnclaimedParams(grant))
+
+    # Work streams
+
+    def open(
+        self,
+        max_jobs: int = 1,
+        *,
+        topic: str = "q",
+        work: int = 1,
+        node: str = "s",
+        lease_ms: int | None = None,
+    ) -> int:
+        return self.ask(calls.WORK_OPEN, WorkOpenParams(work, topic, node, max_jobs, lease_ms))
+
+    def taken(self, work: int = 1) -> None:
+        self.tell(calls.WORK_TAKEN, calls.WorkTakenParams(work))
+
+    def close(self, work: int = 1) -> None:
+        self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work))
+
+    # Turns
+
+    def turn(self) -> None:
+        """What the actor does after each batch of messages."""
+        self.loop.context.begin_turn()
+        self.loop.end_turn()
+
+    def ask(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
+        self.loop.context.begin_turn()
+        return super().ask(call, params, body)
+
+    def close_session(self) -> None:
+        """The front has gone; another one comes in its place."""
+        self.session.close()
+        self.session: LinkSession = self.loop.open_session("front-0", self.wire)
+
+    # What the shard has said since the last call
+
+    def told(self) -> list[Told]:
+        """All answers and events, appends' without their bodies."""
+        return [self._told(frame) for frame in self.wire.take()]
+
+    def _told(self, frame: Message) -> Told:
+        envelope = decode(frame.payload)
+        body = bytes(frame.attachment)
+        if isinstance(envelope, Notification):
+            params = EVENTS[envelope.method].params_of(envelope.params)._asdict()
+            return {"event": envelope.method, **params, "jobs": _cut(body, params.get("lengths"))}
+        if isinstance(envelope, Failure):
+            code = envelope.data["code"] if envelope.data else envelope.code
+            return {"cid": envelope.cid, "status": code}
+        assert isinstance(envelope, Success)
+        call = self._asked[envelope.cid]
+        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(envelope.result)._asdict()
+        if call is calls.APPEND:
+            is_failed = told["outcomes"][0] == AppendOutcome.FAILED
+            return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}
+        content: Any = msgspec.json.decode(body or b"{}")
+        told |= content if isinstance(content, dict) else {"leases": content}
+        return told
+
+    def answer(self) -> Told:
+        """The one answer; events are dropped."""
+        (found,) = (told for told in self.told() if "cid" in told)
+        return found
+
+    def claimed(self) -> list[tuple[int, list[int]]]:
+        """The answers to claims, in their order: number of the claim, seqs of its jobs."""
+        self.turn()
+        return [(told["cid"], seqs_of(told)) for told in self.told() if "claimed" in told]
+
+    def pages(self) -> list[tuple[int, list[int]]]:
+        """The pages of jobs, in their order: number of the stream, seqs."""
+        self.turn()
+        return [
+            (told["work"], told["seqs"])
+            for told in self.told()
+            if told.get("event") == calls.WORK_JOBS.method
+        ]
+
+
+def seqs_of(told: Told) -> list[int]:
+    found = [job["$seq"] for job in told["claimed"]]
+    assert told["count"] == len(found)
+    assert found == sorted(found)
+    return found
+
+
+def _cut(body: bytes, lengths: list[int] | None) -> list[dict[str, Any]]:
+    found = []
+    for length in lengths or ():
+        found.append(msgspec.json.decode(body[:length]))
+        body = body[length:]
+    assert not body
+    return found

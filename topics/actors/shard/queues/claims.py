@@ -1,0 +1,204 @@
+"""Polled claims: jobs for a worker that asks for them, now or within its `wait_ms` (§10.2).
+
+    IN LINE --leased--> UNDER WAY --the log has it--> answered; remembered, if the caller waited
+       |                    '--cancelled, its front has gone--> its leases are given back
+       |--time is over--> answered without jobs
+       '--cancelled, its front has gone--> dropped
+
+A claim under way waits for the log only if the queue's leases are durable.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeAlias
+
+import trio
+
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, total_ms
+from topics.actors.rpc.typed_calls import InboundCall, serve, subscribe
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.queues.claimers import Claimer, job_json
+from topics.actors.shard.queues.grants import Grant, Grants
+from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.leases import Holder
+from topics.engine.topic import Topic
+from topics.formats.api import answers, queue_answers
+from topics.formats.api.limits import BATCH_BYTES_MAX
+from topics.formats.api.queue_bodies import Claim, decode_claim
+from topics.formats.wire.calls import (
+    CALL_CANCELLED,
+    CLAIM,
+    UNCLAIMED,
+    CallCancelledParams,
+    ClaimParams,
+    ClaimResult,
+    UnclaimedParams,
+)
+from topics.formats.wire.envelope import ErrorCode
+from topics.storage.wal.progress import Progress
+
+ClaimCall: TypeAlias = InboundCall[ClaimParams, ClaimResult]
+
+
+class PolledClaim(Claimer):
+    """A claim that is not answered yet. ``leased``: what it has got, once it has left the line."""
+
+    __slots__ = ("asked", "claims", "deadline", "leased", "request", "waited")
+    is_stream = False
+    max_bytes = BATCH_BYTES_MAX
+
+    def __init__(
+        self, claims: Claims, request: ClaimCall, topic: Topic, holder: Holder, asked: Claim
+    ) -> None:
+        super().__init__(topic, holder, asked.lease_ms)
+        self.claims, self.request, self.asked = claims, request, asked
+        self.waited = False
+        self.deadline: Deadline | None = None
+        self.leased: LeaseChange | None = None
+
+    @property
+    def key(self) -> tuple[PeerSession, int]:
+        """What a cancellation names."""
+        return self.request.session, self.request.cid
+
+    @property
+    def room(self) -> int:
+        """As `Claimer.room`."""
+        return self.asked.max_jobs
+
+    def begin_waiting(self) -> None:
+        """As `Claimer.begin_waiting`."""
+        self.waited = True
+        if self.asked.wait_ms:
+            self.deadline = self.claims.when_over(self)
+
+    def served(self, change: LeaseChange) -> None:
+        """As `Claimer.served`."""
+        self.leased = change
+
+    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+        """As `Claimer.settle`."""
+        if not self.claims.forget(self):
+            return  # dropped meanwhile, and its leases given back
+        if isinstance(result, OSError):
+            answer_error(self.request, unwritable(result))
+        else:
+            self.claims.answer(self, change)
+
+    def get_nothing(self) -> None:
+        """As `Claimer.get_nothing`."""
+        self.claims.forget(self)
+        self.claims.answer(self, None)
+
+    def end(self, error: Exception) -> None:
+        """As `Claimer.end`."""
+        self.claims.forget(self)
+        answer_error(self.request, error)
+
+
+class Claims(Service):
+    """Handles `queue.claim`."""
+
+    def __init__(self, context: ShardContext, lines: Lines) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._lines = lines
+        self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
+        self._grants = Grants()
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, CLAIM, self._claim)
+        subscribe(router, CALL_CANCELLED, self._cancelled)
+        subscribe(router, UNCLAIMED, self._unclaimed)
+
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Nobody waits for these any more."""
+        for poll in tuple(self._polls.values()):
+            if poll.request.session is session:
+                self._drop(poll)
+        self._grants.forget_session(session)
+        self._context.deadlines.wake()  # no turn is under way
+
+    def _claim(self, request: ClaimCall) -> None:
+        params = request.params
+        self._context.check_writable()
+        if self._context.held.defer_if_held(params.topic, self._claim, request):
+            return
+        asked = decode_claim(request.attachment, self._context.limits)
+        topic = self._context.fresh_queue(params.topic)
+        topic.touch(*self._context.now)
+        request.outlast()  # its own time ends it
+        request.release()
+        holder = self._engine.poller(topic, asked.node)
+        poll = self._polls[request.session, request.cid] = PolledClaim(
+            self, request, topic, holder, asked
+        )
+        self._lines.join(poll, is_patient=asked.wait_ms > 0)
+
+    # What becomes of a claim
+
+    def when_over(self, poll: PolledClaim) -> Deadline:
+        """The end of the claim's own time."""
+        until = trio.current_time() + poll.asked.wait_ms / 1000
+        return self._context.deadlines.call_at(until, partial(self._lines.hurry, poll))
+
+    def answer(self, poll: PolledClaim, change: LeaseChange | None) -> None:
+        """Answer with the jobs of ``change``, or with none."""
+        topic, params = poll.topic, poll.request.params
+        jobs = jobs_of(topic)
+        jobs.advance(self._commits.now().ms)
+        ready = jobs.counters(topic.count).ready
+        items, grant = list[bytes](), 0
+        if change is not None:
+            items = [job_json(job) for job in change.jobs]
+            if poll.waited:
+                grant = self._grants.add(_grant(poll, change))
+        body = queue_answers.claimed(topic.name, items, ready)
+        body += answers.performance(total_ms(params.at), throttle_ms=0.0)
+        poll.request.reply(ClaimResult(grant), body)
+
+    def forget(self, poll: PolledClaim) -> bool:
+        """The claim is over; False when it was before."""
+        if poll.deadline is not None:
+            poll.deadline.cancel()
+        return self._polls.pop(poll.key, None) is poll
+
+    # What fronts say
+
+    def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
+        poll = self._polls.get((message.session, params.cid))
+        if poll is not None:
+            self._drop(poll)
+        else:
+            self._give_back(self._grants.take_call(message.session, params.cid))
+
+    def _unclaimed(self, message: InboundMessage, params: UnclaimedParams) -> None:
+        self._give_back(self._grants.take(message.session, params.grant))
+
+    def _drop(self, poll: PolledClaim) -> None:
+        self.forget(poll)
+        self._lines.leave(poll)
+        if poll.leased is not None:
+            self._give_back(_grant(poll, poll.leased))
+        poll.request.error(ErrorCode.TIMEOUT, "nobody waits any more")
+
+    def _give_back(self, grant: Grant | None) -> None:
+        """End exactly these leases, those of them that are still as they were given."""
+        if grant is None or grant.topic.deleted:
+            return
+        change = self._engine.unclaim(grant.topic, grant.jobs, self._commits.now())
+        if change.frames:
+            self._context.submit_or_undo(change)
+        self._lines.note_claimable(grant.topic)
+
+
+def _grant(poll: PolledClaim, change: LeaseChange) -> Grant:
+    return Grant(*poll.key, poll.topic, [(job.seq, job.number) for job in change.jobs])

@@ -1,0 +1,152 @@
+"""Job calls: ack, nack and extend what a worker holds, and list who holds what (§10.4 to §10.6).
+
+An ack is a delete: it is answered when it is as durable as the queue's class promises, and it may
+use the log's reserve. The others wait for the log only if the queue's leases are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import answer_error, reply_json, total_ms
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.retries import Retries
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.service import Service
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.claims import jobs_of
+from topics.engine.queue.jobs import Counters
+from topics.engine.topic import Topic
+from topics.formats.api import answers, queue_answers
+from topics.formats.api.queue_bodies import decode_ack, decode_extend, decode_nack
+from topics.formats.wire.calls import (
+    ACK,
+    EXTEND,
+    LEASES,
+    NACK,
+    NO_RESULT,
+    LeasesParams,
+    LeasesResult,
+    NoResult,
+    QueueParams,
+)
+from topics.storage.wal.progress import Progress
+
+JobsCall: TypeAlias = InboundCall[QueueParams, NoResult]
+
+
+class JobCalls(Service):
+    """Handles `queue.ack`, `queue.nack`, `queue.extend` and `queue.leases`."""
+
+    def __init__(self, context: ShardContext, lines: Lines, retries: Retries) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._lines, self._retries = lines, retries
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, ACK, self._ack)
+        serve(router, NACK, self._nack)
+        serve(router, EXTEND, self._extend)
+        serve(router, LEASES, self._leases)
+
+    def _ack(self, request: JobsCall, *, again: bool = False) -> None:
+        context, params = self._context, request.params
+        context.check_writable()
+        if context.held.defer_if_held(params.topic, self._ack, request):
+            return
+        asked = decode_ack(request.attachment, context.limits)
+        topic = context.fresh_queue(params.topic)
+        change = self._engine.ack(topic, asked.node, asked.seqs, asked.lease_ids, context.now)
+        request.outlast()
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return self._retries.refuse(self._ack, request, result, again=again)
+            ready, in_flight, *_ = self._counters(topic)
+            count, sync_ms = len(change.seqs), result.sync_ms if topic.config.durable else 0.0
+            body = queue_answers.acked(topic.name, count, change.skipped, ready, in_flight)
+            body += answers.performance(
+                total_ms(params.at), wal_ms=result.write_ms, fsync_ms=sync_ms
+            )
+            return request.reply(NO_RESULT, body)
+
+        self._commits.submit(change, settle)
+
+    def _nack(self, request: JobsCall) -> None:
+        context, params = self._context, request.params
+        context.check_writable()
+        if context.held.defer_if_held(params.topic, self._nack, request):
+            return
+        asked = decode_nack(request.attachment, context.limits)
+        topic = context.fresh_queue(params.topic)
+        change = self._engine.nack(
+            topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
+        )
+        self._lines.note_claimable(topic)
+
+        def answer() -> bytes:
+            ready, in_flight, *_ = self._counters(topic)
+            count = len(change.seqs)
+            return queue_answers.nacked(topic.name, count, change.skipped, ready, in_flight)
+
+        self._settle(change, request, answer)
+
+    def _extend(self, request: JobsCall) -> None:
+        context, params = self._context, request.params
+        context.check_writable()
+        if context.held.defer_if_held(params.topic, self._extend, request):
+            return
+        asked = decode_extend(request.attachment, context.limits)
+        topic = context.fresh_queue(params.topic)
+        change = self._engine.extend(
+            topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
+        )
+
+        def answer() -> bytes:
+            return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)
+
+        self._settle(change, request, answer)
+
+    def _settle(self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]) -> None:
+        """Answer when the log has the change, if it is told of it."""
+        at = request.params.at
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                return answer_error(request, unwritable(result))
+            return reply_json(request, NO_RESULT, answer(), at)
+
+        if change.frames:
+            request.outlast()
+            self._commits.submit(change, settle)
+        else:
+            reply_json(request, NO_RESULT, answer(), at)
+
+    def _leases(self, request: InboundCall[LeasesParams, LeasesResult]) -> None:
+        params = request.params
+        topic = self._context.fresh_queue(params.topic)
+        found = self._engine.leases(
+            topic, params.after, params.limit + 1, params.node, self._context.now
+        )
+        page = found[: params.limit]
+        items = [
+            queue_answers.lease_json(
+                lease.seq,
+                lease.node,
+                lease.number if params.with_ids else None,
+                lease.deadline_ts,
+                lease.deliveries,
+            )
+            for lease in page
+        ]
+        next_after = page[-1].seq if len(found) > len(page) else None
+        request.reply(LeasesResult(next_after), queue_answers.leases(items))
+
+    def _counters(self, topic: Topic) -> Counters:
+        jobs = jobs_of(topic)
+        jobs.advance(self._commits.now().ms)
+        return jobs.counters(topic.count)

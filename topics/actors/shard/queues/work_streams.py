@@ -1,0 +1,186 @@
+"""Work streams: jobs that are leased and sent without being asked for (§10.8).
+
+    work.open --> IN LINE --leased--> PAGE UNDER WAY --work.taken--> IN LINE, or FULL
+                     ^                                                             |
+                     '--a job is acked, nacked, expires or goes--------------------'
+    work.close, end of the session     its leases are released, it is forgotten
+    queue gone, records unreadable     the same, and work.ended
+
+A stream holds ``max_jobs`` leases at most. One page of jobs is under way at a time: what a slow
+client has not taken stays with the queue.
+"""
+
+from __future__ import annotations
+
+from topics.actors.rpc.inbound import InboundMessage, PeerSession
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, notify, serve, subscribe
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.queues.claimers import Claimer, job_json
+from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.service import Service
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.leases import Holder
+from topics.engine.topic import Topic
+from topics.errors import Internal, NotAQueue, TopicNotFound
+from topics.formats.api.limits import DEFAULT_BATCH_BYTES
+from topics.formats.wire.calls import (
+    NO_RESULT,
+    WORK_CLOSE,
+    WORK_ENDED,
+    WORK_JOBS,
+    WORK_OPEN,
+    WORK_TAKEN,
+    NoResult,
+    WorkCloseParams,
+    WorkEndedParams,
+    WorkJobsParams,
+    WorkOpenParams,
+    WorkTakenParams,
+)
+from topics.formats.wire.contract import Event, P
+from topics.formats.wire.message import PeerGone
+from topics.storage.wal.progress import Progress
+
+
+class WorkStream(Claimer):
+    """A stream that is open. ``has_page``: jobs are on their way to the front."""
+
+    __slots__ = ("has_page", "max_jobs", "number", "session", "streams")
+    is_stream = True
+    max_bytes = DEFAULT_BATCH_BYTES
+
+    def __init__(
+        self,
+        streams: WorkStreams,
+        session: PeerSession,
+        topic: Topic,
+        params: WorkOpenParams,
+        max_jobs: int,
+    ) -> None:
+        super().__init__(topic, Holder(params.node, is_stream=True), params.lease_ms)
+        self.streams, self.session, self.number = streams, session, params.work
+        self.max_jobs, self.has_page = max_jobs, False
+
+    @property
+    def room(self) -> int:
+        """As `Claimer.room`."""
+        return 0 if self.has_page else self.max_jobs - self.holder.held
+
+    def served(self, _: LeaseChange) -> None:
+        """As `Claimer.served`."""
+        self.has_page = True
+
+    def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
+        """As `Claimer.settle`."""
+        self.streams.settle(self, change, result)
+
+    def get_nothing(self) -> None:
+        """As `Claimer.get_nothing`."""
+        raise AssertionError("a stream always waits")
+
+    def end(self, error: Exception) -> None:
+        """As `Claimer.end`."""
+        self.streams.end(self, error)
+
+
+class WorkStreams(Service):
+    """All work streams of a shard."""
+
+    def __init__(self, context: ShardContext, lines: Lines) -> None:
+        self._context, self._commits, self._lines = context, context.commits, lines
+        self._engine = context.engine
+        self._by_session: dict[PeerSession, dict[int, WorkStream]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_session.values()))
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, WORK_OPEN, self._open)
+        subscribe(router, WORK_TAKEN, self._taken)
+        subscribe(router, WORK_CLOSE, self._close)
+
+    def on_session_closed(self, session: PeerSession) -> None:
+        """Release what its streams hold."""
+        for stream in tuple(self._by_session.get(session, {}).values()):
+            self._release(stream)
+        self._context.deadlines.wake()  # no turn is under way
+
+    # Jobs
+
+    def settle(self, stream: WorkStream, change: LeaseChange, result: Progress | OSError) -> None:
+        """Send the jobs that were leased to the stream, if it is still open."""
+        if self._find(stream.session, stream.number) is not stream:
+            return
+        if isinstance(result, OSError):
+            stream.has_page = False  # it holds less than before, and joins the line again
+            return
+        jobs = [job_json(job) for job in change.jobs]
+        params = WorkJobsParams(stream.number, list(change.seqs), [len(job) for job in jobs])
+        self._send(stream, WORK_JOBS, params, b"".join(jobs))
+
+    def _send(self, stream: WorkStream, event: Event[P], params: P, attachment: bytes) -> None:
+        try:
+            notify(stream.session, event, params, attachment)
+        except PeerGone:
+            self._release(stream)
+
+    # Ends
+
+    def end(self, stream: WorkStream, error: Exception) -> None:
+        """The queue is gone, or its records cannot be read."""
+        if isinstance(error, TopicNotFound):
+            code, message = NotAQueue.code, f'topic "{stream.topic.name}" ceased to be a queue'
+        else:
+            code, message = Internal.code, "the jobs cannot be read"
+        self._release(stream)
+        self._send(stream, WORK_ENDED, WorkEndedParams(stream.number, code, message), b"")
+
+    def _release(self, stream: WorkStream) -> None:
+        """Forget the stream; others may claim what it holds. Nothing happens the second time."""
+        if self._find(stream.session, stream.number) is not stream:
+            return
+        of_session = self._by_session[stream.session]
+        del of_session[stream.number]
+        if not of_session:
+            del self._by_session[stream.session]
+        self._lines.unfollow(stream)
+        if stream.holder.held and not stream.topic.deleted:
+            change = self._engine.release(stream.topic, stream.holder, self._commits.now())
+            if change.frames:
+                self._context.submit_or_undo(change)
+            self._lines.note_claimable(stream.topic)
+
+    def _find(self, session: PeerSession, number: int) -> WorkStream | None:
+        return self._by_session.get(session, {}).get(number)
+
+    # What fronts say
+
+    def _open(self, request: InboundCall[WorkOpenParams, NoResult]) -> None:
+        context, params, session = self._context, request.params, request.session
+        context.check_writable()
+        topic = context.fresh_queue(params.topic)
+        topic.touch(*context.now)
+        earlier = self._find(session, params.work)
+        if earlier is not None:
+            self._release(earlier)
+        max_jobs = min(params.max_jobs, context.limits.claim)
+        stream = WorkStream(self, session, topic, params, max_jobs)
+        self._by_session.setdefault(session, {})[params.work] = stream
+        self._lines.follow(stream)
+        self._lines.join(stream, is_patient=True)
+        request.reply(NO_RESULT)
+
+    def _taken(self, message: InboundMessage, params: WorkTakenParams) -> None:
+        stream = self._find(message.session, params.work)
+        if stream is not None and stream.has_page:
+            stream.has_page = False
+            if stream.room:
+                self._lines.join(stream, is_patient=True)
+
+    def _close(self, message: InboundMessage, params: WorkCloseParams) -> None:
+        # It may have ended while the event was on its way.
+        stream = self._find(message.session, params.work)
+        if stream is not None:
+            self._release(stream)

@@ -1,0 +1,77 @@
+"""Work stream (§10.8): one client that jobs are leased and pushed to, as server-sent events.
+
+    work.jobs --> events --> socket --has taken them whole--> work.taken: the next jobs may come
+
+    id: SEQ        of the job
+    event: job     or error, without an id: why the stream ends
+    data: JSON     as a member of ``claimed``, with its topic
+
+So a client that reads slowly holds back its own jobs, and one page of them is all that waits in
+memory for it. When the stream ends, however it ends, its shard releases its leases.
+"""
+
+from __future__ import annotations
+
+from topics.formats.api.watch import HEARTBEAT_MS
+from topics.formats.wire.calls import WorkJobsParams
+from topics.front.http.connection import Connection
+from topics.front.live.event_stream import HEARTBEAT, RETRY, data_lines, error_event
+from topics.front.live.live import Live
+from topics.front.live.streams import Stream
+from topics.front.live.work_subscriptions import WorkSubscription
+
+
+class WorkStream(Stream):
+    """One GET of a queue's work."""
+
+    has_own_slot = True  # that of its subscription
+
+    def __init__(self, live: Live, subscription: WorkSubscription, connection: Connection) -> None:
+        super().__init__(live, connection.sock, subscription.principal, HEARTBEAT_MS / 1000)
+        self._subscription = subscription
+        self._has_untaken = False  # jobs that the socket has not taken whole
+
+    async def run(self) -> None:
+        """Push jobs until either side ends it."""
+        try:
+            self.begin()
+            self.outbox.write(RETRY + HEARTBEAT)
+            self._subscription.begin(self)
+            await self.until_ended()
+        finally:
+            self.end()
+
+    def show(self, params: WorkJobsParams, jobs: bytes) -> None:
+        """As `Worker.show`."""
+        self._has_untaken = True
+        self.outbox.write(job_events(self._subscription.topic, params, jobs))
+
+    def sent_whole(self) -> None:
+        """As any stream, and let the shard send the next jobs."""
+        if self._has_untaken and not self.outbox.backlog:
+            self._has_untaken = False
+            self.live.work.taken(self._subscription)
+
+    def end(self) -> None:
+        """As any stream, and release the leases."""
+        super().end()
+        self.live.work.close(self._subscription)
+
+    def failure_event(self, code: int, error: str) -> bytes:
+        """``event: error``."""
+        return error_event(code, error)
+
+    def heartbeat(self) -> bytes:
+        """A comment."""
+        return HEARTBEAT
+
+
+def job_events(topic: str, params: WorkJobsParams, jobs: bytes) -> bytes:
+    """An ``event: job`` for each of the jobs."""
+    opening = b'{"topic":"%b",' % topic.encode()
+    events, start = [], 0
+    for seq, length in zip(params.seqs, params.lengths, strict=True):
+        job = data_lines(opening + jobs[start + 1 : start + length])
+        events.append(b"id: %d\nevent: job\n%b\n\n" % (seq, job))
+        start += length
+    return b"".join(events)

@@ -1,0 +1,151 @@
+"""Work subscriptions (§10.8): the work streams of a front as their shards know them, by number.
+
+    open --work.open--> shard --work.jobs, work.ended--> worker
+      |                   ^
+      '-- the client goes, at any time: work.close
+
+A shard may send jobs before the client's socket is ready for them, so what comes early is kept: one
+page, because the next one comes after `taken`. A subscription holds its slot among the streams
+(§11) from before the shard is asked until `close`, because asking leases jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from topics.actors.rpc.failures import restored
+from topics.engine.access import Principal
+from topics.errors import NotReady, TopicsError
+from topics.formats.buffers import Buffer
+from topics.formats.wire.calls import (
+    WORK_CLOSE,
+    WORK_OPEN,
+    WORK_TAKEN,
+    WorkCloseParams,
+    WorkEndedParams,
+    WorkJobsParams,
+    WorkOpenParams,
+    WorkTakenParams,
+)
+from topics.front.backend import Backend
+from topics.front.errors import status_of
+from topics.front.limits import Slots
+from topics.front.live.subscriptions import Isolated
+
+
+class Worker(Isolated, Protocol):
+    """The stream of a client that jobs are pushed to."""
+
+    def show(self, params: WorkJobsParams, jobs: bytes) -> None:
+        """Push jobs to the client."""
+
+    def fail(self, code: int, error: str) -> None:
+        """Tell why, if the socket takes it, and end."""
+
+
+class WorkSubscription:
+    """One work stream. `tell` is what its shard has to say."""
+
+    def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
+        self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
+        self.is_closed = False
+        self._worker: Worker | None = None
+        self._early: list[Callable[[Worker], None]] = []
+
+    def tell(self, call: Callable[[Worker], None]) -> None:
+        """Call it with the worker, now or when there is one."""
+        if self._worker is None:
+            self._early.append(call)
+        else:
+            self._worker.attempt(call, self._worker)
+
+    def begin(self, worker: Worker) -> None:
+        """The client is ready: it is told what has come, and from now on what comes."""
+        self._worker = worker
+        early, self._early = self._early, []
+        for call in early:
+            self.tell(call)
+
+
+class WorkSubscriptions:
+    """All work subscriptions of a front. `Live` tells it what shards say."""
+
+    def __init__(self, backend: Backend, slots: Slots) -> None:
+        self._backend, self._slots = backend, slots
+        self._last_number = 0
+        self.by_number: dict[int, WorkSubscription] = {}  # those that their shards know
+
+    # What streams ask for
+
+    async def open(
+        self,
+        shard: int,
+        topic: str,
+        principal: Principal,
+        *,
+        node: str,
+        max_jobs: int,
+        lease_ms: int | None,
+    ) -> WorkSubscription:
+        """Subscribe; pair it with `close`. Raises `Throttled`, or as `Backend.call`."""
+        self._slots.acquire(principal)
+        self._last_number += 1
+        subscription = WorkSubscription(self._last_number, shard, topic, principal)
+        self.by_number[subscription.number] = subscription
+        params = WorkOpenParams(subscription.number, topic, node, max_jobs, lease_ms)
+        try:
+            (await self._backend.call(shard, WORK_OPEN, params)).release()
+        except BaseException:
+            # A shard that has stalled, or has not heard of the cancellation, may open it yet.
+            self.close(subscription)
+            raise
+        return subscription
+
+    def taken(self, subscription: WorkSubscription) -> None:
+        """The client's socket has taken all jobs that were shown."""
+        if subscription.number in self.by_number:
+            params = WorkTakenParams(subscription.number)
+            self._backend.notify(subscription.shard, WORK_TAKEN, params)
+            self._backend.flush(subscription.shard)
+
+    def close(self, subscription: WorkSubscription) -> None:
+        """The client has gone, or never came: the shard releases its leases. Safe to call twice."""
+        if subscription.is_closed:
+            return
+        subscription.is_closed = True
+        self._slots.release(subscription.principal)
+        if self.by_number.pop(subscription.number, None) is not None:
+            params = WorkCloseParams(subscription.number)
+            self._backend.notify(subscription.shard, WORK_CLOSE, params)
+            self._backend.flush(subscription.shard)
+
+    # What shards say
+
+    def jobs(self, _shard: int, params: WorkJobsParams, jobs: Buffer) -> None:
+        """As `Listener.jobs`."""
+        subscription = self.by_number.get(params.work)
+        if subscription is not None:
+            body = bytes(jobs)
+            subscription.tell(lambda worker: worker.show(params, body))
+
+    def work_ended(self, _shard: int, params: WorkEndedParams) -> None:
+        """As `Listener.work_ended`."""
+        subscription = self.by_number.pop(params.work, None)
+        if subscription is not None:
+            _fail(subscription, restored(params.error, params.message, {}))
+
+    def closed(self, shard: int) -> None:
+        """As `Listener.closed`: the shard has released all leases of its streams."""
+        for subscription in [one for one in self.by_number.values() if one.shard == shard]:
+            del self.by_number[subscription.number]
+            _fail(subscription, NotReady("the shard of this topic went down"))
+
+
+def _fail(subscription: WorkSubscription, failure: TopicsError) -> None:
+    subscription.tell(partial(_end, status_of(failure), failure.message))
+
+
+def _end(code: int, error: str, worker: Worker) -> None:
+    worker.fail(code, error)
