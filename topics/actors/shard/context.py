@@ -51,6 +51,7 @@ class ShardContext:
         self.disk = DiskWatch(self.commits, self.room, words)
         self.held = HeldTopics()
         self.now = clock()
+        self.is_stopping = False  # no work is begun that nobody has asked for
         self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]

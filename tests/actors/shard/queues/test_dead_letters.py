@@ -538,3 +538,19 @@ async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
     (copy, _) = records(second, "dead")
     assert copy["meta"]["$dead_letter_deliveries"] == 1
     await second.end()
+
+
+async def test_a_shard_that_stops_begins_no_other_batch(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", "y")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    desk.loop.context.is_stopping = True
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    assert (moved(queue), peers.asked) == (1, [])

@@ -515,3 +515,18 @@ async def test_a_crash_between_copy_and_delete_doubles_nothing(
     second.bodies()
     assert datas(second, "a") == [0, 1, 2]
     await second.end()
+
+
+async def test_a_shard_that_stops_moves_no_other_window(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 1)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 1)
+    peers = with_fake_peers(desk)
+    letters(desk, "a", "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    desk.loop.context.is_stopping = True
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (1, 1, 0, None)

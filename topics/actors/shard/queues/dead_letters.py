@@ -102,7 +102,7 @@ class DeadLetters(Service):
     def _begin(self, move: Move) -> None:
         topic, move.retry = move.topic, None
         move.config = config = topic.config
-        if topic.deleted or not jobs_of(topic).dead:
+        if topic.deleted or not jobs_of(topic).dead or self._context.is_stopping:
             self._forget(move)
         elif config.dead_letter is None or not config.max_deliveries:
             self._forget(move)

@@ -66,7 +66,7 @@ class Redrives(Service):
     async def _run(self, transfer: Transfer) -> None:
         lock = self._locks.setdefault(transfer.topic.id, trio.Lock())
         async with lock:
-            while not transfer.is_over:
+            while not (transfer.is_over or self._context.is_stopping):
                 await self._move_window(transfer)
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
