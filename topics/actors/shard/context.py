@@ -67,6 +67,7 @@ class ShardContext:
         self.disk = DiskWatch(self.commits, self.room, words)
         self.held = HeldTopics()
         self.now = clock()
+        self.is_stopping = False  # no work is begun that nobody has asked for
         self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]
@@ -82,8 +83,11 @@ class ShardContext:
     def give_back(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Free a held topic: handle ``first``, then what was deferred, in a turn of their own."""
         self.begin_turn()
-        for handler, request in (*first, *self.held.give_back(topic)):
+        deferred = self.held.give_back(topic)
+        for handler, request in first:
             handle_late(handler, request)
+        for call in deferred:
+            call()
         self.end_turn()
 
     def check_writable(self, *, grows: bool = False) -> None:
