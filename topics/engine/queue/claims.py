@@ -93,7 +93,8 @@ def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> l
     while len(found) < count and size < max_bytes:
         wanted = min(count - len(found), STEP)
         seqs = jobs.take_free(wanted, topic.config)
-        seqs += _take_new(topic, store, wanted - len(seqs))
+        if len(seqs) < wanted:
+            seqs += _take_new(topic, store, wanted - len(seqs))
         if not seqs:
             break
         read = records_of(topic, store, seqs)
@@ -120,6 +121,8 @@ def _take_new(topic: Topic, store: Store, count: int) -> list[int]:
         if run is None:
             break
         first, stop = run
+        if due is None:
+            stop = fresh.over_whole_entries(stop, first + count - len(taken))
         stop = min(stop, first + count - len(taken))
         if due is not None:
             stop = first + bisect_left(range(first, stop), due, key=fresh.key)
@@ -148,6 +151,20 @@ class _FreshRuns:
             jobs.cursor = max(jobs.cursor, first_seq + count)
         return None
 
+    def over_whole_entries(self, stop: int, enough: int) -> int:
+        """Where a run that ends at ``stop`` ends if it goes on over entries of which all records
+        live; no look at more of them than is ``enough``.
+        """
+        index, gone, at = self._topic.index, self._topic.index.gone, self._at + 1
+        while stop < enough and at < len(index):
+            first_seq, count, _, size = index.entry(at)
+            if first_seq != stop or not size or first_seq in gone:
+                break
+            stop += count
+            self._at = at
+            at += 1
+        return stop
+
     def _deleted(self) -> bytes | None:
         try:
             deleted = deleted_in(self._topic, self._at, self._store)
@@ -172,11 +189,11 @@ class _FreshRuns:
 def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
     """The rendered records of these seqs, of those that live and can be read."""
     index, found = topic.index, list[Taken]()
-    first_seq = end = 0
+    at = first_seq = end = 0
     view: View | None = None
     for seq in seqs:
         if not first_seq <= seq < end:
-            at = index.find(seq)
+            at = at + 1 if seq == end else index.find(seq)
             if at == len(index):
                 continue
             first_seq, count, _, size = index.entry(at)
