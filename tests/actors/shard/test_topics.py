@@ -78,3 +78,16 @@ async def test_a_list_goes_on_by_name_and_ends_at_its_limit(desk: Desk) -> None:
     ]
     assert [row["topic"] for row in listed(desk, "a.")] == ["a.1", "a.2"]
     assert [row["topic"] for row in listed(desk, prefixes=["c"])] == ["c"]
+
+
+async def test_the_state_of_a_queue_counts_its_jobs_and_that_of_a_log_has_none(
+    desk: Desk,
+) -> None:
+    desk.make("log", durability="ephemeral")
+    desk.make("q", type="queue", durability="ephemeral")
+    desk.append("q", 1, 2)
+    desk.append_raw("q", b'{"records":[{"data":3,"delay_ms":60000}]}')
+    desk.answers()
+    queue = {"ready": 2, "in_flight": 0, "dead_lettered": 0, "delayed": 1}
+    assert get(desk, "q")["queue"] == queue
+    assert "queue" not in get(desk, "log")

@@ -57,7 +57,7 @@ def deal(
     """Take jobs for all askers; a list for each of them, in the order of seqs.
 
     ``evenly``: dealt round-robin. Otherwise the first takes what it may, and so on. No more are
-    taken once their records have ``max_bytes``, give or take `STEP` records.
+    taken once their records have ``max_bytes``: one record more, or `STEP` where they differ much.
     """
     jobs = jobs_of(topic)
     jobs.advance(now.ms)
@@ -90,8 +90,9 @@ def jobs_of(topic: Topic) -> Jobs:
 
 def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> list[Taken]:
     jobs, found, size = jobs_of(topic), list[Taken](), 0
+    usual_bytes = max(1, topic.bytes // max(1, topic.count))
     while len(found) < count and size < max_bytes:
-        wanted = min(count - len(found), STEP)
+        wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
         seqs = jobs.take_free(wanted, topic.config)
         if len(seqs) < wanted:
             seqs += _take_new(topic, store, wanted - len(seqs))

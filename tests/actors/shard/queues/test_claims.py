@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
 
 import pytest
 import trio
@@ -107,11 +106,11 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
     assert workers.claimed() == []
 
 
-@pytest.mark.parametrize("config", [{"lease_ms": 700}, {"lease_ms": 86_400_000}])
+@pytest.mark.parametrize("lease_ms", [700, 86_400_000])
 async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
-    workers: QueueDesk, autojump_clock: MockClock, config: dict[str, Any]
+    workers: QueueDesk, autojump_clock: MockClock, lease_ms: int
 ) -> None:
-    workers.queue(**config)
+    workers.queue(lease_ms=lease_ms)
     workers.jobs(1)
     workers.claim(lease_ms=700)
     workers.claimed()
@@ -314,6 +313,21 @@ async def test_a_claim_that_is_cancelled_on_its_way_to_the_log_gives_its_jobs_ba
     workers.written()
     (told,) = [told for told in workers.told() if told["status"] == 200]
     assert (told["cid"], seqs_of(told), told["claimed"][0]["deliveries"]) == (other, [1], 1)
+
+
+async def test_a_claim_whose_time_ends_while_the_log_is_told_still_gets_its_jobs(
+    workers: QueueDesk, autojump_clock: MockClock
+) -> None:
+    workers.queue(durability="disk", leases_durable=True)
+    claim = workers.claim(wait_ms=1000)
+    workers.turn()
+    workers.append("q", 1)
+    workers.written()
+    workers.turn()
+    await trio.sleep(2)
+    assert workers.claimed() == []
+    workers.written()
+    assert workers.claimed() == [(claim, [1])]
 
 
 async def test_a_shard_that_cannot_write_refuses_claims_and_ends_waits(

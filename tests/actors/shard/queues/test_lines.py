@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import NoReturn
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import QueueDesk, seqs_of
+from topics.actors.rpc.replies import APPLICATION_ERROR
 from topics.actors.shard.queues import lines
 
 # In order
@@ -87,6 +92,28 @@ async def test_jobs_that_expire_by_age_go_to_nobody(
     await trio.sleep(0.2)
     claim = workers.claim()
     assert workers.claimed() == [(claim, [])]
+
+
+async def test_records_that_cannot_be_read_cost_one_claim_its_answer(
+    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.queue()
+    waiting = workers.claim(wait_ms=30_000)
+    workers.open(1, node="s")
+    workers.turn()
+    workers.told()
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.engine, "claim", fail)
+        workers.jobs(1)
+        workers.turn()
+    told = [each for each in workers.told() if each.get("cid") == waiting]
+    assert told == [{"cid": waiting, "status": APPLICATION_ERROR}]
+    workers.jobs(1)
+    assert workers.pages() == [(1, [1])], "the next one in the line"
 
 
 # Bounds of a turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import NoReturn
 
 import pytest
 import trio
@@ -103,15 +104,18 @@ async def test_what_is_acked_before_the_page_is_taken_makes_no_second_page(
     assert workers.pages() == [(1, [2])]
 
 
-async def test_a_page_has_about_a_mib(workers: QueueDesk) -> None:
+async def test_a_page_has_about_a_mib_and_a_job_at_least(workers: QueueDesk) -> None:
     workers.queue()
-    for _ in range(80):
-        workers.append("q", "x" * 1_000_000)
-    workers.open(80)
-    ((_, first),) = workers.pages()
-    assert 1 <= len(first) <= 64
-    workers.taken()
-    assert workers.pages() != []
+    for length in [100_000] * 20 + [1_000_000] * 3:
+        workers.append("q", "x" * length)
+    workers.open(50)
+    sent = []
+    while pages := workers.pages():
+        sent += [len(seqs) for _, seqs in pages]
+        workers.taken()
+    assert sum(sent) == 23
+    assert max(sent[:2]) <= 11
+    assert sent[-1] <= 2
 
 
 async def test_the_lease_of_a_stream_that_names_none_follows_the_config(
@@ -266,6 +270,42 @@ async def test_a_deleted_queue_ends_its_streams_whatever_comes_after_it(
     assert len(workers.services.work_streams) == len(workers.services.lines) == 0
     workers.close()
     workers.taken(2)
+
+
+async def test_a_deleted_queue_ends_a_stream_that_has_just_got_room(workers: QueueDesk) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.open(1)
+    workers.pages()
+    topic = workers.engine.topic("q")
+    workers.delete("q")
+    assert topic.jobs is not None
+    topic.jobs.advance(workers.commits.now().ms + 60_000)
+    assert topic.jobs.leases.loosened, "its lease has ended meanwhile"
+    workers.synced()
+    workers.turn()
+    assert [told["event"] for told in workers.told() if "event" in told] == ["work.ended"]
+
+
+async def test_a_stream_whose_records_cannot_be_read_ends_and_releases_its_jobs(
+    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.queue()
+    workers.jobs(1)
+    workers.open(2)
+    workers.pages()
+    workers.taken()
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.engine, "claim", fail)
+        workers.turn()
+    (ended,) = workers.told()
+    assert (ended["event"], ended["error"]) == ("work.ended", "internal")
+    claim = workers.claim()
+    assert workers.claimed() == [(claim, [1])]
 
 
 async def test_a_stream_needs_a_queue_and_a_shard_that_writes(workers: QueueDesk) -> None:

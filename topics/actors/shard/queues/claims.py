@@ -83,6 +83,12 @@ class PolledClaim(Claimer):
     def served(self, change: LeaseChange) -> None:
         """As `Claimer.served`."""
         self.leased = change
+        self.stop_clock()
+
+    def stop_clock(self) -> None:
+        """Its time does not end it any more."""
+        if self.deadline is not None:
+            self.deadline.cancel()
 
     def settle(self, change: LeaseChange, result: Progress | OSError) -> None:
         """As `Claimer.settle`."""
@@ -167,8 +173,7 @@ class Claims(Service):
 
     def forget(self, poll: PolledClaim) -> bool:
         """The claim is over; False when it was before."""
-        if poll.deadline is not None:
-            poll.deadline.cancel()
+        poll.stop_clock()
         return self._polls.pop(poll.key, None) is poll
 
     # What fronts say

@@ -111,10 +111,11 @@ class Lines(Service):
         topic = change.topic
         if topic.jobs is None:
             return
-        if isinstance(change, Append | PutTopic) or topic.jobs.leases.loosened:
+        if isinstance(change, DeleteTopic):
+            if topic.id in self._lines:
+                self._end(self._lines[topic.id])
+        elif isinstance(change, Append | PutTopic) or topic.jobs.leases.loosened:
             self.note_claimable(topic)
-        elif isinstance(change, DeleteTopic) and topic.id in self._lines:
-            self._end(self._lines[topic.id])
 
     def on_turn(self) -> bool:
         """Serve the lines that are due; whether some of them wait for the next turn."""

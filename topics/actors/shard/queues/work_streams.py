@@ -165,7 +165,7 @@ class WorkStreams(Service):
         earlier = self._find(session, params.work)
         if earlier is not None:
             self._release(earlier)
-        max_jobs = min(params.max_jobs, context.limits.claim)
+        max_jobs = max(1, min(params.max_jobs, context.limits.claim))
         stream = WorkStream(self, session, topic, params, max_jobs)
         self._by_session.setdefault(session, {})[params.work] = stream
         self._lines.follow(stream)
