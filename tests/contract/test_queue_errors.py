@@ -57,7 +57,7 @@ def fields(verb: str) -> list[tuple[str, str]]:
         found += [("lease_ids", text) for text in wrong_types.TOKENS_OF_ONE]
     if verb == "redrive":
         found = wrong_types.rows(wrong_types.UNSIGNED, "limit")
-        found += [("limit", "0"), *wrong_types.rows(wrong_types.SEQ[:-2], "before_seq")]
+        found += [("limit", "0"), *wrong_types.rows(wrong_types.UNSIGNED, "before_seq")]
         found += [("to", text) for text in ("5", "true", "[]", '""', '"-x"', '"a b"')]
         found += [("match", text) for text in wrong_types.MATCH]
     return found

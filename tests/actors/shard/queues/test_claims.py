@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 import trio
@@ -108,7 +109,7 @@ async def test_the_time_of_a_waiting_claim_ends_it_without_jobs(
 
 @pytest.mark.parametrize("config", [{"lease_ms": 700}, {"lease_ms": 86_400_000}])
 async def test_a_job_whose_lease_ends_goes_to_a_claim_that_waits(
-    workers: QueueDesk, autojump_clock: MockClock, config: dict[str, int]
+    workers: QueueDesk, autojump_clock: MockClock, config: dict[str, Any]
 ) -> None:
     workers.queue(**config)
     workers.jobs(1)
