@@ -25,11 +25,12 @@ from array import array
 from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.bench.http_load import Client, Load, append, drive, quantiles_ms, verdict
 from tests.bench.lease_memory import lease_memory
 from tests.bench.live_clients import RECV_BYTES, line, running
-from tests.bench.processes import Usage, quiet
+from tests.bench.processes import Usage, cpu_s, quiet
 from tests.bench.queue_clients import (
     Poller,
     Pushed,
@@ -48,6 +49,11 @@ from tests.bench.versions import stolen_s
 from tests.support.server import Server
 
 WORKERS, BATCH, DEPTH = 16, 8, 32
+NAMES = {
+    "append": "a 16 appends of 1",
+    "claim": "a 16 claim 8, ack 8",
+    "push": "d 16 streams, acks of 8",
+}
 RATIO_MIN = 3.0
 FILLED = 100_000
 MANY, FEW, ACKED = 1_000_000, 100, 900_000
@@ -61,49 +67,67 @@ WAKES = 300
 # a, d: jobs a second
 
 
+class Run(NamedTuple):
+    """One turn: jobs or records a second, and what each took of the server's processors."""
+
+    per_s: float
+    cpu_us: float
+
+
 def throughput(folder: Path | None, turns: int, seconds: float, only: str) -> None:
     with running(folder) as server:
         client = Client(server.address)
         make(client, "jobs")
         client.ask(append("log", 1, b'{"durability":"disk","cap_records":200000}'))
-        kinds: dict[str, Callable[[], float]] = {
+        kinds: dict[str, Callable[[], Run]] = {
             "append": lambda: _appends(server, seconds),
             "claim": lambda: _work(server, client, _poller, seconds),
         }
         if "d" in only:
             kinds["push"] = lambda: _work(server, client, _pushed, seconds)
-        figures: dict[str, list[float]] = {kind: [] for kind in kinds}
+        figures: dict[str, list[Run]] = {kind: [] for kind in kinds}
         for run in kinds.values():
             run()  # caches filled, topics known
         stolen, usage = stolen_s(), Usage(server)
         for turn in range(turns):
             for kind in [*kinds] if turn % 2 else [*reversed(kinds)]:
                 figures[kind].append(kinds[kind]())
-        rates = {kind: statistics.median(found) for kind, found in figures.items()}
-        spread = {kind: f"{min(found):,.0f}-{max(found):,.0f}" for kind, found in figures.items()}
         shown = f"stolen {stolen_s() - stolen:.1f} s; {usage}"
-        line("a 16 appends of 1", f"{rates['append']:>10,.0f}/s ({spread['append']})", "peer")
-        for kind in [*kinds][1:]:
-            name = "a 16 claim 8, ack 8" if kind == "claim" else "d 16 streams, acks of 8"
-            ratio = rates[kind] / rates["append"]
-            figure = f"{rates[kind]:>10,.0f}/s ({spread[kind]})  ratio {ratio:.2f}; {shown}"
-            line(name, figure, verdict(ratio >= RATIO_MIN))
+        peer = statistics.median(run.per_s for run in figures["append"])
+        for kind, name in NAMES.items():
+            if kind in figures:
+                runs = figures[kind]
+                rates, cpu_us = [run.per_s for run in runs], [run.cpu_us for run in runs]
+                rate = statistics.median(rates)
+                spread = f"({min(rates):,.0f}-{max(rates):,.0f})"
+                figure = f"{rate:>10,.0f}/s {spread:<16} {statistics.median(cpu_us):>5.0f} us CPU"
+                ratio, is_peer = rate / peer, kind == "append"
+                holds = "peer" if is_peer else verdict(ratio >= RATIO_MIN)
+                line(name, figure + ("" if is_peer else f"  ratio {ratio:.2f}; {shown}"), holds)
 
 
-def _appends(server: Server, seconds: float) -> float:
+def _appends(server: Server, seconds: float) -> Run:
     load = Load("append", WORKERS, repeat(append("log", 1)).__next__)
+    before = _server_cpu_s(server)
     took = drive(server.address, [load], seconds)
-    return len(load.seconds) / took
+    count = len(load.seconds)
+    return Run(count / took, (_server_cpu_s(server) - before) / count * 1e6)
 
 
 def _work(
     server: Server, client: Client, hire: Callable[[Server, int], Worker], seconds: float
-) -> float:
+) -> Run:
     fill(client, "jobs", FILLED)
-    rate = jobs_a_second([hire(server, number) for number in range(WORKERS)], seconds)
-    left = state(client, "jobs")
-    assert left["ready"], "the queue has run empty"
-    return rate
+    workers = [hire(server, number) for number in range(WORKERS)]
+    before = _server_cpu_s(server)
+    rate = jobs_a_second(workers, seconds)
+    used_s = _server_cpu_s(server) - before
+    assert state(client, "jobs")["ready"], "the queue has run empty"
+    return Run(rate, used_s / sum(worker.acked for worker in workers) * 1e6)
+
+
+def _server_cpu_s(server: Server) -> float:
+    return sum(map(cpu_s, server.pids()))
 
 
 def _poller(server: Server, number: int) -> Worker:

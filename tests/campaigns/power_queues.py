@@ -84,7 +84,7 @@ class QueueLoad:
             self._ack(queue, self._some(held))
         elif step < 0.83:
             self._extend(queue, self._some(held))
-        elif step < 0.92 or queue.endswith("loose"):
+        elif step < 0.9 or queue.endswith("loose"):
             delay_ms = self._dice.choice((0, self._dice.randint(*LONG_MS)))
             # A job that would be moved next is hidden: `_bury` says when it is moved.
             some = [each for each in self._some(held) if each.deliveries < MAX_DELIVERIES]
@@ -168,12 +168,18 @@ class QueueLoad:
         if step != "extend":
             self._held[queue] = [each for each in self._held[queue] if each not in jobs]
 
+    def _spent(self, queue: str) -> list[Held]:
+        """Jobs that are moved when they are given back."""
+        return [each for each in self._held[queue] if each.deliveries >= MAX_DELIVERIES]
+
     def _bury(self, api: Api, queue: str, durability: str) -> None:
         """Give back jobs that were delivered often enough, and wait until they are moved."""
-        spent = [each for each in self._held[queue] if each.deliveries >= MAX_DELIVERIES]
-        jobs = self._some(spent)
+        jobs = self._some(self._spent(queue))
+        if not jobs:  # make some
+            self._nack(queue, self._some(self._held[queue]), 0)
+            self._claim(queue, self._free[queue] + 1)
+            jobs = self._some(self._spent(queue))
         if not jobs:
-            self._claim(queue, self._free[queue] + 1)  # makes some
             return
         self._nack(queue, jobs, 0)
         self._free[queue] -= len(jobs)  # nobody will get them
