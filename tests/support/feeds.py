@@ -146,11 +146,15 @@ def contiguous(pages: list[dict[str, Any]], start: int) -> int:
     return start
 
 
+START = Now(10**12, 10**6)
+
+
 class OnDisk(Front):
     """A shard on a real directory, whose log is followed as the actor does it."""
 
-    def __init__(self, path: Path, nursery: trio.Nursery, boot: str = "first") -> None:
-        now = Now(10**12, 10**6)
+    def __init__(
+        self, path: Path, nursery: trio.Nursery, boot: str = "first", now: Now = START
+    ) -> None:
         shard = recover(path, 0, 1, now, wal_file_bytes=FILE_BYTES, wal_sync_ms=20, boot=boot)
         super().__init__(path, nursery, shard=shard)
         self._following = trio.CancelScope()

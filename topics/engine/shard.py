@@ -34,10 +34,11 @@ from topics.engine.changes.reservation import Reservation
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import Locator
 from topics.engine.now import Now
-from topics.engine.queue import lease_list
-from topics.engine.queue.claims import Ask, jobs_of, records_of
+from topics.engine.queue import dead, lease_list
+from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
+from topics.engine.selection import Selection, count_live
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -247,6 +248,14 @@ class ShardEngine:
         """
         return lease_jobs.unclaim(topic, jobs, now)
 
+    def dead(self, topic: Topic, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
+        """The exhausted jobs that `dying` begins with, and their rendered records: at most
+        ``max_jobs``, and no more once these have ``max_bytes``.
+
+        Jobs whose record cannot be read are hidden for a while.
+        """
+        return dead.dead(topic, self.store, max_jobs, max_bytes, now)
+
     def dying(self, topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
         """Begin to move exhausted jobs to the dead-letter topic (§10.6). Go on when it is
         committed: append them there, then `bury` or `keep_dead`.
@@ -285,6 +294,15 @@ class ShardEngine:
     def records_of(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
         """The rendered records of these seqs, of those that live and can be read."""
         return records_of(topic, self.store, seqs)
+
+    def select(self, topic: Topic, before_seq: int | None, match: TagMatch | None) -> Selection:
+        """The records of now that are below ``before_seq`` and match, each if given."""
+        bound = topic.head_seq + 1 if before_seq is None else before_seq
+        return Selection(topic, self.store, bound, match)
+
+    def count_live(self, topic: Topic, seqs: Sequence[int]) -> int:
+        """How many of these seqs, rising, are those of live records."""
+        return count_live(topic, self.store, seqs)
 
     def leases(
         self, topic: Topic, after: int, limit: int, node: str | None, now: Now

@@ -29,19 +29,24 @@ class Request:
         self.codes.append(code)
 
 
-def handler(_: Any) -> None:
-    """Never called: it is only kept."""
-
-
-def test_requests_of_a_held_topic_wait_in_their_order_and_no_others() -> None:
-    held = HeldTopics()
-    requests: list[Any] = [Request(), Request()]
-    assert not held.defer_if_held("a", handler, requests[0])
+def test_what_a_held_topic_is_asked_waits_in_its_order_and_nothing_else_does() -> None:
+    held, handled = HeldTopics(), list[Any]()
+    first, last = requests = Request(), Request()
+    asked: list[Any] = [*requests]
+    assert not held.defer_if_held("a", handled.append, asked[0])
+    assert not held.defer_call_if_held("a", handled.clear)
     held.take("a")
-    assert [held.defer_if_held("a", handler, request) for request in requests] == [True, True]
-    assert not held.defer_if_held("b", handler, requests[0])
-    assert held.give_back("a") == [(handler, requests[0]), (handler, requests[1])]
-    assert not held.defer_if_held("a", handler, requests[0])
+    assert held.defer_if_held("a", handled.append, asked[0])
+    assert held.defer_call_if_held("a", lambda: handled.append("work of the shard"))
+    assert held.defer_if_held("a", handled.append, asked[1])
+    assert not held.defer_if_held("b", handled.append, asked[0])
+    assert not held.defer_call_if_held("b", handled.clear)
+    deferred = held.give_back("a")
+    assert handled == []
+    for call in deferred:
+        call()
+    assert handled == [first, "work of the shard", last]
+    assert not held.defer_if_held("a", handled.append, asked[0])
 
 
 def test_a_topic_is_held_once_at_a_time() -> None:

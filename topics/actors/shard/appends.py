@@ -18,16 +18,17 @@ from topics.actors.shard.service import Service
 from topics.actors.shard.streamed_appends import STREAMED_MIN_BYTES, StreamedAppends
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.formats.api.append_body import decode_append
+from topics.formats.api.limits import MOVE_LIMITS, Limits
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 
 
 class Appends(Service):
-    """Handles the appends of all fronts."""
+    """Handles the appends of all fronts, and those of shards, which move records."""
 
     def __init__(self, context: ShardContext, streamed: StreamedAppends) -> None:
         self._context, self._commits, self._streamed = context, context.commits, streamed
-        self._engine, self._limits = context.engine, context.limits
+        self._engine, self._limits, self._peers = context.engine, context.limits, context.peers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -41,19 +42,21 @@ class Appends(Service):
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
+        # What a shard appends has been within the limits before, and is longer by its stamp.
+        limits = MOVE_LIMITS if self._peers.is_peer(request.session) else self._limits
         batch = AppendBatch(request)
         bodies = (request.attachment,) if params.lengths is None else batch.bodies()
         for index, body in enumerate(bodies):
             try:
-                self._decide(batch, index, body)
+                self._decide(batch, index, body, limits)
             except Exception as error:
                 batch.fail(index, error)
         request.outlast()
         request.release()
 
-    def _decide(self, batch: AppendBatch, index: int, content: Buffer) -> None:
+    def _decide(self, batch: AppendBatch, index: int, content: Buffer, limits: Limits) -> None:
         params = batch.params
-        body = decode_append(content, params.key, self._limits)
+        body = decode_append(content, params.key, limits)
         self._context.freshen(self._engine.topics.get(params.topic))
         outcome = self._engine.append(params.topic, body, self._context.now, params.prefixes)
         if isinstance(outcome, Append):

@@ -9,6 +9,7 @@ way. Reads of a held topic go on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from topics.actors.rpc.replies import answer_error
@@ -22,14 +23,22 @@ class HeldTopics:
     """The topics of a shard that are held, by name."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[tuple[Handler, Request]]] = {}
+        self._waiting: dict[str, list[Callable[[], object]]] = {}
 
     def defer_if_held(self, topic: str, handler: Handler, request: Request) -> bool:
         """Defer the request if ``topic`` is held; whether it was deferred."""
         waiting = self._waiting.get(topic)
         if waiting is None:
             return False
-        waiting.append((handler, request))
+        waiting.append(partial(handle_late, handler, request))
+        return True
+
+    def defer_call_if_held(self, topic: str, call: Callable[[], object]) -> bool:
+        """As `defer_if_held`, for work of the shard itself."""
+        waiting = self._waiting.get(topic)
+        if waiting is None:
+            return False
+        waiting.append(call)
         return True
 
     def take(self, topic: str) -> None:
@@ -37,8 +46,8 @@ class HeldTopics:
         assert topic not in self._waiting, "a topic is held once at a time"
         self._waiting[topic] = []
 
-    def give_back(self, topic: str) -> list[tuple[Handler, Request]]:
-        """Free ``topic``; the deferred requests, to be handled now."""
+    def give_back(self, topic: str) -> list[Callable[[], object]]:
+        """Free ``topic``; what was deferred, to be called now."""
         return self._waiting.pop(topic)
 
 

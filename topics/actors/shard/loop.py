@@ -77,6 +77,7 @@ class ShardLoop:
                 nursery.start_soon(service.run)
             self.context.room.show()
             await stop.wait()
+            self.context.is_stopping = True
             await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
 

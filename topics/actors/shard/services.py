@@ -14,8 +14,10 @@ from topics.actors.shard.heartbeat import Heartbeat
 from topics.actors.shard.long_polls import LongPolls
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.queues.claims import Claims
+from topics.actors.shard.queues.dead_letters import DeadLetters
 from topics.actors.shard.queues.job_calls import JobCalls
 from topics.actors.shard.queues.lines import Lines
+from topics.actors.shard.queues.redrive import Redrives
 from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
@@ -39,6 +41,8 @@ class ShardServices(NamedTuple):
     job_calls: JobCalls
     work_streams: WorkStreams
     lines: Lines
+    dead_letters: DeadLetters
+    redrives: Redrives
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -51,7 +55,10 @@ class ShardServices(NamedTuple):
 def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> ShardServices:
     """All services of one shard. ``heads``: its words for pages that are read ahead."""
     streamed_appends, long_polls = StreamedAppends(context), LongPolls(context)
-    retries, lines = Retries(context.commits), Lines(context, lambda _: None)
+    retries = Retries(context.commits)
+    # Each is told by the other: of dead jobs, and of those that are claimable again.
+    lines = Lines(context, lambda topic: dead_letters.wake(topic))
+    dead_letters = DeadLetters(context, lines.note_claimable)
     return ShardServices(
         retries,
         context.peers,
@@ -63,6 +70,8 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         JobCalls(context, lines, retries),
         WorkStreams(context, lines),
         lines,
+        dead_letters,
+        Redrives(context, lines.note_claimable),
         Reads(context, long_polls, HeadWriter(heads)),
         long_polls,
         Feeds(context),

@@ -1,0 +1,556 @@
+"""Dead letters: append first, delete second; what cannot go stays and is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.feeds import OnDisk
+from tests.support.moves import (
+    claim,
+    datas,
+    exhaust,
+    make_queue,
+    records,
+    run_log,
+    wake,
+    with_fake_peers,
+)
+from tests.support.shard import Desk
+from topics.actors.shard.context import clock
+from topics.actors.shard.queues import copies, dead_letters, lanes
+from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
+from topics.engine.queue.claims import jobs_of
+from topics.engine.removal import cut_to
+from topics.engine.topic import Topic
+from topics.errors import NotReady, TopicFull, TopicNotFound
+from topics.formats.disk.frames import FrameKind
+
+FULL = TopicFull("full")
+
+
+def dead_and_dying(topic: Topic) -> tuple[list[int], list[int]]:
+    return list(jobs_of(topic).dead), list(jobs_of(topic).dying)
+
+
+def moved(topic: Topic) -> int:
+    return jobs_of(topic).dead_lettered
+
+
+def kinds(desk: Desk) -> list[FrameKind]:
+    return [FrameKind(frame.kind) for _, frame in sorted(desk.log.frames.items())]
+
+
+# What a copy is
+
+
+async def test_exhausted_jobs_are_moved_to_a_topic_that_is_made_for_them(desk: Desk) -> None:
+    queue = make_queue(desk, "q", "x", "y", max_deliveries=2)
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    assert [record["data"] for record in records(desk, "dead")] == ["x", "y"]
+    assert (desk.seqs("q"), moved(queue)) == ([], 2)
+    assert jobs_of(queue).counters(queue.count) == (0, 0, 2, 0)
+
+
+async def test_a_copy_keeps_tag_data_and_meta_and_tells_where_it_comes_from(desk: Desk) -> None:
+    queue = make_queue(desk, "q")
+    desk.append("q", records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}}, {"data": 2}])
+    desk.synced()
+    desk.answers()
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    first, second = records(desk, "dead")
+    stamp = {"$dead_letter_from": "q", "$dead_letter_deliveries": 1}
+    assert (first["data"], first["$tag"]) == ({"n": 1}, "t")
+    assert first["meta"] == {"trace": "z", **stamp, "$dead_letter_src_seq": 1}
+    assert (second["data"], second["meta"]) == (2, {**stamp, "$dead_letter_src_seq": 2})
+
+
+@pytest.mark.parametrize(("auto_create", "create"), [(True, None), (False, False)])
+async def test_each_copy_is_an_append_with_a_key_and_is_sent_to_the_shard_of_its_topic(
+    desk: Desk, auto_create: bool, create: bool | None
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", "y", dead_letter="dead7", auto_create=auto_create)
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
+    assert [request["idempotency_key"] for request in asked.requests] == [
+        f"$dead_letter:{queue.epoch}:{seq}" for seq in (1, 2)
+    ]
+    assert [request["create"] for request in asked.requests] == [create, create]
+
+
+async def test_a_copy_may_be_longer_than_the_limits_of_clients(desk: Desk) -> None:
+    """Its stamp makes it so."""
+    meta = {f"k{number}": "x" * 240 for number in range(64)}
+    queue = make_queue(desk, "q")
+    desk.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
+    desk.synced()
+    desk.answers()
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    (record,) = records(desk, "dead")
+    assert record["meta"].items() >= meta.items()
+
+
+# Its order
+
+
+async def test_the_log_is_told_first_then_it_is_appended_and_then_deleted(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    before = len(kinds(desk))
+    wake(desk, queue)
+    await wait_all_tasks_blocked()
+    assert kinds(desk)[before:] == [FrameKind.LEASE]
+    assert not peers.asked
+    desk.log.write()
+    desk.advance()
+    await wait_all_tasks_blocked()
+    assert not peers.asked, "the frame is not synced yet"
+    await run_log(desk)
+    assert kinds(desk)[before:] == [FrameKind.LEASE], "the copy is not there yet"
+    assert (desk.seqs("q"), dead_and_dying(queue)) == ([1], ([], [1]))
+    (asked,) = peers.take()
+    asked.answer()
+    assert moved(queue) == 0, "the delete is not written yet"
+    await run_log(desk)
+    assert kinds(desk)[before:] == [FrameKind.LEASE, FrameKind.DELETE]
+    assert (desk.seqs("q"), moved(queue)) == ([], 1)
+
+
+async def test_an_ephemeral_queue_has_nothing_to_tell_the_log(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", durability="ephemeral")
+    before = len(kinds(desk))
+    exhaust(desk, queue)
+    wake(desk, queue)
+    (asked,) = peers.take()
+    asked.answer()
+    assert (moved(queue), len(kinds(desk))) == (1, before)
+
+
+async def test_batches_follow_one_another_and_one_is_under_way_at_a_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BATCH_JOBS", 2)
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", *range(5))
+    exhaust(desk, queue)
+    sizes = []
+    for _ in range(3):
+        wake(desk, queue)
+        wake(desk, queue)
+        await run_log(desk)
+        (asked,) = peers.take()
+        sizes.append(len(asked.requests))
+        asked.answer()
+        await run_log(desk)
+    assert (sizes, moved(queue), peers.asked) == ([2, 2, 1], 5, [])
+
+
+async def test_a_batch_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x" * 60, "y" * 60, "z" * 60)
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    assert [len(asked.requests) for asked in peers.take()] == [2]
+
+
+async def test_a_shard_that_does_not_answer_stops_the_moves_to_its_topics_only(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "LANE_MOVES", 1)
+    peers = with_fake_peers(desk)
+    targets = {"a": "dead1", "b": "dead1", "c": "dead2"}
+    queues = {name: make_queue(desk, name, "x", dead_letter=to) for name, to in targets.items()}
+    for queue in queues.values():
+        exhaust(desk, queue)
+        wake(desk, queue)
+    await run_log(desk)
+    first, other = peers.take()
+    assert (first.shard, other.shard) == (1, 2)
+    first.answer()
+    await run_log(desk)
+    (next_one,) = peers.take()
+    assert next_one.shard == 1
+    next_one.answer()
+    await run_log(desk)
+    assert [moved(queue) for queue in queues.values()] == [1, 1, 0]
+
+
+# What cannot go
+
+
+def refuse_by_name(asked: Any) -> None:
+    asked.answer(TopicNotFound("dead"))
+
+
+def refuse_as_full(asked: Any) -> None:
+    asked.answer(FULL)
+
+
+def be_away(asked: Any) -> None:
+    asked.fail(NotReady("away"))
+
+
+@pytest.mark.parametrize("refuse", [refuse_by_name, refuse_as_full, be_away])
+async def test_a_job_that_is_refused_stays_and_is_tried_again_after_a_while(
+    desk: Desk, autojump_clock: MockClock, refuse: Callable[[Any], None]
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    with capture_logs() as logged:
+        for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
+            (asked,) = peers.take()
+            refuse(asked)
+            assert (dead_and_dying(queue), desk.seqs("q")) == (([1], []), [1])
+            wake(desk, queue)
+            await trio.sleep(wait_s - 0.01)
+            await run_log(desk)
+            assert not peers.asked, "not before its time"
+            await trio.sleep(0.02)
+            await run_log(desk)
+    assert [line["event"] for line in logged] == ["dead letters wait"], "it is said once"
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    assert moved(queue) == 1
+
+
+async def test_attempts_are_never_far_apart(desk: Desk, autojump_clock: MockClock) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    for _ in range(9):
+        await run_log(desk)
+        (asked,) = peers.take()
+        asked.answer(FULL)
+        await trio.sleep(RETRY_MAX_S + 0.01)
+    await run_log(desk)
+    assert len(peers.asked) == 1
+
+
+async def test_of_a_batch_those_that_fit_go_and_the_others_stay(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    desk.make("dead", cap_records=2, discard="reject")
+    queue = make_queue(desk, "q", *range(4))
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1], [3, 4], 2)
+    desk.put("dead", cap_records=9)
+    await run_log(desk)
+    desk.answers()
+    await trio.sleep(RETRY_MIN_S + 0.01)
+    await run_log(desk)
+    assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1, 2, 3], [], 4)
+
+
+async def test_a_missing_topic_is_not_made_if_the_queue_forbids_it(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    queue = make_queue(desk, "q", "x", auto_create=False)
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    assert "dead" not in desk.engine.topics
+    assert dead_and_dying(queue) == ([1], [])
+    desk.make("dead", durability="ephemeral")
+    await trio.sleep(RETRY_MIN_S + 0.01)
+    await run_log(desk)
+    assert (datas(desk, "dead"), moved(queue)) == (["x"], 1)
+
+
+async def test_a_log_that_fails_before_the_copy_puts_the_jobs_back(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    desk.failed(OSError(5, "broken"))
+    assert dead_and_dying(queue) == ([1], [])
+    await trio.sleep(3 * RETRY_MAX_S)
+    assert not peers.asked, "the shard cannot write any more"
+
+
+async def test_a_log_that_fails_after_the_copy_puts_the_jobs_back(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer()
+    desk.failed(OSError(5, "broken"))
+    assert (dead_and_dying(queue), moved(queue), desk.seqs("q")) == (([1], []), 0, [1])
+    await trio.sleep(3 * RETRY_MAX_S)
+
+
+async def test_records_that_cannot_be_read_now_are_tried_again(
+    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+
+    def dead(*_: object) -> Any:
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.engine, "dead", dead)
+        wake(desk, queue)
+    await trio.sleep(RETRY_MIN_S + 0.01)
+    await run_log(desk)
+    assert len(peers.asked) == 1
+
+
+# What happens meanwhile
+
+
+async def test_a_changed_config_makes_dead_jobs_claimable(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers, told = with_fake_peers(desk), list[Topic]()
+    desk.loop.services.dead_letters._note_claimable = told.append
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer(FULL)
+    desk.put("q", dead_letter=None)
+    await run_log(desk)
+    assert (dead_and_dying(queue), told) == (([], []), [queue])
+    assert claim(desk, queue) == [1]
+    await trio.sleep(2 * RETRY_MAX_S)
+    await run_log(desk)
+    assert not peers.asked
+
+
+async def test_a_config_that_changes_under_way_counts_when_the_jobs_are_refused(
+    desk: Desk,
+) -> None:
+    peers, told = with_fake_peers(desk), list[Topic]()
+    desk.loop.services.dead_letters._note_claimable = told.append
+    queue = make_queue(desk, "q", "x", "y")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    desk.put("q", max_deliveries=2)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer(FULL, None)
+    await run_log(desk)
+    assert (dead_and_dying(queue), moved(queue), told[-1:]) == (([], []), 1, [queue])
+    assert claim(desk, queue) == [1]
+
+
+async def test_another_dead_letter_topic_gets_the_jobs_that_wait_for_it(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", dead_letter="dead1")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.fail(NotReady("away"))
+    desk.put("q", dead_letter="dead2")
+    await run_log(desk)
+    assert not claim(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    assert [asked.shard for asked in peers.take()] == [2]
+
+
+async def test_jobs_that_go_meanwhile_are_neither_copied_nor_counted(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", *range(3))
+    exhaust(desk, queue)
+    wake(desk, queue)
+    cut_to(queue, 2, desk.engine.store)  # as its age would
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert [request["records"][0]["data"] for request in asked.requests] == [1, 2]
+    desk.delete_records("q", before_seq=3)
+    await run_log(desk)
+    asked.answer()
+    await run_log(desk)
+    assert (moved(queue), desk.engine.topic("q").count) == (1, 0)
+
+
+@pytest.mark.parametrize("when", ["before the copy", "before the delete", "while it waits"])
+async def test_a_queue_that_is_deleted_meanwhile_is_left_alone(
+    desk: Desk, autojump_clock: MockClock, when: str
+) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    if when == "before the copy":
+        desk.delete("q")
+        await run_log(desk)
+    else:
+        await run_log(desk)
+        (asked,) = peers.take()
+        if when == "while it waits":
+            asked.answer(FULL)
+        desk.delete("q")
+        await run_log(desk)
+        if when == "before the delete":
+            asked.answer()
+    await run_log(desk)
+    await trio.sleep(2 * RETRY_MAX_S)
+    await run_log(desk)
+    assert not peers.asked
+    again = make_queue(desk, "q", "y")
+    exhaust(desk, again)
+    wake(desk, again)
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert asked.requests[0]["idempotency_key"] == f"$dead_letter:{again.epoch}:1"
+    assert again.epoch != queue.epoch
+
+
+@pytest.mark.parametrize("when", ["before the copy", "before the delete"])
+async def test_a_held_topic_is_not_changed(desk: Desk, when: str) -> None:
+    peers, context = with_fake_peers(desk), desk.loop.context
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    if when == "before the copy":
+        context.held.take("q")
+        wake(desk, queue)
+        await run_log(desk)
+        assert not peers.asked
+        context.give_back("q")
+        await run_log(desk)
+        (asked,) = peers.take()
+        asked.answer()
+    else:
+        wake(desk, queue)
+        await run_log(desk)
+        context.held.take("q")
+        (asked,) = peers.take()
+        asked.answer()
+        await run_log(desk)
+        assert desk.seqs("q") == [1]
+        context.give_back("q")
+    await run_log(desk)
+    assert (desk.seqs("q"), moved(queue)) == ([], 1)
+
+
+# Copies of all kinds
+
+
+async def test_a_copy_that_was_made_before_is_not_made_again(desk: Desk) -> None:
+    """The log failed to delete the job, or a crash came between: the key tells."""
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    sent: list[copies.Sent] = []
+    record = desk.engine.records_of(queue, [1])[0][1]
+    letters = desk.loop.services.dead_letters
+    move = dead_letters.Move(queue, queue.config)
+    copy = letters._copy_of(move, 1, record)
+    copies.send(desk.loop.context.peers, "dead", [copy], sent.append)
+    await run_log(desk)
+    assert sent == [([1], {})]
+    wake(desk, queue)
+    await run_log(desk)
+    assert (datas(desk, "dead"), moved(queue)) == (["x"], 1)
+
+
+async def test_what_a_restart_has_found_is_moved_at_the_start(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    desk = Desk(tmp_path, nursery)
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x")
+    make_queue(desk, "idle", "y")
+    exhaust(desk, queue)
+    await desk.loop.services.dead_letters.run()
+    await run_log(desk)
+    assert [asked.params.topic for asked in peers.take()] == ["dead"]
+
+
+async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(desk: Desk) -> None:
+    """A restart may find such jobs, of a config before the last one."""
+    queue = make_queue(desk, "q", "x")
+    exhaust(desk, queue)
+    desk.put("q", dead_letter=None)
+    wake(desk, queue)
+    assert dead_and_dying(queue) == ([], [])
+    assert claim(desk, queue) == [1]
+    await run_log(desk)
+
+
+@pytest.mark.parametrize("cut", ["_copy", "_bury"])
+async def test_a_crash_in_the_middle_of_a_move_neither_loses_nor_doubles_a_job(
+    tmp_path: Path, nursery: trio.Nursery, cut: str
+) -> None:
+    """The frame that tells of it is there; the copy is, or is not."""
+    first = OnDisk(tmp_path, nursery, now=clock())
+    first.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    first.put("dead")
+    await first.settled()
+    first.append("q", "x", "y")
+    await first.settled()
+    reached: list[object] = []
+    setattr(first.loop.services.dead_letters, cut, lambda *found: reached.append(found))
+    exhaust(first, first.engine.queue("q"))
+    wake(first, first.engine.queue("q"))
+    while not reached:
+        await trio.lowlevel.checkpoint()
+    await first.settled()
+    await first.end()
+
+    second = OnDisk(tmp_path, nursery, now=clock())
+    assert len(second.seqs("dead")) == (2 if cut == "_bury" else 0)
+    queue = second.engine.queue("q")
+    assert dead_and_dying(queue) == ([1, 2], [])
+    await second.loop.services.dead_letters.run()
+    while queue.count:
+        await trio.lowlevel.checkpoint()
+    await second.settled()
+    assert (datas(second, "dead"), moved(queue)) == (["x", "y"], 2)
+    (copy, _) = records(second, "dead")
+    assert copy["meta"]["$dead_letter_deliveries"] == 1
+    await second.end()
+
+
+async def test_a_shard_that_stops_begins_no_other_batch(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", "y")
+    exhaust(desk, queue)
+    wake(desk, queue)
+    await run_log(desk)
+    desk.loop.context.is_stopping = True
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    assert (moved(queue), peers.asked) == (1, [])

@@ -1,0 +1,532 @@
+"""Redrive: records go back where they came from, append first, delete second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.feeds import OnDisk
+from tests.support.moves import (
+    HOUR_MS,
+    claim,
+    datas,
+    make_queue,
+    records,
+    redrive,
+    run_log,
+    with_fake_peers,
+)
+from tests.support.shard import Desk
+from topics.actors.shard.context import clock
+from topics.actors.shard.queues import redrive as redrives
+from topics.actors.shard.queues import transfer
+from topics.engine.queue.claims import jobs_of
+from topics.engine.topic import Topic
+from topics.errors import NotReady, TopicFull, TopicNotFound
+from topics.formats.disk.frames import FrameKind
+
+FROM = "$dead_letter_from"
+
+
+def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
+    """A topic of dead letters; the data of each is its number."""
+    if topic not in desk.engine.topics:
+        desk.make(topic)
+    records = [
+        {"data": number} if source is None else {"data": number, "meta": {FROM: source}}
+        for number, source in enumerate(sources, 1)
+    ]
+    desk.append(topic, records=records)
+    desk.synced()
+    desk.answers()
+    return desk.engine.topic(topic)
+
+
+async def answer(desk: Desk) -> dict[str, Any]:
+    """The answer to the redrive under way, without its performance."""
+    await run_log(desk)
+    ((_, body),) = desk.bodies()
+    body.pop("performance", None)
+    body.pop("status", None)
+    return body
+
+
+def counts(body: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(body.get(name) for name in ("moved", "remaining", "skipped", "reason"))
+
+
+# What a record becomes
+
+
+async def test_letters_go_back_to_the_topics_that_they_name(desk: Desk) -> None:
+    for name in ("a", "b"):
+        make_queue(desk, name)
+    letters(desk, "a", "b", "a")
+    redrive(desk, "dead")
+    assert await answer(desk) == {"topic": "dead", "moved": 3, "remaining": 0, "skipped": 0}
+    assert (datas(desk, "a"), datas(desk, "b"), datas(desk, "dead")) == ([1, 3], [2], [])
+
+
+async def test_the_stamp_goes_and_all_else_stays(desk: Desk) -> None:
+    desk.make("a")
+    desk.make("dead")
+    stamp = {FROM: "a", "$dead_letter_deliveries": 3, "$dead_letter_src_seq": 7}
+    desk.append(
+        "dead",
+        records=[
+            {"data": {"n": 1}, "tag": "t", "meta": {"trace": "z", **stamp}},
+            {"data": 2, "meta": stamp},
+        ],
+    )
+    desk.synced()
+    desk.answers()
+    redrive(desk, "dead")
+    await answer(desk)
+    first, second = records(desk, "a")
+    assert (first["data"], first["$tag"], first["meta"]) == ({"n": 1}, "t", {"trace": "z"})
+    assert second["data"] == 2
+    assert "meta" not in second
+
+
+async def test_each_copy_has_a_key_and_makes_no_topic(desk: Desk) -> None:
+    peers, dead = with_fake_peers(desk), letters(desk, "a7", "a7")
+    redrive(desk, "dead")
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.shard, asked.params.topic) == (7, "a7")
+    assert [request["idempotency_key"] for request in asked.requests] == [
+        f"$redrive:{dead.epoch}:{seq}" for seq in (1, 2)
+    ]
+    assert [request["create"] for request in asked.requests] == [False, False]
+
+
+async def test_it_is_deleted_when_the_target_has_it_and_counted_when_that_is_durable(
+    desk: Desk,
+) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a")
+    frames = len(desk.log.frames)
+    redrive(desk, "dead")
+    await run_log(desk)
+    assert len(desk.log.frames) == frames
+    (asked,) = peers.take()
+    asked.answer()
+    await wait_all_tasks_blocked()
+    assert [frame.kind for frame in [*desk.log.frames.values()][frames:]] == [FrameKind.DELETE]
+    assert desk.wire.sent == []
+    assert counts(await answer(desk)) == (1, 0, 0, None)
+
+
+# Which records
+
+
+async def test_a_limit_a_bound_and_a_match_choose(desk: Desk) -> None:
+    desk.make("a")
+    desk.make("dead")
+    tagged = [{"data": n, "tag": "xyx"[n % 3], "meta": {FROM: "a"}} for n in range(9)]
+    desk.append("dead", records=tagged)
+    desk.synced()
+    desk.answers()
+    redrive(desk, "dead", match="x", before_seq=8, limit=2)
+    assert counts(await answer(desk)) == (2, 3, 0, None)
+    assert datas(desk, "a") == [0, 2]
+    redrive(desk, "dead", match=["tag", "Glob", "y*"])
+    assert counts(await answer(desk)) == (3, 0, 0, None)
+    redrive(desk, "dead", before_seq=6)
+    assert counts(await answer(desk)) == (1, 0, 0, None)
+    assert datas(desk, "dead") == [5, 6, 8]
+
+
+async def test_windows_follow_one_another_until_the_limit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 4)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    peers = with_fake_peers(desk)
+    letters(desk, *["a"] * 12)
+    redrive(desk, "dead", limit=10)
+    sizes = []
+    for _ in range(3):
+        await run_log(desk)
+        (asked,) = peers.take()
+        sizes.append(len(asked.requests))
+        asked.answer()
+    assert sizes == [4, 4, 2]
+    assert counts(await answer(desk)) == (10, 2, 0, None)
+
+
+async def test_a_window_is_bounded_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "READ_RECORDS", 1)
+    monkeypatch.setattr(transfer, "COPIES_BYTES", 100)
+    peers = with_fake_peers(desk)
+    letters(desk, *["a"] * 4)
+    redrive(desk, "dead")
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert len(asked.requests) == 2
+
+
+async def test_records_that_come_later_are_not_meant(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    letters(desk, "a")
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (1, 0, 0, None)
+    assert desk.seqs("dead") == [2]
+
+
+async def test_leased_jobs_are_passed_over_and_all_others_are_nobodys(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "held", "free", "fresh")
+    assert claim(desk, queue, 2) == [1, 2]
+    now = desk.loop.context.clock()
+    desk.engine.nack(queue, "worker", [2], None, HOUR_MS, now)
+    redrive(desk, "q", to="a")
+    await run_log(desk)
+    assert claim(desk, queue) == [], "they are on their way"
+    (asked,) = peers.take()
+    assert [request["records"][0]["data"] for request in asked.requests] == ["free", "fresh"]
+    asked.answer()
+    assert counts(await answer(desk)) == (2, 1, 0, None)
+    assert jobs_of(queue).counters(queue.count) == (0, 1, 0, 0)
+
+
+# What is skipped
+
+
+async def test_records_without_a_target_are_skipped_while_others_go_on(desk: Desk) -> None:
+    make_queue(desk, "a")
+    letters(desk, "a", None, "no name!", "dead", "a")
+    redrive(desk, "dead")
+    assert counts(await answer(desk)) == (2, 0, 3, "no_source")
+    assert datas(desk, "dead") == [2, 3, 4]
+
+
+async def test_targets_outside_the_prefixes_of_the_key_are_skipped(desk: Desk) -> None:
+    for name in ("mine.a", "other"):
+        desk.make(name)
+    desk.make("mine.dead")
+    letters(desk, "other", "mine.a", topic="mine.dead")
+    redrive(desk, "mine.dead", prefixes=["mine."])
+    assert counts(await answer(desk)) == (1, 0, 1, "forbidden")
+    assert (datas(desk, "other"), datas(desk, "mine.a")) == ([], [2])
+
+
+async def test_missing_and_full_targets_are_skipped_while_others_go_on(desk: Desk) -> None:
+    desk.make("full", cap_records=1, discard="reject")
+    desk.make("free")
+    letters(desk, "full", "full", "gone", "free")
+    redrive(desk, "dead")
+    assert counts(await answer(desk)) == (2, 0, 2, "topic_full")
+    assert (datas(desk, "full"), datas(desk, "free"), datas(desk, "dead")) == ([1], [4], [2, 3])
+    assert "gone" not in desk.engine.topics
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [("gone", None, "topic_not_found"), (None, "gone", "no_source")],
+)
+async def test_the_reason_is_that_of_the_first_record_that_is_skipped(
+    desk: Desk, first: str | None, second: str | None, reason: str
+) -> None:
+    letters(desk, first, second)
+    redrive(desk, "dead")
+    assert counts(await answer(desk)) == (0, 0, 2, reason)
+
+
+async def test_a_target_that_has_refused_is_not_asked_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    peers = with_fake_peers(desk)
+    letters(desk, "a1", "b2", "a1", "b2", "a1", "a1")
+    redrive(desk, "dead")
+    await run_log(desk)
+    for asked in peers.take():
+        asked.answer(*[TopicFull("full") if asked.shard == 1 else None])
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.shard, len(asked.requests)) == (2, 1)
+    asked.answer()
+    assert counts(await answer(desk)) == (2, 0, 4, "topic_full")
+
+
+@pytest.mark.parametrize("is_queue", [False, True])
+async def test_when_the_only_target_refuses_all_others_are_skipped_too(
+    desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log without a look at each record."""
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    peers = with_fake_peers(desk)
+    desk.make("dead", **({"type": "queue"} if is_queue else {}))
+    letters(desk, *[None] * 7)
+    redrive(desk, "dead", to="a")
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer(None, TopicNotFound("a"))
+    assert counts(await answer(desk)) == (1, 0, 6, "topic_not_found")
+    assert desk.seqs("dead") == [2, 3, 4, 5, 6, 7]
+
+
+async def test_jobs_that_are_refused_are_claimable_again_as_before(desk: Desk) -> None:
+    told: list[Topic] = []
+    desk.loop.services.redrives._note_claimable = told.append
+    queue = make_queue(desk, "q", "x", "y")
+    redrive(desk, "q", to="gone")
+    assert counts(await answer(desk)) == (0, 0, 2, "topic_not_found")
+    assert told[0] is queue
+    assert claim(desk, queue) == [1, 2]
+
+
+async def test_a_target_whose_shard_is_away_is_skipped(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a1", "b2")
+    redrive(desk, "dead")
+    await run_log(desk)
+    one, other = peers.take()
+    one.fail(NotReady("away"))
+    other.answer()
+    assert counts(await answer(desk)) == (1, 0, 1, "not_ready")
+    assert desk.seqs("dead") == [1]
+
+
+# Refused as a whole
+
+
+@pytest.mark.parametrize(
+    ("body", "prefixes", "code"),
+    [
+        ({"to": "dead"}, None, "invalid_request"),
+        ({"to": "other"}, ["dead"], "forbidden"),
+        ({"limit": 0}, None, "invalid_request"),
+    ],
+)
+async def test_a_redrive_that_cannot_be_meant_is_refused(
+    desk: Desk, body: dict[str, Any], prefixes: list[str] | None, code: str
+) -> None:
+    letters(desk, "a")
+    number = redrive(desk, "dead", prefixes=prefixes, **body)
+    assert desk.answers() == [(number, code)]
+
+
+async def test_a_topic_that_is_not_there_is_refused(desk: Desk) -> None:
+    number = redrive(desk, "dead")
+    assert desk.answers() == [(number, "topic_not_found")]
+
+
+async def test_an_empty_topic_has_nothing_to_move(desk: Desk) -> None:
+    desk.make("dead")
+    redrive(desk, "dead")
+    assert counts(await answer(desk)) == (0, 0, 0, None)
+
+
+# What happens meanwhile
+
+
+async def test_it_is_answered_in_time_with_what_was_moved_and_the_window_is_finished(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a1", "b2")
+    redrive(desk, "dead")
+    await run_log(desk)
+    one, other = peers.take()
+    one.answer()
+    await run_log(desk)
+    await trio.sleep(redrives.TIME_MAX_S - 0.1)
+    assert desk.wire.sent == []
+    await trio.sleep(0.2)
+    assert counts(await answer(desk)) == (1, 1, 0, None)
+    other.answer()
+    await run_log(desk)
+    assert desk.seqs("dead") == []
+    assert desk.bodies() == [], "it is answered once"
+
+
+async def test_redrives_of_one_topic_run_one_after_the_other(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a", "a")
+    one = redrive(desk, "dead", limit=1)
+    await run_log(desk)
+    other = redrive(desk, "dead", to="b")
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    (asked,) = peers.take()
+    assert (asked.params.topic, len(asked.requests)) == ("b", 1)
+    asked.answer()
+    await run_log(desk)
+    found = [(number, *counts(body)) for number, body in desk.bodies()]
+    assert found == [(one, 1, 1, 0, None), (other, 1, 0, 0, None)]
+    assert not desk.loop.services.redrives._locks
+
+
+async def test_one_that_waits_for_another_is_answered_in_time_too(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a", "a")
+    one, other = redrive(desk, "dead"), redrive(desk, "dead")
+    await run_log(desk)
+    (asked,) = peers.take()
+    await trio.sleep(redrives.TIME_MAX_S + 0.1)
+    await run_log(desk)
+    found = [(number, *counts(body)) for number, body in desk.bodies()]
+    assert found == [(one, 0, 2, 0, None), (other, 0, 2, 0, None)]
+    asked.answer()
+    await run_log(desk)
+    assert peers.asked == []
+
+
+@pytest.mark.parametrize("is_queue", [False, True])
+async def test_a_topic_that_is_deleted_meanwhile_ends_it_with_what_was_moved(
+    desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 2)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 2)
+    peers = with_fake_peers(desk)
+    desk.make("dead", **({"type": "queue"} if is_queue else {}))
+    letters(desk, "a", "a", "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    desk.delete("dead")
+    await run_log(desk)
+    desk.answers()
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (2, 0, 0, None)
+
+
+async def test_records_that_go_meanwhile_are_not_counted(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a1", "b2", "b2")
+    redrive(desk, "dead", limit=1)
+    await run_log(desk)
+    desk.delete_records("dead", before_seq=3)
+    await run_log(desk)
+    desk.answers()
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (1, 1, 0, None)
+
+
+async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
+    peers, context = with_fake_peers(desk), desk.loop.context
+    letters(desk, "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    context.held.take("dead")
+    (asked,) = peers.take()
+    asked.answer()
+    await run_log(desk)
+    assert desk.seqs("dead") == [1]
+    context.give_back("dead")
+    assert counts(await answer(desk)) == (1, 0, 0, None)
+
+
+async def test_a_log_that_fails_leaves_the_records(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    queue = make_queue(desk, "q", "x", "y")
+    redrive(desk, "q", to="a")
+    await run_log(desk)
+    (asked,) = peers.take()
+    asked.answer(None, TopicFull("full"))
+    desk.failed(OSError(5, "broken"))
+    assert counts(await answer(desk)) == (0, 0, 2, "not_ready")
+    assert claim(desk, queue) == [1, 2]
+
+
+async def test_a_log_that_has_failed_before_the_delete_leaves_the_records(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    desk.failed(OSError(5, "broken"))
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (0, 0, 1, "not_ready")
+
+
+async def test_records_that_cannot_be_read_now_fail_it_and_stay(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(desk, "q", "x")
+
+    def records_of(*_: object) -> Any:
+        raise OSError(24, "too many open files")
+
+    number = redrive(desk, "q", to="a")
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.engine, "records_of", records_of)
+        await run_log(desk)
+    ((answered, body),) = desk.bodies()
+    assert (answered, "code" in body) == (number, True)
+    assert claim(desk, queue) == [1]
+
+
+async def test_a_front_that_has_gone_ends_it(desk: Desk) -> None:
+    peers = with_fake_peers(desk)
+    letters(desk, *["a"] * 3)
+    redrive(desk, "dead")
+    desk.session.close()
+    await run_log(desk)
+    assert len(peers.asked) <= 1
+
+
+# A crash in between
+
+
+@pytest.mark.parametrize("is_queue", [False, True])
+async def test_a_crash_between_copy_and_delete_doubles_nothing(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, is_queue: bool
+) -> None:
+    """Within the idempotency window of the target."""
+    first = OnDisk(tmp_path, nursery, now=clock())
+    for name in ("a", "dead"):
+        first.put(name, **({"type": "queue"} if is_queue else {}))
+    await first.settled()
+    first.append("dead", records=[{"data": n, "meta": {FROM: "a"}} for n in range(3)])
+    await first.settled()
+
+    # The process is killed before it can delete.
+    monkeypatch.setattr(first.loop.services.redrives, "_delete", lambda *_: None)
+    redrive(first, "dead")
+    while "a" not in first.engine.topics or first.engine.topic("a").head_seq < 3:
+        await trio.lowlevel.checkpoint()
+    await first.settled()
+    await first.end()
+
+    second = OnDisk(tmp_path, nursery, now=clock())
+    assert (len(second.seqs("a")), len(second.seqs("dead"))) == (3, 3)
+    redrive(second, "dead")
+    while second.engine.topic("dead").count:
+        await trio.lowlevel.checkpoint()
+    await second.settled()
+    second.bodies()
+    assert datas(second, "a") == [0, 1, 2]
+    await second.end()
+
+
+async def test_a_shard_that_stops_moves_no_other_window(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "WINDOW_RECORDS", 1)
+    monkeypatch.setattr(transfer, "READ_RECORDS", 1)
+    peers = with_fake_peers(desk)
+    letters(desk, "a", "a")
+    redrive(desk, "dead")
+    await run_log(desk)
+    desk.loop.context.is_stopping = True
+    (asked,) = peers.take()
+    asked.answer()
+    assert counts(await answer(desk)) == (1, 1, 0, None)

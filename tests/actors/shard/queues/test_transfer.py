@@ -1,0 +1,97 @@
+"""Transfer: what a redrive chooses, and what it tells of the rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.moves import claim, make_queue
+from tests.support.shard import Desk
+from topics.actors.shard.queues.transfer import NO_SOURCE, Transfer
+from topics.engine.queue.claims import jobs_of
+from topics.engine.removal import cut_to
+from topics.errors import TopicFull, TopicNotFound
+from topics.formats.api.queue_bodies import Redrive
+
+FROM = "$dead_letter_from"
+
+
+def transfer(
+    desk: Desk, topic: str, to: str | None = None, limit: int = 100, prefixes: Any = None
+) -> Transfer:
+    request: Any = SimpleNamespace(
+        session=SimpleNamespace(closed=False), params=SimpleNamespace(prefixes=prefixes)
+    )
+    asked = Redrive(to, None, None, limit)
+    return Transfer(request, desk.engine.topic(topic), asked, desk.engine)
+
+
+def seqs(copies: dict[str, Any]) -> dict[str, list[int]]:
+    return {target: [copy.seq for copy in those] for target, those in copies.items()}
+
+
+def letters(desk: Desk, *sources: Any) -> None:
+    desk.make("dead")
+    desk.append("dead", records=[{"data": 1, "meta": {FROM: source}} for source in sources])
+    desk.synced()
+    desk.answers()
+
+
+async def test_what_is_chosen_is_grouped_by_target_and_counts_as_remaining(desk: Desk) -> None:
+    letters(desk, "a", "b", "a")
+    one = transfer(desk, "dead")
+    assert seqs(one.choose(desk.loop.context.now)) == {"a": [1, 3], "b": [2]}
+    assert (one.under_way, one.remaining, one.is_over) == ({1, 2, 3}, 3, True)
+    one.finish([1, 3])
+    cut_to(one.topic, 2, desk.engine.store)
+    assert (one.moved, one.under_way, one.settled.is_set()) == (2, {2}, False)
+    one.finish([2])
+    assert one.settled.is_set()
+    assert one.choose(desk.loop.context.now) == {}
+
+
+async def test_a_limit_that_is_reached_ends_it(desk: Desk) -> None:
+    letters(desk, "a", "a", "a")
+    one = transfer(desk, "dead", limit=2)
+    assert seqs(one.choose(desk.loop.context.now)) == {"a": [1, 2]}
+    one.finish([1, 2])
+    assert (one.is_over, one.is_stopped) == (True, False)
+
+
+async def test_skipped_records_are_counted_apart_and_the_first_gives_the_reason(
+    desk: Desk,
+) -> None:
+    letters(desk, "a", 5, "other", "a", "dead")
+    one, now = transfer(desk, "dead", prefixes=["a"]), desk.loop.context.now
+    assert seqs(one.choose(now)) == {"a": [1, 4]}
+    assert (one.skipped, one.reason, one.remaining) == (3, (2, NO_SOURCE), 2)
+    one.refuse("a", {1: TopicFull("full"), 4: TopicNotFound("a")}, now)
+    assert (one.skipped, one.reason, one.remaining) == (5, (1, "topic_full"), 0)
+
+
+async def test_leased_jobs_are_passed_over_and_remain(desk: Desk) -> None:
+    queue = make_queue(desk, "q", "x", "y", "z")
+    assert claim(desk, queue, 1) == [1]
+    one, now = transfer(desk, "q", to="a"), desk.loop.context.now
+    assert seqs(one.choose(now)) == {"a": [2, 3]}
+    assert (one.remaining, one.skipped) == (3, 0)
+    assert list(jobs_of(queue).aside) == [2, 3]
+    one.put_back_all(now)
+    assert (list(jobs_of(queue).aside), one.under_way, one.has_put_back) == ([], set(), True)
+
+
+@pytest.mark.parametrize("why", ["answered", "deleted", "front has gone"])
+async def test_it_is_over_when_nobody_wants_more(desk: Desk, why: str) -> None:
+    letters(desk, "a")
+    one = transfer(desk, "dead")
+    assert not one.is_over
+    if why == "answered":
+        one.is_answered = True
+    elif why == "deleted":
+        desk.delete("dead")
+        assert one.remaining == 0
+    else:
+        one.request.session.closed = True  # type: ignore[misc]
+    assert one.is_over

@@ -1,0 +1,155 @@
+"""Selection: the live records that are meant, each taken once, and the count of those left."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.engine.shard_support import Desk
+from topics.engine.locators import Locator
+from topics.engine.removal import cut_to, delete_runs
+from topics.engine.selection import Selection, count_live
+from topics.engine.store import Unreadable
+from topics.engine.topic import Topic
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.buffers import Buffer
+from topics.formats.ranges import SeqRun
+
+A = TagMatch("Eq", "a")
+
+
+def filled(desk: Desk, *writes: str) -> Topic:
+    """Topic ``a``; each letter of a write is the tag of a record, ``-`` one without."""
+    desk.put("a")
+    for tags in writes:
+        records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
+        desk.append("a", records=records)
+    desk.commit()
+    return desk.engine.topic("a")
+
+
+def select(
+    desk: Desk, topic: Topic, before_seq: int | None = None, match: TagMatch | None = None
+) -> Selection:
+    return desk.engine.select(topic, before_seq, match)
+
+
+def everything(selection: Selection, step: int = 2) -> list[int]:
+    """All that is taken; what is left is right at each step."""
+    taken: list[int] = []
+    while True:
+        left = selection.count_left()
+        seqs = selection.take(step)
+        assert len(seqs) == min(step, left)
+        if not seqs:
+            return taken
+        taken += seqs
+
+
+@pytest.mark.parametrize(
+    ("before_seq", "match", "seqs"),
+    [
+        (None, None, [1, 2, 3, 4, 5, 6]),
+        (1, None, []),
+        (4, None, [1, 2, 3]),
+        (99, None, [1, 2, 3, 4, 5, 6]),
+        (None, A, [1, 4, 6]),
+        (6, A, [1, 4]),
+        (None, TagMatch("Glob", ""), [1, 2, 4, 6]),
+        (None, TagMatch("Eq", "none"), []),
+    ],
+)
+def test_what_is_below_the_bound_and_matches_is_taken_oldest_first(
+    desk: Desk, before_seq: int | None, match: TagMatch | None, seqs: list[int]
+) -> None:
+    topic = filled(desk, "ab-", "a-a")
+    for step in (1, 2, 9):
+        assert everything(select(desk, topic, before_seq, match), step) == seqs
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_what_comes_later_is_not_meant(desk: Desk, match: TagMatch | None) -> None:
+    topic = filled(desk, "aa")
+    selection = select(desk, topic, None, match)
+    desk.append("a", records=[{"data": 1, "tag": "a"}])
+    desk.commit()
+    assert (selection.count_left(), everything(selection)) == (2, [1, 2])
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_what_goes_meanwhile_is_passed_over(desk: Desk, match: TagMatch | None) -> None:
+    topic = filled(desk, "aaa", "aaa", "aa")
+    selection = select(desk, topic, None, match)
+    assert selection.take(1) == [1]
+    delete_runs(topic, [SeqRun(2, 1), SeqRun(5, 1), SeqRun(7, 1)], desk)
+    assert selection.count_left() == 4
+    assert selection.take(2) == [3, 4]
+    cut_to(topic, 8, desk)
+    assert (selection.count_left(), everything(selection)) == (1, [8])
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_all_that_is_left_can_be_dropped(desk: Desk, match: TagMatch | None) -> None:
+    selection = select(desk, filled(desk, "aa", "aaa"), None, match)
+    selection.take(1)
+    assert (selection.drop(), selection.count_left(), selection.take(9)) == (4, 0, [])
+
+
+@pytest.mark.parametrize("match", [None, A])
+def test_an_empty_topic_has_nothing_to_take(desk: Desk, match: TagMatch | None) -> None:
+    topic = filled(desk, "a")
+    cut_to(topic, 2, desk)
+    selection = select(desk, topic, None, match)
+    assert (selection.count_left(), selection.take(9)) == (0, [])
+
+
+def test_records_are_passed_over_when_it_is_unknown_which_of_them_live(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(desk, "--", "--", "--")
+    delete_runs(topic, [SeqRun(3, 1)], desk)
+
+    def flags(_: Locator) -> Buffer | None:
+        raise Unreadable
+
+    monkeypatch.setattr(desk, "delete_flags", flags)
+    assert everything(select(desk, topic)) == [1, 2, 5, 6]
+
+
+def test_live_records_are_counted_among_any_seqs(desk: Desk) -> None:
+    topic = filled(desk, "---", "---")
+    delete_runs(topic, [SeqRun(2, 1), SeqRun(4, 3)], desk)
+    assert count_live(topic, desk, [1, 2, 3, 4, 6, 7]) == 2
+    assert desk.engine.count_live(topic, []) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_selection_is_what_a_list_would_give(seed: int) -> None:
+    rng, desk = Random(seed), Desk()
+    writes = ["".join(rng.choices("ab-", k=rng.randrange(1, 6))) for _ in range(rng.randrange(8))]
+    topic = filled(desk, *writes)
+    tags = dict(enumerate("".join(writes), 1))
+
+    def remove() -> None:
+        gone = sorted(rng.sample(sorted(tags), min(len(tags), rng.randrange(4))))
+        delete_runs(topic, [SeqRun(seq, 1) for seq in gone], desk)
+        for seq in gone:
+            del tags[seq]
+
+    remove()
+    bound = rng.randrange(1, topic.head_seq + 3)
+    match = rng.choice([None, A])
+    selection, taken = select(desk, topic, bound, match), 0
+    for _ in range(6):
+        left = [
+            seq
+            for seq, tag in sorted(tags.items())
+            if taken < seq < bound and (match is None or tag == "a")
+        ]
+        assert selection.count_left() == len(left)
+        count = rng.randrange(1, 5)
+        seqs = selection.take(count)
+        assert seqs == left[:count]
+        taken = seqs[-1] if seqs else topic.head_seq + 9
+        remove()
