@@ -69,8 +69,8 @@ def test_a_release_ends_a_lease_and_tells_the_deliveries() -> None:
 
 
 def test_free_jobs_are_in_the_order_of_their_releases() -> None:
-    rows = after(claimed(1, 2, 3), released(2), released(1), claimed(2), released(2)).rows
-    assert [seq for seq, row in rows.items() if row.state is FREE] == [1, 2]
+    ledger = after(claimed(1, 2, 3), released(2), released(3), claimed(2), released(1), released(2))
+    assert free(ledger) == [3, 1, 2]
 
 
 def test_an_extension_moves_the_deadline_of_a_lease_and_nothing_else() -> None:

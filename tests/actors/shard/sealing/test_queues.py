@@ -15,6 +15,7 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import Sealer, ended, sealed, spoil
 from tests.support.jobs import (
+    DYING,
     FREE,
     HELD,
     Known,
@@ -237,6 +238,25 @@ def test_a_checkpoint_never_holds_a_lease_that_was_undone(client: Sealer) -> Non
     client.kill()
     client = client.again()
     assert normal(client) == before
+    client.kill()
+
+
+def test_a_second_begin_of_a_move_that_is_undone_takes_nothing_from_the_first(
+    client: Sealer,
+) -> None:
+    put(client, leases_durable=False, max_deliveries=1, dead_letter="d")
+    client.append("q", 1, 2)
+    claim(client, "q", 2)
+    nack(client, "q", 1, 2)
+    claim(client, "q")
+    queue, engine = client.engine.queue("q"), client.engine
+    engine.keep_dead(queue, begin_move(client, "q", 1))
+    begin(client, engine.dying(queue, 2, client.now))
+    lose(client)
+    client.checkpoint()
+    client.kill()
+    client = client.again()
+    assert of(client).rows == {1: (DYING, 0, 0, 1, "")}
     client.kill()
 
 
