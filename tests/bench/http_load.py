@@ -100,6 +100,11 @@ class Client:
         assert self._buffer[9] == ord("2"), bytes(self._buffer[: min(self._filled, 600)])
         return True
 
+    @property
+    def collected(self) -> memoryview:
+        """The whole answer, head and body, once `collect` has said that it is there."""
+        return self._buffer[: self._filled]
+
     def close(self) -> None:
         self.sock.close()
 

@@ -14,6 +14,7 @@ have happened, and nothing else can have. By class:
                         some earlier moment looked like, with all that a delete took or nothing of
                         it
     memory, ephemeral   records may be gone; those that are there are the ones that were written
+    queues              as `check_jobs` says
     all                 making, configuring and removing a topic holds; no seq that was acknowledged
                         is given again; what is missing and was not deleted is told by a tombstone;
                         recovering twice is recovering once, also after an orderly stop; a key
@@ -30,10 +31,12 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.check_jobs import JobsModel, badly_moved, jobs_differ
 from tests.campaigns.opened import Found, Opened
 from tests.support.model import Kept, TopicModel
 from topics.storage.verify.directory import verify_directory
@@ -59,6 +62,7 @@ class Moment:
     model: TopicModel
     removed: bool = False
     keys: dict[str, int] = field(default_factory=dict)  # with the first seq of its write
+    jobs: JobsModel = field(default_factory=JobsModel)
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class History:
     controlled: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     handed_out: int = 0  # the highest seq that was acknowledged in the latest incarnation
+    moves: list[dict[str, Any]] = field(default_factory=list)  # to its dead-letter topic
 
     def add(self, note: dict[str, Any], before_ns: int) -> None:
         last = self.moments[-1]
@@ -94,7 +99,11 @@ class History:
             self._apply(model, note)
             if "key" in note:
                 keys[note["key"]] = note["first_seq"]
-            self.moments.append(Moment(model, keys=keys))
+            jobs = last.jobs.copy()
+            jobs.apply(note)
+            self.moments.append(Moment(model, keys=keys, jobs=jobs))
+        if note["step"] == "bury":
+            self.moves.append(note)
         if acknowledged:
             self.promised = len(self.moments) - 1
             if config != self.config:
@@ -121,7 +130,10 @@ class History:
                 (Kept(record["data"], record.get("tag")) for record in note["records"]),
                 note["first_seq"],
             )
-        else:
+        elif note["step"] in ("ack", "bury"):
+            for seq in note["seqs"]:
+                del model.live[seq]
+        elif note["step"] == "delete":
             model.delete(**note["body"])
 
     @property
@@ -154,7 +166,10 @@ def judge(history: History, found: Found | None) -> str | None:
         return f"the next seq would be {found.next_seq}, {history.handed_out} was handed out"
     if history.durability in ("fsync", "disk"):
         reasons = [
-            _differs(found, moment.model) or _keys_differ(found, moment) for moment in moments
+            _differs(found, moment.model)
+            or _keys_differ(found, moment)
+            or _jobs_differ(found, moment)
+            for moment in moments
         ]
         if None in reasons:
             return None
@@ -195,11 +210,21 @@ def _untold(found: Found, model: TopicModel) -> str | None:
 
 
 def _keys_differ(found: Found, moment: Moment) -> str | None:
-    """Keys are as durable as their records (§0.8), also when these were deleted since."""
-    if found.keys == moment.keys:
+    """Keys are as durable as their records (§0.8), also when these were deleted since. Those of
+    dead letters are the server's own.
+    """
+    keys = {key: seq for key, seq in found.keys.items() if key.startswith("k")}
+    if keys == moment.keys:
         return None
-    differ = sorted({*found.keys.items()} ^ {*moment.keys.items()})
+    differ = sorted({*keys.items()} ^ {*moment.keys.items()})
     return f"{len(differ)} keys differ, the first is {differ[0]}"
+
+
+def _jobs_differ(found: Found, moment: Moment) -> str | None:
+    if found.jobs is None:
+        return None
+    ts = {seq: record["$ts"] for seq, record in found.records.items()}
+    return jobs_differ(found.jobs, moment.jobs, ts)
 
 
 def _made_up(found: Found, moments: list[Moment]) -> str | None:
@@ -253,7 +278,26 @@ def problems(wanted: list[History], data_dir: Path) -> list[str]:
             wrong.append(
                 f"{history.name}: after an orderly stop there is something else: {second} {third}"
             )
+    for life, view in enumerate(views, 1):
+        wrong += [f"recovery {life}: {said}" for said in _job_problems(wanted, view)]
     return wrong
+
+
+def _job_problems(wanted: list[History], view: dict[str, Found | None]) -> Iterator[str]:
+    """What is wrong with the queues. `judge` has seen the first view; of the others it tells
+    whether leases are what they were, too.
+    """
+    for history in wanted:
+        found = view[history.name]
+        if found is None or found.jobs is None:
+            continue
+        if problem := judge(history, found):
+            yield f"{history.name}: {problem}"
+        dead = view.get(str(history.config.get("dead_letter")))
+        if dead is not None:
+            copies = [record["meta"]["$dead_letter_src_seq"] for record in dead.records.values()]
+            for problem in badly_moved(history.moves, {*found.records}, found.jobs, copies):
+                yield f"{history.name}: {problem}"
 
 
 def _but_for_a_jump(history: History, first: Found | None, second: Found | None) -> Found | None:

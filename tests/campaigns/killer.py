@@ -19,30 +19,35 @@ BACK_S = 20.0  # for a campaign; how fast a single shard is back is measured in 
 
 class Killer:
     """Kills the front, a shard or everything. ``outages_s``: how long each lasted, by role; one
-    that was not waited for says nothing.
+    that was not waited for says nothing. ``deaths``: role, and the moments before and after which
+    it was killed (monotonic, nanoseconds).
     """
 
     def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
-        self._server, self._shards, self._random = server, shards, dice
+        self._server, self._shards, self.dice = server, shards, dice
         self.outages_s: dict[str, list[float]] = {}
         self.kills: Counter[str] = Counter()
+        self.deaths: list[tuple[str, int, int]] = []
 
     def kill(self) -> None:
         """Kill one at random. Mostly waits until it is replaced; sometimes the next kill comes
         before that.
         """
         roles = self._server.wait_roles(self._shards + 1, BACK_S)
-        role = self._random.choice([*sorted(roles), EVERYTHING])
+        role = self.dice.choice([*sorted(roles), EVERYTHING])
         self.kills[role] += 1
         killed_at = time.monotonic()
+        before_ns = time.monotonic_ns()
         if role == EVERYTHING:
             self._server.kill()
+            self.deaths.append((role, before_ns, time.monotonic_ns()))
             # This process is busy: it sees that all are gone later than they go.
             killed_at = time.monotonic()
             self._server.start(BACK_S)
         else:
             kill_one(roles[role])
-            if self._random.random() < 0.2:
+            self.deaths.append((role, before_ns, time.monotonic_ns()))
+            if self.dice.random() < 0.2:
                 return
             self._wait_replaced(role, roles[role])
         self.outages_s.setdefault(role, []).append(time.monotonic() - killed_at)

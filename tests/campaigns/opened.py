@@ -11,9 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.campaigns.check_jobs import FoundJobs
 from tests.support.log import Client
 from topics.engine.now import Now
+from topics.engine.queue.ledger import JobRow
 from topics.engine.reading import read
+from topics.engine.topic import Topic
 from topics.errors import TopicNotFound
 from topics.formats.api.diff_body import Diff
 from topics.storage.data_dir import DataDirectory
@@ -37,6 +40,7 @@ class Found:
     keys: dict[str, int] = field(
         default_factory=dict
     )  # idempotency keys, with the first seq that each stands for
+    jobs: FoundJobs | None = field(default=None, compare=False)  # of a queue
 
 
 class Opened:
@@ -115,4 +119,18 @@ class Opened:
                     damaged,
                     topic.next_seq,
                     keys,
+                    self._jobs(topic),
                 )
+
+    def _jobs(self, topic: Topic) -> FoundJobs | None:
+        if topic.jobs is None:
+            return None
+        now = self.client.now
+        topic.jobs.advance(now.ms)
+        rows: dict[int, JobRow] = {}
+        delays: dict[int, int] = {}
+        for ledger in topic.jobs.ledgers(now, with_leases=True):
+            rows |= ledger.rows
+            delays |= ledger.delays
+        dead = frozenset({*topic.jobs.dead} | {*topic.jobs.dying})
+        return FoundJobs(rows, delays, dead, topic.jobs.dead_lettered)

@@ -1,5 +1,5 @@
 """The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
-evictions and recreation.
+evictions and recreation, and queues (`power_queues`).
 
 Runs as a program inside the recorded file system: ``python -m tests.campaigns.power_load DATA_DIR
 ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
@@ -13,9 +13,11 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from tests.campaigns.power_queues import QUEUE_CLASSES, QueueLoad
 from tests.support.api import Api
 from tests.support.server import Server
 
@@ -34,13 +36,14 @@ MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
 
 class Mix(NamedTuple):
     """Of what kind the steps are: the class of each is one of these, and such a share of them
-    deletes records.
+    deletes records; ``queue_share`` of them is work of queues.
 
     ``sync_ms``: how long what nobody waits for is in the kernel's hands alone.
     """
 
     classes: tuple[str, ...] = ("fsync", "fsync", "disk", "memory", "ephemeral")
     delete_share: float = 0.1
+    queue_share: float = 0.35
     sync_ms: int = 40
 
     @property
@@ -51,6 +54,8 @@ class Mix(NamedTuple):
             ",".join(self.classes),
             "--delete-share",
             str(self.delete_share),
+            "--queue-share",
+            str(self.queue_share),
             "--sync-ms",
             str(self.sync_ms),
         ]
@@ -65,12 +70,14 @@ def add_mix(parser: argparse.ArgumentParser) -> None:
         help="one that stands there twice comes twice as often",
     )
     parser.add_argument("--delete-share", type=float, default=default.delete_share)
+    parser.add_argument("--queue-share", type=float, default=default.queue_share)
     parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
 
 
 def mix_of(arguments: argparse.Namespace) -> Mix:
     """What was asked for."""
-    return Mix(tuple(arguments.classes.split(",")), arguments.delete_share, arguments.sync_ms)
+    classes = tuple(arguments.classes.split(","))
+    return Mix(classes, arguments.delete_share, arguments.queue_share, arguments.sync_ms)
 
 
 class Load:
@@ -80,6 +87,7 @@ class Load:
         self.api, self._notes, self._dice = api, notes, dice
         self._number = 0
         self._heads: dict[str, int] = {}
+        self.queues = QueueLoad(self._do, self._note, dice)
 
     def put(self, topic: str, **config: Any) -> None:
         self._do("put", topic, "PUT", "", config, config=config)
@@ -129,7 +137,18 @@ class Load:
         self.remove(f"{durability}.again")
         self.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
 
-    def _do(self, step: str, topic: str, method: str, tail: str, sent: Any, **noted: Any) -> Any:
+    def _do(
+        self,
+        step: str,
+        topic: str,
+        method: str,
+        tail: str,
+        sent: Any,
+        *,
+        answered: Callable[[Any], dict[str, Any]] | None = None,
+        **noted: Any,
+    ) -> Any:
+        """Send a step and note it; ``answered``: what its answer adds to the note."""
         began = time.monotonic_ns()
         answer = self.api.call(method, f"/v0/topics/{topic}{tail}", sent)
         ended = time.monotonic_ns()
@@ -138,8 +157,11 @@ class Load:
         note = {"step": step, "topic": topic, "sent": began, "acknowledged": ended, **noted}
         if "first_seq" in body:
             note["first_seq"] = body["first_seq"]
-        self._notes.write(json.dumps(note) + "\n")
+        self._note(note | (answered(body) if answered is not None else {}))
         return body
+
+    def _note(self, note: dict[str, Any]) -> None:
+        self._notes.write(json.dumps(note) + "\n")
 
 
 def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> None:
@@ -158,6 +180,7 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
                     load = Load(api, notes, dice)
                     _make(load)
                 load.api = api
+                load.queues.restarted()
                 _work(load, dice, steps // 6, mix)
                 if mix.delete_share and end == server.kill:
                     load.clear()
@@ -178,10 +201,15 @@ def _make(load: Load) -> None:
         )
         load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
     load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
+    load.queues.make(WINDOW_MS)
 
 
 def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
+    of_queues = [durability for durability in QUEUE_CLASSES if durability in mix.classes]
     for _ in range(steps):
+        if of_queues and dice.random() < mix.queue_share:
+            load.queues.step(load.api, dice.choice(of_queues))
+            continue
         durability = dice.choice(mix.classes)
         topic = (
             f"{durability}.{dice.choice(('log', 'capped', 'again'))}"

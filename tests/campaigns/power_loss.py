@@ -25,6 +25,7 @@ from pathlib import Path
 from tests.campaigns.check_state import ASK
 from tests.campaigns.mounts import CRASHSTATES, why_not
 from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
+from tests.campaigns.power_queues import QUEUE_CLASSES
 from tests.support.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
@@ -46,6 +47,11 @@ WANTED = (
         f"{step} in {durability}"
         for step in ("append", "delete", "remove")
         for durability in CLASSES
+    ),
+    *(
+        f"{step} in {durability}"
+        for step in ("claim", "ack", "nack", "extend", "bury")
+        for durability in QUEUE_CLASSES
     ),
 )
 
@@ -226,7 +232,7 @@ def _environment() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--points", type=int, default=60)
     parser.add_argument(
         "--seeds", type=int, default=1, help="random choices for each point and policy"

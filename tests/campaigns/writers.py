@@ -114,13 +114,15 @@ class Writer(threading.Thread):
         try:
             if self._api is None:
                 self._api = Api(self._address(), timeout_s=GIVE_UP_S)
-            config = {"durability": topic.partition("-")[0]}
-            return self._api.append(
-                topic, *data, idempotency_key=f"w{self.ledger.writer}-{number}", config=config
-            )
+            return self._append(self._api, topic, number, data)
         except (OSError, http.client.HTTPException):
             self._hang_up()
             return None
+
+    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
+        config = {"durability": topic.partition("-")[0]}
+        key = f"w{self.ledger.writer}-{number}"
+        return api.append(topic, *data, idempotency_key=key, config=config)
 
     def _hang_up(self) -> None:
         if self._api is not None:

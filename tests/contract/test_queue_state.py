@@ -54,7 +54,8 @@ def test_every_answer_tells_the_counters_of_the_state(queue: Queue) -> None:
     body = queue.claimed("w", 4)
     assert body["ready"] == queue.counters()["ready"] == 2
     jobs = body["claimed"]
-    for body in (queue.ack(jobs[:1]), queue.nack(jobs[1:3])):
+    for settle, some in ((queue.ack, jobs[:1]), (queue.nack, jobs[1:3])):
+        body = settle(some)
         found = queue.counters()
         assert (body["ready"], body["in_flight"]) == (found["ready"], found["in_flight"])
 

@@ -18,14 +18,14 @@ POINTS = int(os.environ.get("TEST_POINTS", "3"))
 
 
 def test_a_power_loss_takes_nothing_that_was_promised(tmp_path: Path) -> None:
-    happened = record(tmp_path, seed=SEED, steps=120)
+    happened = record(tmp_path, seed=SEED, steps=180)
     assert happened["segment made"] > 2, happened
     assert happened["checkpoint made"] > 2, happened
     verdict = judge(
         tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict"
     )
     assert not verdict.violations, (
-        f"repeat with: python -m tests.campaigns.power_loss --steps 120 --seed {SEED}\n{verdict}"
+        f"repeat with: python -m tests.campaigns.power_loss --steps 180 --seed {SEED}\n{verdict}"
     )
     assert verdict.states >= POINTS
 
@@ -35,13 +35,13 @@ def test_a_delete_that_is_lost_has_deleted_nothing(tmp_path: Path) -> None:
     log's.
     """
     mix = Mix(("disk",), delete_share=0.3, sync_ms=2000)
-    happened = record(tmp_path, seed=SEED, steps=240, mix=mix)
+    happened = record(tmp_path, seed=SEED, steps=360, mix=mix)
     assert happened["segment marked"], happened
     verdict = judge(
         tmp_path, points=4 * POINTS, policies="drop,prefix,subset", models="ext4,strict"
     )
     again = (
-        f"python -m tests.campaigns.power_loss --steps 240 --seed {SEED} {' '.join(mix.options)}"
+        f"python -m tests.campaigns.power_loss --steps 360 --seed {SEED} {' '.join(mix.options)}"
     )
     assert not verdict.violations, f"repeat with: {again}\n{verdict}"
     assert verdict.states >= POINTS

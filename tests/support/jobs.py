@@ -77,10 +77,11 @@ def end_move(client: Client, name: str, *seqs: int) -> None:
 
 
 class Known(NamedTuple):
-    """Of the jobs of a queue: what is the same before a kill and after the start."""
+    """Of the jobs of a queue: what is the same before a kill and after the start. Jobs that a pass
+    has found exhausted are free again: the next pass finds them.
+    """
 
     rows: dict[int, JobRow]
-    free: list[int]  # in the order of their line
     delays: dict[int, int]
     dead_lettered: int
 
@@ -97,7 +98,7 @@ def known(topic: Topic, now: Now) -> Known:
         delays |= ledger.delays
     if not durable:  # a job that was delivered is due again
         delays = {seq: due_ts for seq, due_ts in delays.items() if due_ts > now.ts}
-    return Known(rows, [*jobs._free] if durable else [], delays, jobs.dead_lettered)
+    return Known(rows, delays, jobs.dead_lettered)
 
 
 def all_known(client: Client) -> dict[str, Known]:

@@ -144,7 +144,9 @@ class QueueDesk(Desk):
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
         call = self._asked[envelope.cid]
-        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(envelope.result)._asdict()
+        told: Told = {"cid": envelope.cid, "status": 200} | call.result_of(
+            envelope.result
+        )._asdict()
         if call is calls.APPEND:
             is_failed = told["outcomes"][0] == AppendOutcome.FAILED
             return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}

@@ -1,6 +1,7 @@
 """Snapshot: what a checkpoint keeps of a shard and of each topic, and how it comes back.
 
-Everything is plain values, for CBOR. The names of the keys are on disk: they never change.
+Everything is plain values, for CBOR. The names of the keys are on disk: they never change. The jobs
+of a queue are under ``queue``, which is missing for logs, and where there were no leases yet.
 """
 
 from __future__ import annotations

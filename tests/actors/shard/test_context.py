@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.shard import Desk
 from topics.actors.link.pulse import DISK_STALLED
+from topics.actors.shard.context import Clock
 from topics.engine.now import Now
 from topics.errors import NotReady, TopicNotFound
 from topics.formats.disk.frames import FrameKind
@@ -87,3 +88,20 @@ async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_it
         assert context.held.defer_if_held("a", handle, request)
     context.give_back("a", (handle, requests[0]))
     assert order == [(True, 0), (True, 1), (True, 2), ("end", 0)]
+
+
+def test_both_clocks_stay_in_step_until_the_wall_clock_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wall_ns, ms = 5_000_000_999_999, 7
+
+    def tell(wall_ns: int, ms: int) -> Now:
+        monkeypatch.setattr("time.time_ns", lambda: wall_ns)
+        monkeypatch.setattr("time.monotonic_ns", lambda: ms * 1_000_000)
+        return clock()
+
+    clock = Clock()
+    assert tell(wall_ns, ms) == Now(5_000_000, 7)
+    assert tell(wall_ns + 1, ms) == Now(5_000_000, 7)
+    assert tell(wall_ns + 10_000_001, ms + 10) == Now(5_000_010, 17)
+    assert tell(wall_ns - 3_600_000_000_000, ms + 20) == Now(1_400_000, 27)

@@ -264,7 +264,7 @@ def test_what_caps_and_age_take_is_not_known_after_a_restart(tmp_path: Path) -> 
     assert of(client) == before
     client = again(client, 1001)
     client.expire("q")
-    assert of(client) == ({}, [], {}, 0)
+    assert of(client) == ({}, {}, 0)
     client.kill()
 
 
@@ -325,7 +325,7 @@ def test_jobs_in_every_state_come_back_as_they_were(tmp_path: Path, stop: bool) 
 
 @pytest.mark.usefixtures("no_syncs")
 def test_a_kill_between_any_two_frames_leaves_what_was_answered_by_then(tmp_path: Path) -> None:
-    told: list[tuple[int, Known]] = [(0, Known({}, [], {}, 0))]
+    told: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]
     client = busy(tmp_path / "data", lambda client: told.append((client.wal.next_lsn, of(client))))
     path, end = log_files(tmp_path / "data")[0], client.now
     told = [(lsn, aged(each, end)) for lsn, each in told]
@@ -355,7 +355,7 @@ def cuts(offset: int, length: int, is_torn: bool) -> list[int]:
 
 
 def aged(each: Known, now: Now) -> Known:
-    """The same at a later time. The order of free jobs is that of their times, as far as known."""
+    """The same at a later time."""
     rows = {
         seq: row._replace(state=FREE, until_ts=0, number=0, node="")
         if (row.state is HELD and row.until_ts < now.ts)
@@ -363,7 +363,7 @@ def aged(each: Known, now: Now) -> Known:
         else row
         for seq, row in each.rows.items()
     }
-    return each._replace(rows=rows, free=sorted(seq for seq in rows if rows[seq][:2] == (FREE, 0)))
+    return each._replace(rows=rows)
 
 
 def test_a_lease_of_an_unknown_operation_is_refused_by_name(tmp_path: Path) -> None:

@@ -32,10 +32,26 @@ from topics.storage.recovery.steps import Shard
 
 Args = TypeVarTuple("Args")
 
+DRIFT_MAX_MS = 5  # of the wall clock, until it counts as set
 
-def clock() -> Now:
-    """Both clocks, in milliseconds."""
-    return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
+
+class Clock:
+    """Both clocks, in milliseconds. As long as nobody sets the wall clock it stays a whole number
+    of milliseconds ahead of the monotonic one: a deadline is rendered alike each time.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def __call__(self) -> Now:
+        """The time of now."""
+        wall_ms, ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
+        if abs(wall_ms - ms - self._ahead_ms) > DRIFT_MAX_MS:
+            self._ahead_ms = wall_ms - ms
+        return Now(ms + self._ahead_ms, ms)
+
+
+clock = Clock()
 
 
 class ShardContext:
@@ -44,7 +60,7 @@ class ShardContext:
     def __init__(self, shard: Shard, limits: Limits, words: ShardWords) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
         self.words, self.deadlines = words, Deadlines()
-        self.clock = clock
+        self.clock: Callable[[], Now] = clock
         self.store = RecordStore(shard.engine, shard.wal, shard.segments)
         self.commits = GroupCommit(shard.engine, shard.wal, self.store, clock)
         self.room = Room(shard, self.commits, words)

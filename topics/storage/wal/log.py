@@ -46,6 +46,8 @@ from topics.storage.wal.progress import Progress, WalCounters
 from topics.storage.wal.writer import WalWriter
 
 _EXTERNAL = int(RecordFlags.EXTERNAL)
+# LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
+# which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
 MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.START})
 
 

@@ -105,6 +105,7 @@ class JobCalls(Service):
         change = self._engine.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )
+        self._lines.note_claimable(topic)  # perhaps sooner than before
 
         def answer() -> bytes:
             return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)

@@ -1,0 +1,143 @@
+"""The end of a campaign of workers: wait until nobody holds anything, count, claim all, ack all,
+restart, and count again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.killer import BACK_S
+from tests.campaigns.worker_history import History, Journal, monotonic_ns, notes_of
+from tests.campaigns.worker_judge import Copy, Counted, End
+from tests.support.api import Api, ok
+from tests.support.server import Server
+
+NODE = "the-end"
+SETTLED_S = 15.0  # the longest lease and delay are shorter
+CLAIM_MAX = 1000
+LEASE_MS = 600_000
+POLL_S = 0.05
+
+
+class Ending:
+    """Brings every queue of a campaign to its end. Jobs that are not due yet stay."""
+
+    def __init__(self, server: Server, journals: Path, history: History) -> None:
+        self._server, self._history = server, history
+        self._path = journals / "end.jsonl"
+        self._journal = Journal(self._path)
+
+    def run(self) -> dict[str, End]:
+        """Each queue's end; what was claimed and acked is added to the history."""
+        self._server.wait_ready(BACK_S)
+        with Api(self._server.address, timeout_s=60) as api:
+            parts = {queue: self._end_of(api, queue) for queue in self._history.queues}
+        self._journal.close()
+        self._history.take(notes_of(self._path))
+        self._server.stop()
+        self._server.start()
+        with Api(self._server.address, timeout_s=60) as api:
+            ends = {
+                queue: End(**part, restarted=_counted(api, queue), copies=self._copies(api, queue))
+                for queue, part in parts.items()
+            }
+        self._server.stop()
+        return ends
+
+    def _end_of(self, api: Api, queue: str) -> dict[str, Any]:
+        before = _settled(
+            api, queue, lambda now: now.in_flight == 0 and now.ready + now.delayed == now.count
+        )
+        at = time.monotonic_ns()
+        live = _live(api, queue)
+        claimed = self._claim_all(api, queue)
+        held = _settled(api, queue, lambda now: now.ready == 0 and now.in_flight == len(claimed))
+        self._ack(api, queue, claimed)
+        return {
+            "at": at,
+            "before": before,
+            "live": live,
+            "claimed": len(claimed),
+            "held": held,
+            "acked": _counted(api, queue),
+            "left": _live(api, queue),
+        }
+
+    def _claim_all(self, api: Api, queue: str) -> list[tuple[int, str]]:
+        held: list[tuple[int, str]] = []
+        deadline = time.monotonic() + SETTLED_S
+        while time.monotonic() < deadline:
+            call, sent = self._journal.call(), time.monotonic_ns()
+            self._journal.note("claim", call=call, node=NODE, queue=queue, sent=sent)
+            asked = {"node": NODE, "max": CLAIM_MAX, "lease_ms": LEASE_MS}
+            body = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))
+            at = time.monotonic_ns()
+            rows = [
+                [
+                    job["$seq"],
+                    job["lease_id"],
+                    monotonic_ns(job["deadline"]),
+                    job["deliveries"],
+                    job["data"],
+                ]
+                for job in body["claimed"]
+            ]
+            self._journal.note("jobs", call=call, at=at, jobs=rows)
+            held += [(row[0], row[1]) for row in rows]
+            if not rows and not body["ready"]:
+                break
+        return held
+
+    def _ack(self, api: Api, queue: str, held: list[tuple[int, str]]) -> None:
+        for at in range(0, len(held), CLAIM_MAX):
+            some = held[at : at + CLAIM_MAX]
+            seqs, tokens = [seq for seq, _ in some], [token for _, token in some]
+            call, sent = self._journal.call(), time.monotonic_ns()
+            self._journal.note(
+                "ack", call=call, node=NODE, queue=queue, sent=sent, seqs=seqs, tokens=tokens
+            )
+            asked = {"node": NODE, "seqs": seqs, "lease_ids": tokens}
+            body = ok(api.call("POST", f"/v0/topics/{queue}/ack", asked))
+            self._journal.note(
+                "done", call=call, at=time.monotonic_ns(), skipped=body["skipped"], deadlines={}
+            )
+
+    def _copies(self, api: Api, queue: str) -> list[Copy]:
+        """What stands in its dead-letter topic."""
+        topic = self._history.queues[queue].dead_letter
+        if topic is None or api.get(topic).status == 404:
+            return []
+        return [_copy(record) for record in api.read(topic, max_batch_bytes=8 << 20)]
+
+
+def _copy(record: dict[str, Any]) -> Copy:
+    meta = record.get("meta", {})
+    return Copy(
+        meta.get("$dead_letter_from", ""),
+        meta.get("$dead_letter_src_seq", 0),
+        meta.get("$dead_letter_deliveries", 0),
+        record["data"],
+    )
+
+
+def _settled(api: Api, queue: str, is_settled: Callable[[Counted], bool]) -> Counted:
+    """The counters once they are as they should be, or what they are after a while."""
+    deadline = time.monotonic() + SETTLED_S
+    while not is_settled(now := _counted(api, queue)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return now
+
+
+def _counted(api: Api, queue: str) -> Counted:
+    state = api.state(queue)
+    told = state["queue"]
+    return Counted(
+        state["count"], told["ready"], told["in_flight"], told["delayed"], told["dead_lettered"]
+    )
+
+
+def _live(api: Api, queue: str) -> dict[int, Any]:
+    return {record["$seq"]: record["data"] for record in api.read(queue, max_batch_bytes=8 << 20)}

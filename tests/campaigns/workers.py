@@ -1,0 +1,261 @@
+"""Workers of queues while they, the front, a shard or everything is killed: no job is lost, none is
+held twice, nobody finishes what is no longer theirs.
+
+Producers append with keys; workers (`worker`, in processes of their own: `crew`) claim, stream,
+ack, nack, extend and die. In the end all is counted, claimed and acked, and `worker_judge` says
+what is wrong. Runs as a program: ``python -m tests.campaigns.workers --seconds 300 --seed 1``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.crew import Crew, tell_address
+from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.worker_end import Ending
+from tests.campaigns.worker_history import Death, History, Job, Rules
+from tests.campaigns.worker_judge import judge
+from tests.campaigns.writers import Write, Writer, finish
+from tests.support.api import Answer, Api, ok
+from tests.support.server import Server
+from topics.formats.names import shard_of
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
+
+SHARDS = 2
+CREWS, CREW = 8, 4
+PRODUCERS = 3
+WAL_FILE_BYTES = 64 << 10  # sealing and checkpoints all the time
+PADDINGS = (0, 100, 1000, 5000)
+FAR_MS = 3600_000  # a job that is not due before the end
+CREW_SHARE = 0.6  # of the kills
+BACKLOG_MAX = 1500  # jobs of a queue; above, its producers pause
+# Of a campaign that is long enough; a check that met nothing proves nothing.
+WANTED = (
+    "deliveries again",
+    "live",
+    "stale: expired",
+    "stale: released",
+    "stale: superseded",
+    "stale: no token",
+    "acked",
+    "dead-lettered",
+)
+
+QUEUES: dict[str, dict[str, Any]] = {
+    "loose": {"durability": "disk"},
+    "firm": {"durability": "fsync", "leases_durable": True},
+    "cohort": {"durability": "disk", "claim_jitter_ms": 15},
+    "dying": {"durability": "disk", "leases_durable": True, "max_deliveries": 3},
+    "doomed": {"durability": "fsync", "max_deliveries": 2},
+}
+
+
+def _elsewhere(queue: str) -> str:
+    """A name for its dead-letter topic, in another shard."""
+    names = (f"{queue}.dead{number}" for number in range(100))
+    home = shard_of(queue, SHARDS)
+    return next(name for name in names if shard_of(name, SHARDS) != home)
+
+
+for _name, _config in QUEUES.items():
+    _config |= {"type": "queue", "lease_ms": 2000}
+    if "max_deliveries" in _config:
+        _config["dead_letter"] = _elsewhere(_name)
+RULES = {
+    name: Rules(
+        shard_of(name, SHARDS),
+        config.get("leases_durable", False),
+        config.get("max_deliveries", 0),
+        config.get("dead_letter"),
+    )
+    for name, config in QUEUES.items()
+}
+
+
+class Producer(Writer):
+    """Appends jobs, some of them with a delay. ``jobs``: what was acknowledged, and when due."""
+
+    def __init__(self, number: int, server: Server, seed: int, backlog: dict[str, int]) -> None:
+        super().__init__(number, lambda: server.address, [*QUEUES], seed)
+        self.jobs: dict[tuple[str, int], Job] = {}
+        self._backlog = backlog
+        self._dues: list[int] = []
+
+    def _data(self, number: int) -> list[list[Any]]:
+        self.stop.wait(self._random.uniform(0.0, 0.06))
+        padding = "x" * self._random.choice(PADDINGS)
+        size = self._random.choice((1, 1, 2, 3, 8))
+        return [[self.ledger.writer, number, position, padding] for position in range(size)]
+
+    def _until_acknowledged(self, topic: str, number: int, data: list[list[Any]]) -> Answer | None:
+        while self._backlog.get(topic, 0) > BACKLOG_MAX and not self.stop.wait(0.05):
+            pass
+        delays = [self._random.choice((0, 0, 0, 0, 0, 60, 700)) for _ in data]
+        if self._random.random() < 0.01:
+            delays[-1] = FAR_MS
+        now = time.monotonic_ns()
+        self._dues = [now + delay * 1_000_000 if delay else 0 for delay in delays]
+        self._records = [
+            {"data": value} | ({"delay_ms": delay} if delay else {})
+            for value, delay in zip(data, delays, strict=True)
+        ]
+        return super()._until_acknowledged(topic, number, data)
+
+    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
+        key = f"w{self.ledger.writer}-{number}"
+        return api.append(topic, records=self._records, idempotency_key=key)
+
+    def _note(self, topic: str, number: int, answer: Answer) -> None:
+        super()._note(topic, number, answer)
+        write: Write = self.ledger.acked[number]
+        for seq, record, due in zip(write.seqs, self._records, self._dues, strict=True):
+            self.jobs[topic, seq] = Job(record["data"], due)
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a campaign did and what it found."""
+
+    seed: int
+    killed: str = "nobody"
+    crew_kills: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        lines = [f"seed {self.seed}: {self.killed}; killed crews {self.crew_kills}x", counts]
+        return "\n".join([*lines, f"{len(self.problems)} problems", *self.problems[:30]])
+
+
+def campaign(data_dir: Path, *, seed: int, seconds: float, crews: int = CREWS) -> Summary:
+    """Jobs come and go while processes are killed; then all must be accounted for."""
+    summary, dice, history = Summary(seed), random.Random(seed), History()
+    history.queues = dict(RULES)
+    journals = data_dir.with_name("journals")
+    journals.mkdir()
+    server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+    with server:
+        tell_address(journals, server.address)
+        with Api(server.address) as api:
+            for name, config in QUEUES.items():
+                ok(api.put(name, config), 201)
+        killer = Killer(server, SHARDS, dice)
+        _load(server, killer, journals, history, summary, seconds, crews)
+        history.deaths = [Death(*death) for death in killer.deaths]
+        tell_address(journals, server.address)
+        ending = Ending(server, journals, history)
+        ends = ending.run()
+    verdict = judge(history, ends)
+    summary.counts += verdict.counts
+    summary.problems += list(dict.fromkeys(verdict.problems))
+    summary.problems += [
+        f"topics verify: {finding}"
+        for finding in verify_directory(data_dir, SHARDS)
+        if isinstance(finding, Finding)
+    ]
+    return summary
+
+
+def _load(
+    server: Server,
+    killer: Killer,
+    journals: Path,
+    history: History,
+    summary: Summary,
+    seconds: float,
+    count: int,
+) -> None:
+    """Producers and workers at work, and what kills them."""
+    backlog: dict[str, int] = {}
+    producers = [Producer(number, server, summary.seed, backlog) for number in range(PRODUCERS)]
+    crews = [Crew(journals, number, CREW, summary.seed, [*QUEUES]) for number in range(count)]
+    try:
+        for crew in crews:
+            crew.start()
+        for producer in producers:
+            producer.start()
+        summary.problems += _harm(server, killer, crews, journals, backlog, seconds)
+    finally:
+        ledgers = finish(producers)
+        for crew in crews:
+            crew.stop()
+    for crew in crews:
+        crew.tell(history)
+    for producer in producers:
+        history.jobs |= producer.jobs
+    summary.killed, summary.crew_kills = str(killer), sum(crew.kills for crew in crews)
+    summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
+    summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
+
+
+def _harm(
+    server: Server,
+    killer: Killer,
+    crews: list[Crew],
+    journals: Path,
+    backlog: dict[str, int],
+    seconds: float,
+) -> list[str]:
+    """Kill at random; what died without being killed here."""
+    deadline, dice, wrong = time.monotonic() + seconds, killer.dice, []
+    while time.monotonic() < deadline:
+        time.sleep(dice.uniform(0.1, 1.0))  # the moment is the point
+        if dice.random() < CREW_SHARE:
+            dice.choice(crews).kill()
+        else:
+            wrong += _unasked(server)
+            killer.kill()
+            tell_address(journals, server.address)
+        with Api(server.address) as api:
+            for queue in QUEUES:
+                try:
+                    answer = api.get(queue, touch="false")
+                except (OSError, EOFError):
+                    break
+                if answer.status == 200:
+                    backlog[queue] = answer.json()["count"]
+    server.wait_ready(BACK_S)
+    return list(dict.fromkeys(wrong + _unasked(server)))
+
+
+def _unasked(server: Server) -> list[str]:
+    """Deaths that nobody caused here, as the log tells."""
+    events = server.log.events() if server.log else []
+    return [
+        f"by itself: {event}"
+        for event in events
+        if event.get("event") == "stalled process killed"
+        or (event.get("event") == "process died" and event.get("signal") != "SIGKILL")
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--crews", type=int, default=CREWS, help=f"of {CREW} workers each")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    arguments = parser.parse_args()
+
+    def run(data: Path) -> Summary:
+        summary = campaign(
+            data, seed=arguments.seed, seconds=arguments.seconds, crews=arguments.crews
+        )
+        summary.problems += [
+            f"this campaign proves little: no {what}" for what in WANTED if not summary.counts[what]
+        ]
+        return summary
+
+    return verdict_of(arguments.seed, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
