@@ -164,11 +164,13 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
 def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
     """As `ShardEngine.release`."""
     assert holder.seqs is not None, "only streams are released"
+    jobs_of(topic).advance(now.ms)
     return _end(topic, list(holder.seqs), (), 0, now)
 
 
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
     """As `ShardEngine.unclaim`."""
+    jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
     return _end(topic, seqs, (), 0, now, counts=False)

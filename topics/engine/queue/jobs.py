@@ -64,7 +64,7 @@ class Jobs:
 
     __slots__ = (
         *("_apart", "_delayed", "_delayed_times", "_deliveries", "_due", "_due_ts"),
-        *("_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
+        *("_first_in_line", "_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "dying"),
         *("leases", "ledger"),
     )
@@ -74,8 +74,9 @@ class Jobs:
         self.leases = LeaseTable()
         self.cursor = 1  # no fresh job is below it
         self._apart: set[int] = set()  # seqs from the cursor on that are not fresh
-        self._in_line: deque[int] = deque()  # free jobs, and some that are no longer free
-        self._free: dict[int, None] = {}
+        self._in_line: deque[int] = deque()  # free jobs, and some that no longer stand there
+        self._first_in_line = 0  # number of the first place
+        self._free: dict[int, int] = {}  # number of its place
         self._hidden: dict[int, int] = {}  # until when (monotonic ms)
         self._hidden_times = Timetable(self._hidden.get)
         self._delayed: dict[int, int] = {}  # until when (monotonic ms)
@@ -122,23 +123,25 @@ class Jobs:
 
     def advance(self, now_ms: int) -> None:
         """Do what time has brought: leases end, delays are over."""
-        for seq in self.leases.take_over(now_ms):
+        freed = self.leases.take_over(now_ms)
+        for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
+        # Also of an empty dict: what is dropped must not stand in the way of `next_at`.
+        shown = self._hidden_times.take_due(now_ms)
+        if shown:
+            freed += [due for due in shown if self._hidden.pop(due[1], None) is not None]
+            freed.sort()
+        for _, seq in freed:
             self.free(seq)
-        if self._hidden:
-            for seq in self._hidden_times.take_due(now_ms):
-                if self._hidden.pop(seq, None) is not None:
-                    self.free(seq)
-        if self._delayed:
-            for seq in self._delayed_times.take_due(now_ms):
-                if self._delayed.pop(seq, None) is not None:
-                    heapq.heappush(self._due, (self._due_ts[seq], seq))
+        for _, seq in self._delayed_times.take_due(now_ms):
+            if self._delayed.pop(seq, None) is not None:
+                heapq.heappush(self._due, (self._due_ts[seq], seq))
 
     # The states
 
     def free(self, seq: int) -> None:
         """The job is claimable again, behind all others that are."""
-        self._free[seq] = None
+        self._free[seq] = self._first_in_line + len(self._in_line)
         self._in_line.append(seq)
 
     def hide(self, seq: int, until_ms: int) -> None:
@@ -166,8 +169,9 @@ class Jobs:
         taken: list[int] = []
         line, free = self._in_line, self._free
         while line and len(taken) < count:
-            seq = line.popleft()
-            if seq not in free:
+            seq, place = line.popleft(), self._first_in_line
+            self._first_in_line += 1
+            if free.get(seq) != place:
                 continue
             del free[seq]
             if self.is_exhausted(seq, config):
@@ -222,7 +226,8 @@ class Jobs:
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
             self.leases.drop(seq)
-            self._free[seq] = None
+            self._first_in_line -= 1
+            self._free[seq] = self._first_in_line
             self._in_line.appendleft(seq)
 
     def uncount(self, seq: int) -> None:
