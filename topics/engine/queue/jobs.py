@@ -245,16 +245,19 @@ class Jobs:
             self.hide(seq, until_ms)
         return lease
 
-    def restore_lease(self, lease: Lease) -> None:
-        """Undo the end of a lease, unless the record has gone meanwhile."""
+    def restore_lease(self, lease: Lease, *, uncounted: int = 0) -> None:
+        """Undo the end of a lease, unless the record has gone meanwhile. ``uncounted``: deliveries
+        that count again.
+        """
         seq, ended = lease.seq, False
         for listed in (self._free, self._hidden, self.dead, self.acking):
             if seq in listed:
                 del listed[seq]
                 ended = True
         if ended:
-            if self._deliveries.get(seq) == 1:
-                del self._deliveries[seq]
+            count = self._deliveries.pop(seq, 1) + uncounted
+            if count > 1:
+                self._deliveries[seq] = count
             self.leases.grant((seq,), lease.number, lease.deadline_ms, lease.holder)
 
     def begin_ack(self, seq: int) -> Lease:
@@ -302,8 +305,11 @@ class Jobs:
             self._apart.discard(seq)
         elif state is Apart.HIDDEN:
             self.hide(seq, time)
-        elif state is Apart.DUE or state is Apart.DELAYED:
+        elif state is Apart.DELAYED:
             self.delay(seq, time, now)
+        elif state is Apart.DUE:  # also by a clock that has been set back
+            self._due_ts[seq] = time
+            heapq.heappush(self._due, (time, seq))
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:
