@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tests.support.limits import LIMITS
-from topics.engine.changes.append import Append, InFlightDuplicate, keeps_key
+from topics.engine.changes.append import Append, InFlightDuplicate, due_times, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.put_topic import PutTopic
@@ -39,9 +39,10 @@ def view_of(encoded: EncodedRecords) -> RecordsView:
 
 def decide_long(engine: ShardEngine, topic: Topic, body: AppendBody, now: Now) -> Append:
     """A streamed append that is decided. Instead of a blob, its frame holds the records."""
-    rendering = Rendering(body, keep_key=keeps_key(topic, body))
+    due = due_times(topic, body, now)
+    rendering = Rendering(body, keep_key=keeps_key(topic, body), due=due or None)
     ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
-    change = engine.append_streamed(topic, body, rendering, ends[-1], now)
+    change = engine.append_streamed(topic, body, rendering, ends[-1], now, due)
     blob = b"".join(rendering.render(0, change.count, change.first_seq, change.ts))
     parts = (rendering.ext, ends.tobytes(), *rendering.tables, blob)
     if topic.config.durability == "ephemeral":

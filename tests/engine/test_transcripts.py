@@ -1,6 +1,6 @@
 """Transcripts of engine rules: what each command of a text file is answered.
 
-A line that begins with ``> `` is a command of `transcript_shell`, the lines below it are its
+A line that begins with ``> `` is a command of `queue_shell`, the lines below it are its
 answer, ``#`` begins a comment. After a change of the rules
 ``python -m tests.engine.test_transcripts`` writes the answers again, for a reviewer to read.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.transcript_shell import Shell
+from tests.engine.queue_shell import QueueShell
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
 
 def played(text: str) -> Iterator[str]:
     """The lines of a transcript, with the answers that the engine gives now."""
-    shell = Shell()
+    shell = QueueShell()
     for line in text.splitlines():
         if line.startswith("> "):
             yield line

@@ -14,7 +14,7 @@
     kill | power                         a start after a SIGKILL, or after a power loss
 
 Changes are committed, and synced where their class asks for it, as soon as they are decided, unless
-they are held. Values are JSON, or plain words.
+they are held. `queue_shell` adds the commands of queues. Values are JSON, or plain words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shell:
     """Answers one line after another."""
 
     def __init__(self) -> None:
-        self._world, self._now = World(), START
+        self.world, self.now = World(), START
         self._holds = False
 
     def answer(self, line: str) -> list[str]:
@@ -78,32 +78,36 @@ class Shell:
     # Changes
 
     def _put(self, name: str, *words: str) -> Iterator[str]:
-        is_new = name not in self._world.engine.topics
-        change = self._world.engine.put(name, decode_config(json_bytes(_fields(words))), self._now)
-        self._submit(change)
+        is_new = name not in self.world.engine.topics
+        change = self.world.engine.put(name, decode_config(json_bytes(fields_of(words))), self.now)
+        self.submit(change)
         yield "created" if is_new else "configured" if change.frames else "unchanged"
 
     def _append(self, name: str, *words: str) -> Iterator[str]:
-        fields = _fields(words)
-        tag = {"tag": fields.pop("tag")} if "tag" in fields else {}
-        body: dict[str, Any] = {"records": [{"data": each, **tag} for each in _values(words)]}
+        fields = fields_of(words)
+        more: dict[str, Any] = {
+            name: fields.pop(name) for name in ("tag", "delay_ms") if name in fields
+        }
+        if "deliver_in" in fields:
+            more["deliver_at"] = self.now.ts + fields.pop("deliver_in")
+        body: dict[str, Any] = {"records": [{"data": each, **more} for each in values_of(words)]}
         body["idempotency_key"] = fields.pop("key", None)
-        self._expire(name)
+        self.expire(name)
         request = decode_append(json_bytes({**body, **fields}), None, LIMITS)
-        outcome = self._world.engine.append(name, request, self._now)
+        outcome = self.world.engine.append(name, request, self.now)
         if isinstance(outcome, InFlightDuplicate):
             yield f"follows {_seqs(outcome.leader.first_seq, outcome.leader.count)}"
         elif isinstance(outcome, DedupeEntry):
             yield f"deduplicated {_seqs(outcome.first_seq, outcome.record_count)}"
         else:
             yield _seqs(outcome.first_seq, outcome.count)
-            self._submit(outcome)
-            reservation = self._world.engine.reserve(outcome.topic)
+            self.submit(outcome)
+            reservation = self.world.engine.reserve(outcome.topic)
             if reservation is not None:
-                self._submit(reservation)
+                self.submit(reservation)
 
     def _delete(self, name: str, *words: str) -> Iterator[str]:
-        fields = _fields(words)
+        fields = fields_of(words)
         body: dict[str, Any] = {}
         if "before" in fields:
             body["before_seq"] = fields["before"]
@@ -111,44 +115,44 @@ class Shell:
             tag = str(fields["tag"])
             body["match"] = ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
         asked = decode_delete(json_bytes(body))
-        self._expire(name)
-        change = self._world.engine.delete_records(name, asked.before_seq, asked.match, self._now)
-        self._submit(change)
+        self.expire(name)
+        change = self.world.engine.delete_records(name, asked.before_seq, asked.match, self.now)
+        self.submit(change)
         yield "pending" if self._holds else f"deleted {change.deleted}"
 
     def _drop(self, name: str, *words: str) -> Iterator[str]:
-        change = self._world.engine.delete(name, _fields(words).get("if_empty", False), self._now)
+        change = self.world.engine.delete(name, fields_of(words).get("if_empty", False), self.now)
         if change is None:
             yield "no such topic"
             return
-        self._submit(change)
+        self.submit(change)
         yield "dropped"
 
-    def _submit(self, change: Change) -> None:
-        self._world.submit(change, {}, lambda: None)
+    def submit(self, change: Change) -> None:
+        self.world.submit(change, {}, lambda: None)
         if not self._holds:
             self._commit_all()
 
     def _commit_all(self) -> None:
-        world = self._world
+        world = self.world
         while world.pending:
-            change = world.commit_next(self._now)
+            change = world.commit_next(self.now)
             if change.topic.floor_due and not change.topic.deleted:
-                self._expire(change.topic.name)
+                self.expire(change.topic.name)
 
-    def _expire(self, name: str) -> None:
-        topic = self._world.engine.topics.get(name)
+    def expire(self, name: str) -> None:
+        topic = self.world.engine.topics.get(name)
         if topic is not None and topic.is_perishable:
-            change = self._world.engine.expire(topic, self._now)
+            change = self.world.engine.expire(topic, self.now)
             if change is not None:
-                self._submit(change)
+                self.submit(change)
 
     # Queries
 
     def _read(self, name: str, from_seq: str, *words: str) -> Iterator[str]:
-        fields = _fields(words)
-        topic = self._world.engine.topic(name)
-        self._expire(name)
+        fields = fields_of(words)
+        topic = self.world.engine.topic(name)
+        self.expire(name)
         asked = Diff(
             from_seq=int(from_seq),
             limit=fields.get("limit", 1000),
@@ -157,11 +161,11 @@ class Shell:
             epoch=topic.epoch - 1 if fields.get("epoch") == "earlier" else None,
             until_seq=fields.get("until"),
         )
-        yield from _shown(read(topic, asked, self._world))
+        yield from _shown(read(topic, asked, self.world))
 
     def _state(self, name: str) -> Iterator[str]:
-        topic = self._world.engine.topic(name)
-        self._expire(name)
+        topic = self.world.engine.topic(name)
+        self.expire(name)
         yield (
             f"count {topic.count}, earliest {topic.earliest_seq}, head {topic.head_seq}, "
             f"evict_floor {topic.evict_floor}"
@@ -170,7 +174,7 @@ class Shell:
     # The world around the shard
 
     def _wait(self, ms: str) -> Iterator[str]:
-        self._now = Now(self._now.ts + int(ms), self._now.ms + int(ms))
+        self.now = Now(self.now.ts + int(ms), self.now.ms + int(ms))
         return iter(())
 
     def _hold(self) -> Iterator[str]:
@@ -179,7 +183,7 @@ class Shell:
 
     def _commit(self) -> Iterator[str]:
         self._holds = False
-        waiting = [pending.change for pending in self._world.pending]
+        waiting = [pending.change for pending in self.world.pending]
         self._commit_all()
         yield f"committed {len(waiting)} changes"
         for change in waiting:
@@ -188,7 +192,7 @@ class Shell:
 
     def _fail(self) -> Iterator[str]:
         self._holds = False
-        world, lost = self._world, self._world.pending[::-1]
+        world, lost = self.world, self.world.pending[::-1]
         if lost:
             frames = lost[-1].change.frames
             world.cut(lost[-1].end - sum(frame.length for frame in frames))
@@ -198,28 +202,30 @@ class Shell:
         yield f"undone {len(lost)} changes"
 
     def _seal(self) -> Iterator[str]:
-        self._world.next_file()
-        self._world.seal_next()
+        self.world.next_file()
+        self.world.seal_next()
         return iter(())
 
     def _start(self, *, power: bool) -> Iterator[str]:
         """All of the log is replayed, as far as it is on the disk."""
-        world = self._world
+        world = self.world
         if power:
             world.cut(world.synced)
-        for frame in world.restart(self._now, None, power=power):
+        for frame in world.restart(self.now, None, power=power):
             world.write(frame)
         world.synced = world.position
         self._holds = False
         return iter(())
 
 
-def _fields(words: tuple[str, ...]) -> dict[str, Any]:
+def fields_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """The words NAME=VALUE."""
     pairs = (word.split("=", 1) for word in words if "=" in word)
     return {name: _value(text) for name, text in pairs}
 
 
-def _values(words: tuple[str, ...]) -> list[Any]:
+def values_of(words: tuple[str, ...]) -> list[Any]:
+    """The words that are values alone."""
     return [_value(word) for word in words if "=" not in word]
 
 

@@ -84,18 +84,20 @@ class ClaimJobs(LeaseChange):
 
 
 class EndLeases(LeaseChange):
-    """Jobs that are claimable again: now, or after a delay."""
+    """Jobs that are claimable again: now, or after a delay. ``uncounted``: how many of the
+    deliveries of each have reached nobody.
+    """
 
-    __slots__ = ("leases",)
+    __slots__ = ("leases", "uncounted")
 
     def __init__(self, topic: Topic, leases: Sequence[Lease], skipped: Sequence[int]) -> None:
         super().__init__(topic, [lease.seq for lease in leases], skipped)
-        self.leases = leases
+        self.leases, self.uncounted = leases, 0
 
     def take_back(self) -> None:
         """They are held as before."""
         for lease in self.leases:
-            jobs_of(self.topic).restore_lease(lease)
+            jobs_of(self.topic).restore_lease(lease, uncounted=self.uncounted)
 
 
 class ExtendLeases(LeaseChange):
@@ -164,11 +166,13 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
 def release(topic: Topic, holder: Holder, now: Now) -> LeaseChange:
     """As `ShardEngine.release`."""
     assert holder.seqs is not None, "only streams are released"
+    jobs_of(topic).advance(now.ms)
     return _end(topic, list(holder.seqs), (), 0, now)
 
 
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
     """As `ShardEngine.unclaim`."""
+    jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
     return _end(topic, seqs, (), 0, now, counts=False)
@@ -199,6 +203,7 @@ def _end(
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
     change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
     if not counts:
+        change.uncounted = 1
         for seq in seqs:
             jobs.uncount(seq)
     if seqs and keeps_leases(topic.config):

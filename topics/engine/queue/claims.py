@@ -11,7 +11,7 @@ others.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import NamedTuple
@@ -126,7 +126,8 @@ def _take_new(topic: Topic, store: Store, count: int) -> list[int]:
             stop = fresh.over_whole_entries(stop, first + count - len(taken))
         stop = min(stop, first + count - len(taken))
         if due is not None:
-            stop = first + bisect_left(range(first, stop), due, key=fresh.key)
+            # A due job may be in this run itself, and `$ts` its time: the run goes on behind it.
+            stop = first + bisect_right(range(first, stop), due, key=fresh.key)
         taken += jobs.take_fresh(first, stop)
     return taken
 

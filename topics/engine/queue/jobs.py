@@ -64,7 +64,7 @@ class Jobs:
 
     __slots__ = (
         *("_apart", "_delayed", "_delayed_times", "_deliveries", "_due", "_due_ts"),
-        *("_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
+        *("_first_in_line", "_free", "_hidden", "_hidden_times", "_in_line", "_lowest"),
         *("acking", "aside", "cursor", "dead", "dead_lettered", "doomed", "dying"),
         *("leases", "ledger"),
     )
@@ -74,8 +74,9 @@ class Jobs:
         self.leases = LeaseTable()
         self.cursor = 1  # no fresh job is below it
         self._apart: set[int] = set()  # seqs from the cursor on that are not fresh
-        self._in_line: deque[int] = deque()  # free jobs, and some that are no longer free
-        self._free: dict[int, None] = {}
+        self._in_line: deque[int] = deque()  # free jobs, and some that no longer stand there
+        self._first_in_line = 0  # number of the first place
+        self._free: dict[int, int] = {}  # number of its place
         self._hidden: dict[int, int] = {}  # until when (monotonic ms)
         self._hidden_times = Timetable(self._hidden.get)
         self._delayed: dict[int, int] = {}  # until when (monotonic ms)
@@ -122,23 +123,25 @@ class Jobs:
 
     def advance(self, now_ms: int) -> None:
         """Do what time has brought: leases end, delays are over."""
-        for seq in self.leases.take_over(now_ms):
+        freed = self.leases.take_over(now_ms)
+        for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
+        # Also of an empty dict: what is dropped must not stand in the way of `next_at`.
+        shown = self._hidden_times.take_due(now_ms)
+        if shown:
+            freed += [due for due in shown if self._hidden.pop(due[1], None) is not None]
+            freed.sort()
+        for _, seq in freed:
             self.free(seq)
-        if self._hidden:
-            for seq in self._hidden_times.take_due(now_ms):
-                if self._hidden.pop(seq, None) is not None:
-                    self.free(seq)
-        if self._delayed:
-            for seq in self._delayed_times.take_due(now_ms):
-                if self._delayed.pop(seq, None) is not None:
-                    heapq.heappush(self._due, (self._due_ts[seq], seq))
+        for _, seq in self._delayed_times.take_due(now_ms):
+            if self._delayed.pop(seq, None) is not None:
+                heapq.heappush(self._due, (self._due_ts[seq], seq))
 
     # The states
 
     def free(self, seq: int) -> None:
         """The job is claimable again, behind all others that are."""
-        self._free[seq] = None
+        self._free[seq] = self._first_in_line + len(self._in_line)
         self._in_line.append(seq)
 
     def hide(self, seq: int, until_ms: int) -> None:
@@ -166,8 +169,9 @@ class Jobs:
         taken: list[int] = []
         line, free = self._in_line, self._free
         while line and len(taken) < count:
-            seq = line.popleft()
-            if seq not in free:
+            seq, place = line.popleft(), self._first_in_line
+            self._first_in_line += 1
+            if free.get(seq) != place:
                 continue
             del free[seq]
             if self.is_exhausted(seq, config):
@@ -222,7 +226,8 @@ class Jobs:
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
             self.leases.drop(seq)
-            self._free[seq] = None
+            self._first_in_line -= 1
+            self._free[seq] = self._first_in_line
             self._in_line.appendleft(seq)
 
     def uncount(self, seq: int) -> None:
@@ -240,16 +245,19 @@ class Jobs:
             self.hide(seq, until_ms)
         return lease
 
-    def restore_lease(self, lease: Lease) -> None:
-        """Undo the end of a lease, unless the record has gone meanwhile."""
+    def restore_lease(self, lease: Lease, *, uncounted: int = 0) -> None:
+        """Undo the end of a lease, unless the record has gone meanwhile. ``uncounted``: deliveries
+        that count again.
+        """
         seq, ended = lease.seq, False
         for listed in (self._free, self._hidden, self.dead, self.acking):
             if seq in listed:
                 del listed[seq]
                 ended = True
         if ended:
-            if self._deliveries.get(seq) == 1:
-                del self._deliveries[seq]
+            count = self._deliveries.pop(seq, 1) + uncounted
+            if count > 1:
+                self._deliveries[seq] = count
             self.leases.grant((seq,), lease.number, lease.deadline_ms, lease.holder)
 
     def begin_ack(self, seq: int) -> Lease:
@@ -297,8 +305,11 @@ class Jobs:
             self._apart.discard(seq)
         elif state is Apart.HIDDEN:
             self.hide(seq, time)
-        elif state is Apart.DUE or state is Apart.DELAYED:
+        elif state is Apart.DELAYED:
             self.delay(seq, time, now)
+        elif state is Apart.DUE:  # also by a clock that has been set back
+            self._due_ts[seq] = time
+            heapq.heappush(self._due, (time, seq))
         elif state is Apart.DEAD:
             self.dead[seq] = None
         elif state is not None:

@@ -169,11 +169,11 @@ class LeaseTable:
         self._deadlines, self._numbers = array("q"), array("Q")
         self._holders, self._free_slots = [], []
 
-    def take_over(self, now_ms: int) -> list[int]:
-        """End the leases that are over; their seqs."""
+    def take_over(self, now_ms: int) -> list[tuple[int, int]]:
+        """End the leases that are over; (time, seq) of each, in this order."""
         if (self._expiry.next_at or 0) > now_ms:
             return []
-        over = [seq for seq in self._expiry.take_due(now_ms) if self.drop(seq) is not None]
+        over = [due for due in self._expiry.take_due(now_ms) if self.drop(due[1]) is not None]
         self._trim()
         return over
 

@@ -55,11 +55,9 @@ class Timetable:
             heapq.heappush(self._order, at // BUCKET_MS)
         bucket.extend(seqs)
 
-    def take_due(self, now_ms: int) -> list[int]:
-        """The seqs that are due by now, the earliest first as far as it is known. One may stand
-        there twice.
-        """
-        due: list[int] = []
+    def take_due(self, now_ms: int) -> list[tuple[int, int]]:
+        """(time, seq) of what is due by now, in this order. One may stand there twice."""
+        due: list[tuple[int, int]] = []
         while self._order and self._order[0] * BUCKET_MS <= now_ms:
             self._open_bucket(heapq.heappop(self._order), now_ms, due)
         near, time_of = self._near, self._time_of
@@ -67,15 +65,16 @@ class Timetable:
             at, seq = heapq.heappop(near)
             self._count -= 1
             if time_of(seq) == at:
-                due.append(seq)
+                due.append((at, seq))
         return due
 
-    def _open_bucket(self, bucket: int, now_ms: int, due: list[int]) -> None:
+    def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]]) -> None:
         seqs, end = self._far.pop(bucket), (bucket + 1) * BUCKET_MS
         timed = [(at, seq) for seq in seqs if (at := self._time_of(seq)) is not None and at < end]
         self._near_until = max(self._near_until, end)
         if end <= now_ms and not self._near:
-            due += [seq for _, seq in timed]
+            timed.sort()
+            due += timed
             self._count -= len(seqs)
             return
         self._count -= len(seqs) - len(timed)

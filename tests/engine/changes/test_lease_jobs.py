@@ -1,0 +1,233 @@
+"""Lease jobs: what the log is told, and what becomes of leases when it could not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.queue.job_desk import JobDesk
+from topics.engine.changes.change import Change
+from topics.engine.queue.claims import Ask
+from topics.engine.queue.leases import Holder, lease_id
+from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, decode_lease
+from topics.formats.disk.frames import FrameHeader, FrameKind
+
+
+def durable(jobs: int = 2, **config: object) -> JobDesk:
+    return JobDesk(jobs, leases_durable=True, **config)
+
+
+def told(change: Change) -> LeaseRows:
+    """What its one frame says."""
+    (frame,) = change.frames
+    assert frame.kind == FrameKind.LEASE
+    body = b"".join(map(bytes, frame.parts))
+    header = FrameHeader(
+        *(b"", 0, 0, 0, frame.topic_id, frame.first_seq, frame.ts_ms, len(body)),
+        *(frame.record_count, frame.ext_len, frame.kind, frame.flags, 0),
+    )
+    return decode_lease(header, body)
+
+
+# Frames
+
+
+def test_a_claim_tells_the_log_who_holds_what_until_when() -> None:
+    desk = durable()
+    (change,) = desk.claims(Ask(desk.poll(), 2, 700))
+    rows = told(change)
+    assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.CLAIMED, [1, 2], [1, 1])
+    assert (rows.node, rows.until_ts) == ("n", desk.now.ts + 700)
+    assert [rows.first_number, rows.first_number + 1] == [job.number for job in change.jobs]
+
+
+def test_a_nack_an_extension_and_the_end_of_a_stream_tell_it_too() -> None:
+    desk = durable(3)
+    desk.claim(2)
+    rows = told(desk.nack(1, delay_ms=50))
+    assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.RELEASED, [1], [1])
+    assert rows.until_ts == desk.now.ts + 50
+    change = desk.extend(2, lease_ms=9000)
+    rows = told(change)
+    assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.EXTENDED, [2], change.until_ts)
+    assert change.until_ts == desk.now.ts + 9000
+    stream = Holder("n", is_stream=True)
+    desk.claims(Ask(stream, 1, 1000))
+    rows = told(desk.close(stream))
+    assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], desk.now.ts)
+
+
+@pytest.mark.parametrize("config", [{}, {"leases_durable": True, "durability": "ephemeral"}])
+def test_the_log_is_told_nothing_where_leases_are_not_durable(config: dict[str, object]) -> None:
+    desk = JobDesk(2, **config)
+    (claimed,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    changes = [claimed, desk.nack(1), desk.extend(2)]
+    assert [change.frames for change in changes] == [[], [], []]
+    assert desk.topic.pending == 0
+
+
+def test_what_nobody_holds_changes_nothing() -> None:
+    desk = durable()
+    assert desk.claims() == []
+    for change in (desk.nack(1), desk.extend(1), desk.close(Holder("n", is_stream=True))):
+        assert (change.frames, [*change.seqs]) == ([], [])
+    assert [*desk.nack(1, 7).skipped] == [1, 7]
+
+
+@pytest.mark.parametrize(("durability", "sync"), [("disk", False), ("fsync", True)])
+def test_a_lease_is_as_durable_as_the_class_and_a_move_is_always_synced(
+    durability: str, sync: bool
+) -> None:
+    desk = durable(2, durability=durability, max_deliveries=1, dead_letter="d")
+    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    assert change.sync is sync
+    assert desk.nack(1).sync is sync
+    desk.claim()
+    assert desk.dying().sync
+
+
+def test_a_move_is_logged_also_where_leases_are_not() -> None:
+    desk = JobDesk(2, max_deliveries=1, dead_letter="d")
+    desk.claim()
+    desk.nack(1)
+    desk.claim()
+    rows = told(desk.dying())
+    assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.DYING, [1], [1])
+    assert desk.dying().frames == []
+
+
+def test_a_move_begins_with_as_many_as_are_asked_for() -> None:
+    desk = JobDesk(3, max_deliveries=1, dead_letter="d")
+    desk.claim(3)
+    desk.nack(1, 2, 3)
+    desk.claim()
+    assert [*desk.dying(2).seqs] == [1, 2]
+    assert [*desk.dying(2).seqs] == [3]
+
+
+# Who holds what
+
+
+def test_the_seqs_of_a_request_are_taken_once_and_the_others_skipped_in_their_order() -> None:
+    desk = JobDesk(3)
+    desk.claim(3)
+    change = desk.nack(3, 9, 1, 3, 8)
+    assert ([*change.seqs], [*change.skipped]) == ([3, 1], [9, 3, 8])
+
+
+def test_a_token_that_is_not_of_the_lease_is_skipped() -> None:
+    desk = JobDesk(2)
+    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    tokens = [lease_id(change.jobs[0].number), lease_id(change.jobs[0].number)]
+    change = desk.engine.extend(desk.topic, "n", [1, 2], tokens, 5000, desk.now)
+    assert ([*change.seqs], [*change.skipped]) == ([1], [2])
+
+
+def test_leases_that_are_over_are_not_released_with_their_stream() -> None:
+    desk = JobDesk(2)
+    stream = Holder("n", is_stream=True)
+    desk.claims(Ask(stream, 1, 500))
+    desk.claims(Ask(stream, 1, 900))
+    desk.later(501)
+    assert [*desk.close(stream).seqs] == [2]
+    assert [desk.claim(), desk.claim()] == [[1], [2]]
+
+
+def test_a_claim_that_reached_nobody_counts_no_delivery() -> None:
+    desk = durable(2)
+    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    jobs = [(job.seq, job.number) for job in change.jobs]
+    rows = told(desk.unclaim(*jobs))
+    assert (rows.op, [*rows.deliveries]) == (LeaseOp.RELEASED, [0, 0])
+    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    assert [job.deliveries for job in change.jobs] == [1, 1]
+    assert [*desk.unclaim(*jobs).seqs] == []  # others have taken their place
+
+
+# Undo
+
+
+def test_a_claim_that_fails_leaves_the_jobs_first_in_line_and_counts_nothing() -> None:
+    desk = durable(3)
+    desk.claim(2)
+    desk.undo()
+    assert desk.counters.ready == 3
+    (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
+    assert [job.deliveries for job in change.jobs] == [1, 1, 1]
+
+
+def test_a_nack_that_fails_leaves_the_job_with_its_holder_under_its_token() -> None:
+    desk = durable(2)
+    (change,) = desk.claims(Ask(desk.poll(), 2, 1000))
+    desk.commit()
+    desk.nack(1)
+    desk.nack(2, delay_ms=50)
+    desk.undo()
+    assert desk.counters.in_flight == 2
+    tokens = [lease_id(job.number) for job in change.jobs]
+    assert [*desk.ack(1, 2, tokens=tokens).seqs] == [1, 2]
+
+
+def test_an_extension_that_fails_leaves_the_deadline() -> None:
+    desk = durable(1)
+    desk.claim(lease_ms=500)
+    desk.commit()
+    desk.extend(1, lease_ms=5000)
+    desk.undo()
+    desk.later(501)
+    assert desk.counters.ready == 1
+
+
+def test_changes_of_one_job_that_fail_together_are_as_if_none_had_been() -> None:
+    desk = durable(1)
+    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    desk.commit()
+    desk.nack(1)
+    desk.claim(node="m")
+    desk.extend(1, node="m", lease_ms=9000)
+    desk.undo()
+    assert [*desk.ack(1, tokens=[lease_id(change.jobs[0].number)]).seqs] == [1]
+
+
+def test_a_claim_that_reached_nobody_and_its_end_may_both_fail() -> None:
+    desk = durable(1)
+    (change,) = desk.claims(Ask(desk.poll(), 1, 1000))
+    desk.unclaim((1, change.jobs[0].number))
+    desk.undo()
+    assert desk.jobs.deliveries(1) == 0
+    desk.claim()
+    assert desk.jobs.deliveries(1) == 1
+
+
+def test_a_lease_whose_time_was_over_when_its_nack_failed_is_over() -> None:
+    desk = durable(1)
+    desk.claim(lease_ms=500)
+    desk.commit()
+    desk.nack(1)
+    desk.later(501)
+    desk.undo()
+    assert desk.claim(node="m") == [1]
+    assert desk.jobs.deliveries(1) == 2
+
+
+def test_a_job_that_has_gone_meanwhile_is_not_held_again() -> None:
+    desk = durable(1, ttl_ms=100)
+    desk.claim()
+    desk.commit()
+    desk.nack(1)
+    desk.later(101)
+    desk.engine.expire(desk.topic, desk.now)
+    desk.undo()
+    assert sum(desk.counters) == 0
+    assert not desk.jobs.is_listed(1)
+
+
+def test_a_move_that_fails_begins_again() -> None:
+    desk = durable(1, max_deliveries=1, dead_letter="d")
+    desk.claim()
+    desk.nack(1)
+    desk.claim()
+    desk.commit()
+    desk.dying()
+    desk.undo()
+    assert desk.claim() == []
+    assert [*desk.dying().seqs] == [1]

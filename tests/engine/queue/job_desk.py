@@ -1,0 +1,105 @@
+"""A desk with a queue: its changes are decided at once, and committed or undone by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.engine.shard_support import Desk
+from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.claims import Ask
+from topics.engine.queue.jobs import Counters, Jobs
+from topics.engine.queue.leases import Holder
+from topics.engine.store import Unreadable
+from topics.engine.topic import Topic
+from topics.formats.disk.records import RecordsView
+
+NO_BOUND = 1 << 30
+
+
+class JobDesk(Desk):
+    """Queue ``q``, with so many jobs; node ``n`` holds leases of a second."""
+
+    def __init__(self, jobs: int = 0, **config: Any) -> None:
+        super().__init__()
+        self.put("q", type="queue", **{"lease_ms": 1000, **config})
+        self.unreadable: set[int] = set()
+        self.add(*range(jobs))
+
+    @property
+    def topic(self) -> Topic:
+        return self.engine.queue("q")
+
+    @property
+    def jobs(self) -> Jobs:
+        assert self.topic.jobs is not None
+        return self.topic.jobs
+
+    @property
+    def counters(self) -> Counters:
+        self.jobs.advance(self.now.ms)
+        return self.jobs.counters(self.topic.count)
+
+    def records(self, locator: int) -> RecordsView:
+        if locator in self.unreadable:
+            raise Unreadable
+        return super().records(locator)
+
+    def add(self, *datas: Any, **fields: Any) -> None:
+        """One write; ``fields`` of each of its records."""
+        if datas:
+            self.append("q", records=[{"data": data, **fields} for data in datas])
+        self.commit()
+
+    # Changes are pending as long as nobody commits or undoes them
+
+    def _note(self, change: LeaseChange) -> LeaseChange:
+        if change.frames:
+            self.pending.append(change)
+        return change
+
+    def claims(
+        self, *asks: Ask, evenly: bool = False, max_bytes: int = NO_BOUND
+    ) -> list[LeaseChange]:
+        """One pass."""
+        changes = self.engine.claim(self.topic, asks, self.now, evenly=evenly, max_bytes=max_bytes)
+        return [self._note(change) for change in changes]
+
+    def poll(self, node: str = "n") -> Holder:
+        return self.engine.poller(self.topic, node)
+
+    def claim(self, max_jobs: int = 1, node: str = "n", lease_ms: int = 1000) -> list[int]:
+        """Seqs of what one claim gets."""
+        (change,) = self.claims(Ask(self.poll(node), max_jobs, lease_ms))
+        return list(change.seqs)
+
+    def ack(self, *seqs: int, node: str = "n", tokens: Sequence[str] | None = None) -> FinishJobs:
+        change = self.engine.ack(self.topic, node, seqs, tokens, self.now)
+        self.pending.append(change)
+        return change
+
+    def nack(self, *seqs: int, node: str = "n", delay_ms: int = 0) -> LeaseChange:
+        return self._note(self.engine.nack(self.topic, node, seqs, None, delay_ms, self.now))
+
+    def extend(self, *seqs: int, node: str = "n", lease_ms: int = 1000) -> LeaseChange:
+        return self._note(self.engine.extend(self.topic, node, seqs, None, lease_ms, self.now))
+
+    def unclaim(self, *jobs: tuple[int, int]) -> LeaseChange:
+        return self._note(self.engine.unclaim(self.topic, jobs, self.now))
+
+    def close(self, holder: Holder) -> LeaseChange:
+        return self._note(self.engine.release(self.topic, holder, self.now))
+
+    def dying(self, max_jobs: int = 100) -> LeaseChange:
+        return self._note(self.engine.dying(self.topic, max_jobs, self.now))
+
+    def bury(self, *seqs: int) -> FinishJobs:
+        change = self.engine.bury(self.topic, seqs, self.now)
+        self.pending.append(change)
+        return change
+
+    def remove(self, *seqs: int) -> FinishJobs:
+        change = self.engine.remove(self.topic, seqs, self.now)
+        self.pending.append(change)
+        return change

@@ -1,0 +1,292 @@
+"""Changes of the queue machine that workers ask for: claims, acks, nacks, extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.engine.queue_claims import check_pass
+from tests.engine.queue_machine import NAMES, NODES, Effect, Granted, Stream
+from tests.engine.queue_machine_records import QueueRecords
+from tests.engine.queue_model import Lease, QueueModel, keeps_leases
+from topics.engine.changes.change import Change
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.queue.claims import Ask
+from topics.engine.queue.leases import Holder, lease_id
+from topics.engine.topic import Topic
+from topics.formats.disk.frames import FrameKind
+
+LEASE_MS = st.sampled_from([100, 100, 120, 300])
+ASKS = st.lists(
+    st.tuples(NODES | st.integers(0, 4), st.integers(1, 4), LEASE_MS), min_size=1, max_size=3
+)
+PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=4)
+TOKENS = st.sampled_from(["none", "current", "stale"])
+Ours = tuple[QueueModel, list[int], list[int], Sequence[str] | None]
+
+
+class QueueLeases(QueueRecords):
+    """What workers do."""
+
+    # Claims
+
+    @rule(topic=NAMES, node=NODES)
+    def open_stream(self, topic: str, node: str) -> None:
+        if topic in self.names and len(self.streams) < 3:
+            self.stream_count = number = self.stream_count + 1
+            self.streams[number] = Stream(self.names[topic], number, Holder(node, is_stream=True))
+
+    @rule(name=NAMES, asks=ASKS, evenly=st.booleans())
+    def claim(self, name: str, asks: list[tuple[str | int, int, int]], evenly: bool) -> None:
+        """An asker is a node that polls, or a stream."""
+        topic = self.topic(name)
+        if topic is None:
+            return
+        claimers = [self._claimer(topic, who) for who, _, _ in asks]
+        passed = [
+            Ask(holder, room, lease_ms)
+            for (holder, _), (_, room, lease_ms) in zip(claimers, asks, strict=True)
+        ]
+        model, jobs = self.models[topic.id], self.jobs(topic)
+        dead = set(jobs.dead)
+        changes = self.world.engine.claim(topic, passed, self.now, evenly=evenly, max_bytes=1 << 20)
+        taken = [change.seqs for change in changes]
+        found = set(jobs.dead) - dead
+        check_pass(model, [room for _, room, _ in asks], taken, found, self.now.ms, evenly=evenly)
+        model.die(found)
+        for ask, (_, stream), change in zip(passed, claimers, changes, strict=True):
+            self._check_records(model, change)
+            leases = [Lease(*job[:4]) for job in change.jobs]
+            self._note_granted(topic, ask.holder.node, leases)
+            self._claimed(topic, change, leases, ask, stream)
+
+    def _claimer(self, topic: Topic, who: str | int) -> tuple[Holder, int]:
+        stream = None if isinstance(who, str) else self.streams.get(who)
+        if stream is not None and stream.topic_id == topic.id:
+            return stream.holder, stream.number
+        node = who if isinstance(who, str) else "n"
+        return self.world.engine.poller(topic, node), 0
+
+    def _check_records(self, model: QueueModel, change: LeaseChange) -> None:
+        assert [job.seq for job in change.jobs] == list(change.seqs)
+        for job in change.jobs:
+            assert msgspec.json.decode(job.record) == model.jobs[job.seq].shown
+
+    def _note_granted(self, topic: Topic, node: str, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            assert lease.number not in self.numbers, "a number names one lease"
+            self.numbers.add(lease.number)
+            self.granted.append(Granted(topic.id, lease.seq, node, lease_id(lease.number)))
+        del self.granted[:-40]
+
+    def _claimed(
+        self, topic: Topic, change: LeaseChange, leases: list[Lease], ask: Ask, stream: int
+    ) -> None:
+        node, now = ask.holder.node, self.now
+
+        def told(model: QueueModel) -> None:
+            for lease in leases:
+                model.told(
+                    [lease.seq],
+                    state="held",
+                    node=node,
+                    number=lease.number,
+                    until_ts=lease.deadline_ts,
+                    deliveries=lease.deliveries,
+                )
+
+        self.lease_change(
+            topic,
+            change,
+            lambda model: model.claim(leases, node, stream, ask.lease_ms, now),
+            told,
+        )
+
+    def lease_change(
+        self,
+        topic: Topic,
+        change: LeaseChange,
+        apply: Callable[[QueueModel], None],
+        told: Callable[[QueueModel], None],
+    ) -> None:
+        """It counts at once; ``told``: what a replay makes of its frame."""
+        model = self.models[topic.id]
+
+        def do() -> None:
+            apply(model)
+            if change.frames:
+                model.doom(change.seqs, is_doomed=False)
+
+        take_back = self.noted(topic, change, do)
+        assert bool(change.frames) == (bool(change.seqs) and keeps_leases(topic.config))
+        if change.frames:
+            effect: Effect = lambda models: told(models[topic.id])  # noqa: E731
+            self.submit(change, {FrameKind.LEASE: effect}, take_back=take_back)
+
+    def told_released(
+        self, topic: Topic, seqs: Sequence[int], until_ts: int, uncounted: int = 0
+    ) -> Callable[[QueueModel], None]:
+        """What a replay makes of it that these jobs are claimable again from then on."""
+        counts = {seq: self.models[topic.id].jobs[seq].deliveries - uncounted for seq in seqs}
+
+        def told(model: QueueModel) -> None:
+            for seq, deliveries in counts.items():
+                model.told([seq], state="hidden", until_ts=until_ts, deliveries=deliveries)
+
+        return told
+
+    def noted(self, topic: Topic, change: Any, apply: Callable[[], None]) -> Callable[[], None]:
+        """Do it; how it is taken back."""
+        model = self.models[topic.id]
+        before = model.kept(change.seqs)
+        apply()
+        after = model.kept(change.seqs)
+        return lambda: model.restore(before, after)
+
+    @rule(name=NAMES, picks=PICKS)
+    def unclaim(self, name: str, picks: list[int]) -> None:
+        """The answer to a claim has reached nobody."""
+        topic = self.topic(name)
+        if topic is None:
+            return
+        model = self.models[topic.id]
+        model.advance(self.now.ms)
+        held = {job.seq: job.number for job in model.held()}
+        chosen = {seq: number for seq, number in held.items() if seq % 41 in picks}
+        change = self.world.engine.unclaim(topic, [*chosen.items(), (10**6, 7)], self.now)
+        assert sorted(change.seqs) == sorted(chosen)
+        seqs, now = list(chosen), self.now
+        self.lease_change(
+            topic,
+            change,
+            lambda model: model.release(seqs, 0, now, uncounted=1),
+            self.told_released(topic, seqs, now.ts, uncounted=1),
+        )
+
+    # What holders do
+
+    def _asked(
+        self, name: str, node: str, picks: list[int], tokens: str
+    ) -> tuple[Topic, list[int], list[str] | None] | None:
+        """Seqs near those that are held, with the tokens that belong to them or once did."""
+        topic = self.topic(name)
+        if topic is None:
+            return None
+        model = self.models[topic.id]
+        known = [grant for grant in self.granted if grant.topic_id == topic.id] or [
+            Granted(topic.id, seq, node, "lease_1") for seq in (*model.jobs, 1)
+        ]
+        chosen = [known[-1 - pick % len(known)] for pick in picks]
+        seqs = [grant.seq for grant in chosen]
+        if tokens == "none":
+            return topic, seqs, None
+        if tokens == "stale":
+            return topic, seqs, [grant.token for grant in chosen]
+        jobs = [model.jobs.get(seq) for seq in seqs]
+        return topic, seqs, [lease_id(job.number) if job else "lease_0" for job in jobs]
+
+    @rule(name=NAMES, node=NODES, picks=PICKS, tokens=TOKENS)
+    def ack(self, name: str, node: str, picks: list[int], tokens: str) -> None:
+        asked = self._asked(name, node, picks, tokens)
+        if asked is None:
+            return
+        topic, seqs, ids = asked
+        model = self.models[topic.id]
+        ours, skipped = model.matched(node, seqs, ids, self.now.ms)
+        change = self.world.engine.ack(topic, node, seqs, ids, self.now)
+        assert (list(change.seqs), list(change.skipped)) == (sorted(ours), skipped)
+        take_back = self.noted(topic, change, lambda: model.ack(ours))
+        self.finish(topic, change, ours, take_back=take_back)
+
+    def finish(
+        self,
+        topic: Topic,
+        change: Change,
+        seqs: Sequence[int],
+        commit: Callable[[], None] | None = None,
+        told: Callable[[QueueModel], None] | None = None,
+        take_back: Callable[[], None] | None = None,
+    ) -> None:
+        """These jobs are deleted when it is durable."""
+
+        def effect(model: QueueModel) -> None:
+            model.delete(seqs)
+            if told is not None:
+                told(model)
+
+        def committed() -> None:
+            self.models[topic.id].delete(seqs)
+            if commit is not None:
+                commit()
+
+        effects: dict[FrameKind, Effect] = {
+            FrameKind.DELETE: lambda models: effect(models[topic.id])
+        }
+        self.submit(change, effects, committed, take_back)
+
+    @rule(
+        name=NAMES,
+        node=NODES,
+        picks=PICKS,
+        tokens=TOKENS,
+        delay_ms=st.sampled_from([0, 0, 1, 30, 300]),
+    )
+    def nack(self, name: str, node: str, picks: list[int], tokens: str, delay_ms: int) -> None:
+        asked = self._asked(name, node, picks, tokens)
+        if asked is None:
+            return
+        topic, seqs, ids = asked
+        now = self.now
+        ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
+        change = self.world.engine.nack(topic, node, seqs, ids, delay_ms, now)
+        assert (list(change.seqs), list(change.skipped)) == (ours, skipped)
+        self.lease_change(
+            topic,
+            change,
+            lambda model: model.release(ours, delay_ms, now),
+            self.told_released(topic, ours, now.ts + delay_ms),
+        )
+
+    @rule(name=NAMES, node=NODES, picks=PICKS, tokens=TOKENS, lease_ms=LEASE_MS)
+    def extend(self, name: str, node: str, picks: list[int], tokens: str, lease_ms: int) -> None:
+        asked = self._asked(name, node, picks, tokens)
+        if asked is None:
+            return
+        topic, seqs, ids = asked
+        now = self.now
+        ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
+        change = self.world.engine.extend(topic, node, seqs, ids, lease_ms, now)
+        assert (list(change.seqs), list(change.skipped)) == (ours, skipped)
+        assert change.until_ts == now.ts + lease_ms
+
+        def told(model: QueueModel) -> None:
+            for seq in ours:
+                if seq in model.jobs and model.jobs[seq].state == "held":
+                    model.jobs[seq].until_ts = now.ts + lease_ms
+
+        self.lease_change(topic, change, lambda model: model.extend(ours, lease_ms, now), told)
+
+    @precondition(lambda self: self.streams)
+    @rule(which=st.integers(0, 2))
+    def close_stream(self, which: int) -> None:
+        """The client has gone: all that it holds is free."""
+        stream = self.streams.pop([*self.streams][which % len(self.streams)])
+        topic = self.world.engine.by_id.get(stream.topic_id)
+        if topic is None:
+            return
+        self.topic(topic.name)
+        model, now = self.models[topic.id], self.now
+        model.advance(now.ms)
+        seqs = [job.seq for job in model.held() if job.stream == stream.number]
+        change = self.world.engine.release(topic, stream.holder, now)
+        assert sorted(change.seqs) == seqs
+        self.lease_change(
+            topic,
+            change,
+            lambda model: model.release(seqs, 0, now),
+            self.told_released(topic, seqs, now.ts),
+        )

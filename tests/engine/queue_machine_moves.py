@@ -1,0 +1,132 @@
+"""Moves of the queue machine: exhausted jobs to their dead-letter topic, records to any topic."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.engine.queue_machine import NAMES, Effect
+from tests.engine.queue_machine_leases import QueueLeases
+from tests.engine.queue_model import ANYWHERE, Job, QueueModel
+from topics.engine.topic import Topic
+from topics.formats.disk.frames import FrameKind
+
+WHICH = st.integers(0, 3)
+
+
+class QueueMoves(QueueLeases):
+    """What those do who append the records elsewhere; that append is not part of this machine."""
+
+    # Dead letters
+
+    @rule(name=NAMES, count=st.integers(1, 3))
+    def begin_move(self, name: str, count: int) -> None:
+        topic = self.topic(name)
+        if topic is None:
+            return
+        model, jobs = self.models[topic.id], self.jobs(topic)
+        expected = list(jobs.dead)[:count]
+        change = self.world.engine.dying(topic, count, self.now)
+        seqs = list(change.seqs)
+        assert seqs == expected
+        if not seqs:
+            assert not change.frames
+            return
+
+        def begin() -> None:
+            model.begin_move(seqs)
+            model.doom(seqs, is_doomed=bool(change.frames))
+
+        take_back = self.noted(topic, change, begin)
+        assert bool(change.frames) == (topic.config.durability != "ephemeral")
+        if not change.frames:
+            self.moving.append((topic.id, seqs))
+            return
+        assert change.sync, "nothing is appended before a restart would know of it"
+
+        counts = {seq: model.jobs[seq].deliveries for seq in seqs}
+
+        def told(model: QueueModel) -> None:
+            for seq, deliveries in counts.items():
+                model.told([seq], state="dying", doomed=True, deliveries=deliveries)
+
+        effect: Effect = lambda models: told(models[topic.id])  # noqa: E731
+        self.submit(
+            change,
+            {FrameKind.LEASE: effect},
+            lambda: self.moving.append((topic.id, seqs)),
+            take_back,
+        )
+
+    @precondition(lambda self: self.moving)
+    @rule(which=WHICH, is_refused=st.sampled_from([False, False, True]))
+    def end_move(self, which: int, is_refused: bool) -> None:
+        """The dead-letter topic has them now, or cannot take them."""
+        topic_id, seqs = self.moving.pop(which % len(self.moving))
+        topic = self.world.engine.by_id.get(topic_id)
+        if topic is None:
+            return
+        self.topic(topic.name)
+        model = self.models[topic_id]
+        there = sorted(seq for seq in seqs if seq in model.jobs)
+        if is_refused:
+            self.world.engine.keep_dead(topic, seqs)
+            model.keep_dead(seqs)
+            return
+        change = self.world.engine.bury(topic, seqs, self.now)
+        assert list(change.seqs) == there
+        is_logged = bool(change.frames)
+
+        def committed() -> None:
+            self.models[topic_id].dead_lettered += len(there)
+
+        def told(model: QueueModel) -> None:
+            model.dead_lettered += len(there)
+
+        self.finish(
+            topic, change, there, committed, told, lambda: self.models[topic_id].keep_dead(there)
+        )
+        assert is_logged or not there or not model.jobs[there[0]].logged
+
+    # Redrive
+
+    @rule(name=NAMES, picks=st.lists(st.integers(-1, 8), min_size=1, max_size=4, unique=True))
+    def set_aside(self, name: str, picks: list[int]) -> None:
+        topic = self.topic(name)
+        if topic is None:
+            return
+        model = self.models[topic.id]
+        live = sorted(model.jobs)
+        seqs = sorted({live[pick % len(live)] for pick in picks}) if live else []
+        expected = model.set_aside(seqs, self.now.ms)
+        self.jobs(topic).advance(self.now.ms)
+        assert self.world.engine.set_aside(topic, seqs) == list(expected)
+        if expected:
+            self.aside.append((topic.id, expected))
+
+    @precondition(lambda self: self.aside)
+    @rule(which=WHICH, is_moved=st.booleans())
+    def end_redrive(self, which: int, is_moved: bool) -> None:
+        """The other topic has the records now, or cannot take them."""
+        topic_id, jobs = self.aside.pop(which % len(self.aside))
+        topic = self.world.engine.by_id.get(topic_id)
+        if topic is None:
+            return
+        self.topic(topic.name)
+        if not is_moved:
+            self._put_back(topic, jobs)
+            return
+        seqs = list(jobs)
+        change = self.world.engine.remove(topic, seqs, self.now)
+        assert list(change.seqs) == seqs
+        self.finish(topic, change, seqs, take_back=lambda: self.aside.append((topic_id, jobs)))
+
+    def _put_back(self, topic: Topic, jobs: dict[int, Job]) -> None:
+        self.world.engine.put_back(topic, list(jobs), self.now)
+        model = self.models[topic.id]
+        model.put_back(jobs.values(), self.now)
+        passed = [seq for seq in jobs if seq < self.jobs(topic).cursor and seq in model.jobs]
+        for job in map(model.jobs.__getitem__, passed):
+            # Those that came later have been claimed: it is first now.
+            if job.state == "waiting" and not job.due_ts:
+                job.state, job.at_ms = "free", ANYWHERE

@@ -1,0 +1,205 @@
+"""The whole queue machine: its checkpoints and restarts, and what is always true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from tests.engine.queue_machine import NAMES, Models
+from tests.engine.queue_machine_moves import QueueMoves
+from tests.engine.queue_states import check_lists, check_nothing_is_left
+from topics.engine.now import Now
+from topics.engine.snapshot import jobs_to_keep, snapshot_shard, snapshot_topic, topics_to_keep
+from topics.engine.topic import Topic
+
+
+class Queues(QueueMoves):
+    """Readers, checkpoints and restarts, and what is always true."""
+
+    @rule(name=NAMES, node=st.none() | st.just("n"), after=st.integers(0, 9))
+    def look(self, name: str, node: str | None, after: int) -> None:
+        """State and leases, as `GET` shows them."""
+        topic = self.topic(name)
+        if topic is None:
+            return
+        model, jobs, now = self.models[topic.id], self.jobs(topic), self.now
+        jobs.advance(now.ms)
+        assert tuple(jobs.counters(topic.count)) == tuple(model.counters(now.ms))
+        shown = self.world.engine.leases(topic, after, 3, node, now)
+        held = [job for job in model.held(node) if job.seq > after]
+        assert [tuple(view) for view in shown] == [
+            (job.seq, job.node, job.number, now.ts + job.at_ms - now.ms, job.deliveries)
+            for job in held[:3]
+        ]
+        soonest = model.next_moment(now.ms)
+        assert jobs.next_at is None or now.ms < jobs.next_at, "whoever waits for it sleeps"
+        if soonest is not None:
+            assert jobs.next_at is not None
+            assert jobs.next_at <= soonest
+        check_lists(topic, model, now.ms, is_lazy=False)
+
+    # Checkpoints and restarts
+
+    @precondition(lambda self: self.checkpointing is None)
+    @rule()
+    def begin_checkpoint(self) -> None:
+        world = self.world
+        self.checkpointing = {
+            "replay_from": world.sealed,
+            "extents": set(world.extents) - world.released,
+            "topics": [],
+            "rows": {},
+            "of_jobs": None,
+            "steps": topics_to_keep(world.engine.table),
+        }
+
+    @precondition(lambda self: self.checkpointing is not None)
+    @rule()
+    def step_of_checkpoint(self) -> None:
+        world, made = self.world, self.checkpointing
+        assert made is not None
+        if made["of_jobs"] is not None:
+            topic, kept = made["of_jobs"]
+            made["of_jobs"] = None
+            kept["queue"]["parts"] += self._parts(topic)
+            return
+        topic = next(made["steps"], None)
+        if topic is not None:
+            kept = snapshot_topic(topic, world.settled_position(topic))
+            made["topics"].append(kept)
+            made["of_jobs"] = topic, kept
+            made["rows"][topic.id] = {}, self.models[topic.id].dead_lettered
+            return
+        del made["steps"]
+        self.commit_all()  # the log is synced up to here, so nothing of it can fail any more
+        world.synced = world.position
+        self.checkpoint = made | {
+            "position": world.position,
+            "engine": snapshot_shard(world.engine.table),
+        }
+        self.checkpointing = None
+
+    def _parts(self, topic: Topic) -> list[dict[str, Any]]:
+        """What a checkpoint keeps of the jobs: things may have happened since it kept the topic."""
+        assert self.checkpointing is not None
+        model = self.models.get(topic.id)
+        if model is None:
+            return []
+        self.jobs(topic).advance(self.now.ms)
+        model.advance(self.now.ms)
+        rows, _ = self.checkpointing["rows"][topic.id]
+        rows |= model.kept_rows(self.now, [jobs for at, jobs in self.aside if at == topic.id])
+        return list(jobs_to_keep(topic, self.now))
+
+    @rule()
+    def whole_checkpoint(self) -> None:
+        if self.checkpointing is None:
+            self.begin_checkpoint()
+        while self.checkpointing is not None:
+            self.step_of_checkpoint()
+
+    @rule(
+        power=st.booleans(),
+        share=st.integers(0, 10),
+        is_wanted=st.sampled_from([True, False, False]),
+        old=st.sampled_from([True] + [False] * 4),
+    )
+    def restart(self, power: bool, share: int, is_wanted: bool, old: bool) -> None:
+        """``share`` of what nobody was promised is still there. Without the ``checkpoint``, all of
+        the log is replayed: ``old``.
+        """
+        if not is_wanted:
+            return
+        world = self.world
+        written = (
+            world.pending[0].end - sum(f.length for f in world.pending[0].change.frames)
+            if world.pending
+            else world.position
+        )
+        least = world.synced if power else max(world.synced, written)
+        ends = [least, *(logged.header.end for logged in world.log if logged.header.end > least)]
+        world.cut(ends[len(ends) * share // 11])
+        if old:
+            self.checkpoint = None
+        self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # another monotonic clock
+        frames = world.restart(self.now, self.checkpoint, power=power)
+        self.checkpointing = None
+        self._models_again()
+        self.begin_process()
+        for frame in frames:
+            topic = world.engine.by_id[frame.topic_id]
+            world.write(frame, self.told(topic, topic.config))
+        world.synced = world.position
+
+    def _models_again(self) -> None:
+        models: Models = {}
+        kept = {} if self.checkpoint is None else self.checkpoint["rows"]
+        positions = (
+            {}
+            if self.checkpoint is None
+            else {topic["id"]: topic["position"] for topic in self.checkpoint["topics"]}
+        )
+        for logged in self.world.log:
+            for topic_id in [at for at, lsn in positions.items() if lsn <= logged.header.lsn]:
+                del positions[topic_id]
+                if topic_id in models:
+                    models[topic_id].take_over(*kept[topic_id])
+            if logged.effect is not None:
+                logged.effect(models)
+        for topic_id in positions.keys() & models.keys():
+            models[topic_id].take_over(*kept[topic_id])
+        engine = self.world.engine
+        self.names = {topic.name: topic.id for topic in engine.topics.values()}
+        assert self.names == {model.name: topic_id for topic_id, model in models.items()}
+        for topic_id, model in models.items():
+            model.delete([seq for seq, job in model.jobs.items() if not job.logged])
+            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
+                # A checkpoint knows of floors that the log could not be told of.
+                assert engine.by_id[topic_id].start_seq >= min(model.jobs, default=0)
+                model.cut(engine.by_id[topic_id].start_seq)
+            model.begin(self.now)
+        self.models = models
+
+    # What is always true
+
+    @invariant()
+    def streams_that_hold_fewer_are_named(self) -> None:
+        for stream in self.streams.values():
+            topic = self.world.engine.by_id.get(stream.topic_id)
+            if topic is not None:
+                held = stream.holder.held
+                is_named = stream.holder in self.jobs(topic).leases.loosened
+                assert is_named or held >= self.held_by_streams.get(stream.number, 0)
+                self.held_by_streams[stream.number] = held
+        for name in self.names.values():
+            self.jobs(self.world.engine.by_id[name]).leases.loosened.clear()
+
+    @invariant()
+    def the_engine_is_the_model(self) -> None:
+        engine = self.world.engine
+        assert {name: topic.id for name, topic in engine.topics.items()} == self.names
+        for topic_id in self.names.values():
+            topic, model = engine.by_id[topic_id], self.models[topic_id]
+            assert (topic.count, topic.bytes) == (len(model.jobs), model.bytes)
+            assert topic.committed == model.config
+            assert topic.start_seq == min(model.jobs, default=topic.head_seq + 1)
+            check_lists(topic, model, self.now.ms, is_lazy=True)
+            if not model.jobs and not self.world.pending:
+                check_nothing_is_left(topic)
+
+    def teardown(self) -> None:
+        """What is put off is done by the time when everything is over."""
+        if not hasattr(self, "world"):
+            return
+        self.commit_all()
+        for name in self.names:
+            self.put(name, {"ttl_ms": 0, "cap_records": 0, "cap_bytes": 0})
+            self.delete_records(name, -1, None)
+        self.commit_all()
+        self.time_passes(1 << 40)
+        for name in self.names:
+            self.claim(name, [("n", 1, 100)], False)
+            self.look(name, None, 0)
+            check_nothing_is_left(self.world.engine.topics[name], is_lazy=False)

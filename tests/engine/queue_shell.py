@@ -1,0 +1,231 @@
+"""Shell of the transcripts, with the commands of queues:
+
+    append QUEUE DATA ... FIELD=VALUE    also ``delay_ms`` and ``deliver_in``, for all its records
+    claim QUEUE NODE max=N lease=MS      lease jobs
+    cohort QUEUE NODE=MAX ...            claims that are served together
+    ack QUEUE NODE SEQ ... token=TOKEN   a token is given for each seq, or none
+    nack QUEUE NODE SEQ ... delay=MS
+    extend QUEUE NODE SEQ ... lease=MS
+    open STREAM QUEUE NODE               a stream of jobs begins
+    push STREAM max=N                    jobs are leased to it
+    close STREAM                         its client has gone
+    queue QUEUE                          the counters of its state
+    leases QUEUE                         who holds what
+    move QUEUE                           the move of exhausted jobs begins
+    bury QUEUE SEQ ...                   the dead-letter topic has them
+    refuse QUEUE SEQ ...                 it cannot take them
+    revive QUEUE                         the config has changed
+    aside QUEUE SEQ ...                  records begin to move elsewhere
+    back QUEUE SEQ ... | remove QUEUE SEQ ...   they stay, or have moved
+    clock MS                             the wall clock steps
+
+A lease is shown with its token, how often its job has been delivered by now, and its deadline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+
+from tests.engine.transcript_shell import START, Shell, fields_of, values_of
+from topics.engine.changes.finish_jobs import FinishJobs
+from topics.engine.changes.lease_jobs import LeaseChange
+from topics.engine.now import Now
+from topics.engine.queue.claims import Ask
+from topics.engine.queue.leases import Holder, lease_id
+from topics.engine.topic import Topic
+
+LEASES_OF_A_PROCESS = 100
+
+
+class QueueShell(Shell):
+    """Answers one line after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streams: dict[str, tuple[str, Holder]] = {}
+        self._processes = 0
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._processes += 1
+        self.world.engine.table.next_lease_number = LEASES_OF_A_PROCESS * self._processes + 1
+        self._streams.clear()
+
+    def _commands(self) -> dict[str, Callable[..., Iterator[str]]]:
+        return {
+            **super()._commands(),
+            "claim": self._claim,
+            "cohort": self._cohort,
+            "ack": self._ack,
+            "nack": self._nack,
+            "extend": self._extend,
+            "open": self._open,
+            "push": self._push,
+            "close": self._close,
+            "queue": self._queue,
+            "leases": self._leases,
+            "move": self._move,
+            "bury": self._bury,
+            "refuse": self._refuse,
+            "revive": self._revive,
+            "aside": self._aside,
+            "back": self._back,
+            "remove": self._remove,
+            "clock": self._clock,
+        }
+
+    def _topic(self, name: str) -> Topic:
+        topic = self.world.engine.queue(name)
+        self.expire(name)
+        return topic
+
+    def _lease_change(self, change: LeaseChange) -> None:
+        if change.frames:
+            self.submit(change)
+
+    # Claims
+
+    def _claim(self, name: str, node: str, *words: str) -> Iterator[str]:
+        fields, topic = fields_of(words), self._topic(name)
+        holder = self.world.engine.poller(topic, node)
+        yield from self._lease(topic, holder, fields.get("max", 1), fields.get("lease"))
+
+    def _lease(
+        self, topic: Topic, holder: Holder, max_jobs: int, lease_ms: int | None
+    ) -> Iterator[str]:
+        ask = Ask(holder, max_jobs, lease_ms or topic.config.lease_ms)
+        yield from self._pass(topic, [ask], evenly=False) or ["nothing"]
+
+    def _pass(self, topic: Topic, asks: list[Ask], *, evenly: bool) -> list[str]:
+        changes = self.world.engine.claim(topic, asks, self.now, evenly=evenly, max_bytes=1 << 20)
+        for change in changes:
+            self._lease_change(change)
+        return [
+            f"{job.seq}: {json.dumps(json.loads(job.record)['data'])} for {ask.holder.node}, "
+            f"{lease_id(job.number)}, delivery {job.deliveries}, until {job.deadline_ts}"
+            for ask, change in zip(asks, changes, strict=True)
+            for job in change.jobs
+        ]
+
+    def _cohort(self, name: str, *words: str) -> Iterator[str]:
+        topic = self._topic(name)
+        asks = [
+            Ask(self.world.engine.poller(topic, node), max_jobs, topic.config.lease_ms)
+            for node, max_jobs in fields_of(words).items()
+        ]
+        yield from self._pass(topic, asks, evenly=True) or ["nothing"]
+
+    # Streams
+
+    def _open(self, stream: str, name: str, node: str) -> Iterator[str]:
+        self._topic(name)
+        self._streams[stream] = name, Holder(node, is_stream=True)
+        return iter(())
+
+    def _push(self, stream: str, *words: str) -> Iterator[str]:
+        name, holder = self._streams[stream]
+        room = fields_of(words).get("max", 1) - holder.held
+        yield from self._lease(self._topic(name), holder, room, None)
+
+    def _close(self, stream: str) -> Iterator[str]:
+        name, holder = self._streams.pop(stream)
+        change = self.world.engine.release(self._topic(name), holder, self.now)
+        self._lease_change(change)
+        yield _told("released", change.seqs)
+
+    # Holders
+
+    def _ack(self, name: str, node: str, *words: str) -> Iterator[str]:
+        seqs, tokens = _asked(words)
+        change = self.world.engine.ack(self._topic(name), node, seqs, tokens, self.now)
+        self.submit(change)
+        yield _told("acked", change.seqs, change.skipped)
+
+    def _nack(self, name: str, node: str, *words: str) -> Iterator[str]:
+        seqs, tokens = _asked(words)
+        delay_ms, topic = fields_of(words).get("delay", 0), self._topic(name)
+        change = self.world.engine.nack(topic, node, seqs, tokens, delay_ms, self.now)
+        self._lease_change(change)
+        yield _told("nacked", change.seqs, change.skipped)
+
+    def _extend(self, name: str, node: str, *words: str) -> Iterator[str]:
+        seqs, tokens = _asked(words)
+        lease_ms, topic = fields_of(words)["lease"], self._topic(name)
+        change = self.world.engine.extend(topic, node, seqs, tokens, lease_ms, self.now)
+        self._lease_change(change)
+        until = f" until {change.until_ts}" if change.seqs else ""
+        yield _told("extended", change.seqs, change.skipped) + until
+
+    # Queries
+
+    def _queue(self, name: str) -> Iterator[str]:
+        topic = self._topic(name)
+        assert topic.jobs is not None
+        topic.jobs.advance(self.now.ms)
+        counters = topic.jobs.counters(topic.count)
+        yield ", ".join(f"{name} {value}" for name, value in counters._asdict().items())
+
+    def _leases(self, name: str) -> Iterator[str]:
+        topic = self._topic(name)
+        shown = self.world.engine.leases(topic, 0, 100, None, self.now)
+        yield from [
+            f"{view.seq}: {view.node}, {lease_id(view.number)}, delivery {view.deliveries}, "
+            f"until {view.deadline_ts}"
+            for view in shown
+        ] or ["none"]
+
+    # Moves
+
+    def _move(self, name: str) -> Iterator[str]:
+        change = self.world.engine.dying(self._topic(name), 100, self.now)
+        self._lease_change(change)
+        yield _told("moving", change.seqs)
+
+    def _finish(self, change: FinishJobs, done: str) -> Iterator[str]:
+        self.submit(change)
+        yield _told(done, change.seqs)
+
+    def _bury(self, name: str, *seqs: str) -> Iterator[str]:
+        change = self.world.engine.bury(self._topic(name), [*map(int, seqs)], self.now)
+        yield from self._finish(change, "buried")
+
+    def _refuse(self, name: str, *seqs: str) -> Iterator[str]:
+        self.world.engine.keep_dead(self._topic(name), [*map(int, seqs)])
+        return iter(())
+
+    def _revive(self, name: str) -> Iterator[str]:
+        self.world.engine.revive_dead(self._topic(name))
+        return iter(())
+
+    def _aside(self, name: str, *seqs: str) -> Iterator[str]:
+        yield _told("aside", self.world.engine.set_aside(self._topic(name), [*map(int, seqs)]))
+
+    def _back(self, name: str, *seqs: str) -> Iterator[str]:
+        self.world.engine.put_back(self._topic(name), [*map(int, seqs)], self.now)
+        return iter(())
+
+    def _remove(self, name: str, *seqs: str) -> Iterator[str]:
+        change = self.world.engine.remove(self._topic(name), [*map(int, seqs)], self.now)
+        yield from self._finish(change, "removed")
+
+    # The world around the shard
+
+    def _clock(self, ms: str) -> Iterator[str]:
+        self.now = Now(self.now.ts + int(ms), self.now.ms)
+        return iter(())
+
+    def _start(self, *, power: bool) -> Iterator[str]:
+        self.now = Now(self.now.ts, START.ms)  # another monotonic clock
+        yield from super()._start(power=power)
+        self._begin_process()
+
+
+def _asked(words: tuple[str, ...]) -> tuple[list[int], list[str] | None]:
+    tokens = [word.removeprefix("token=") for word in words if word.startswith("token=")]
+    return values_of(words), tokens or None
+
+
+def _told(done: str, seqs: Iterable[int], skipped: Iterable[int] = ()) -> str:
+    told = f"{done} {' '.join(map(str, seqs)) or 'nothing'}"
+    return told + "".join(f", skipped {seq}" for seq in skipped)

@@ -1,0 +1,94 @@
+"""The state of every job of a queue, as the engine lists it, against the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engine.queue_model import QueueModel
+from topics.engine.queue.jobs import HEAP_STALE_MIN, Jobs
+from topics.engine.topic import Topic
+
+# What the engine may still list a job as, though time has made it what the model says.
+LATE = {("free", "held"), ("free", "hidden"), ("waiting", "delayed")}
+
+
+def check_lists(topic: Topic, model: QueueModel, now_ms: int, *, is_lazy: bool) -> None:
+    """Every live record is in exactly one state, and it is the right one.
+
+    ``is_lazy``: the engine need not have seen what time has brought.
+    """
+    jobs = topic.jobs
+    assert jobs is not None
+    model.advance(now_ms)
+    states = _listed_states(jobs)
+    fresh = {seq for seq in model.jobs if seq not in states and seq >= jobs.cursor}
+    assert states.keys() | fresh == model.jobs.keys(), "every live record is in a state"
+    for seq, job in model.jobs.items():
+        found = states.get(seq, "waiting")
+        expected = "delayed" if model.is_delayed(job, now_ms) else job.state
+        assert found == expected or (is_lazy and (expected, found) in LATE), f"state of {seq}"
+        assert jobs.deliveries(seq) == job.deliveries
+        assert (seq in jobs._apart) == (seq in states) or seq < jobs.cursor
+    assert all(count >= 0 for count in jobs._deliveries.values())
+    assert jobs._apart <= model.jobs.keys()
+    for seq in jobs.leases:
+        lease, job = jobs.leases.lease(seq), model.jobs[seq]
+        if job.state == "held":
+            assert (lease.number, lease.deadline_ms) == (job.number, job.at_ms)
+            assert (lease.holder.node, lease.holder.seqs is not None) == (job.node, job.stream > 0)
+    _check_holders(jobs)
+
+
+def _listed_states(jobs: Jobs) -> dict[int, str]:
+    lists: dict[str, Any] = {
+        "held": list(jobs.leases),
+        "acking": jobs.acking,
+        "free": jobs._free,
+        "hidden": jobs._hidden,
+        "delayed": jobs._delayed,
+        "waiting": jobs._due_ts.keys() - jobs._delayed.keys(),
+        "dead": jobs.dead,
+        "dying": jobs.dying,
+        "moving": jobs.aside,
+    }
+    states: dict[int, str] = {}
+    for state, seqs in lists.items():
+        for seq in seqs:
+            assert seq not in states, f"{seq} is {states[seq]} and {state}"
+            states[seq] = state
+    return states
+
+
+def _check_holders(jobs: Jobs) -> None:
+    leases = jobs.leases
+    held: dict[int, list[int]] = {}
+    holders = {}
+    for seq in leases:
+        holder = leases.lease(seq).holder
+        holders[id(holder)] = holder
+        held.setdefault(id(holder), []).append(seq)
+    for key, holder in holders.items():
+        assert holder.held == len(held[key])
+        if holder.seqs is not None:
+            assert sorted(holder.seqs) == sorted(held[key])
+        else:
+            assert leases.pollers[holder.node] is holder
+    assert all(id(poller) in holders for poller in leases.pollers.values())
+
+
+def check_nothing_is_left(topic: Topic, *, is_lazy: bool = True) -> None:
+    """An empty queue takes no memory. ``is_lazy``: entries of timetables and of the line may be
+    there until their time has come, or the next claim.
+    """
+    jobs = topic.jobs
+    assert jobs is not None
+    assert _listed_states(jobs) == {}
+    assert not jobs._apart
+    assert not jobs._deliveries
+    assert not jobs.leases.pollers
+    if not is_lazy:
+        times = (jobs._hidden_times, jobs._delayed_times, jobs.leases._expiry)
+        assert [len(each) for each in times] == [0, 0, 0]
+        assert not jobs._in_line
+        assert not jobs._due
+        assert len(jobs._lowest or ()) <= HEAP_STALE_MIN
