@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.engine.queue_model import Job, QueueModel
 from tests.engine.world import World
@@ -52,8 +52,8 @@ class QueueMachine(RuleBasedStateMachine):
     ``names`` what topics are decided.
     """
 
-    @initialize()
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Before all else."""
         self.world = World()
         self.now = Now(1_000_000, 5_000)
         self.models: Models = {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, rule
 
 from tests.engine.queue_machine import NAMES, Effect, Models, QueueMachine
 from tests.engine.queue_model import Job, QueueModel
@@ -57,6 +57,11 @@ MATCHES = st.sampled_from([*TAGS, ["tag", "Glob", "x*"]])
 
 class QueueRecords(QueueMachine):
     """What writers and owners of a queue do."""
+
+    @initialize(patch=PATCHES)
+    def begin(self, patch: dict[str, Any]) -> None:
+        self.start()
+        self.put("q", patch)
 
     @rule(name=NAMES, records=RECORDS, is_long=st.sampled_from([False, False, True]))
     def append(self, name: str, records: list[Record], is_long: bool) -> None:

@@ -337,11 +337,11 @@ class QueueModel:
         """A process takes over: wall times become times of its clock."""
         for job in self.jobs.values():
             left_ms = job.until_ts - now.ts
+            job.doomed = job.state == "dying" and self.is_exhausted(job)
             if job.state == "waiting":
                 job.at_ms = now.ms + max(job.due_ts - now.ts, 0)
-            elif job.state == "dying" and self.is_exhausted(job):
+            elif job.doomed:
                 job.state = "dead"
-                job.doomed = True
             elif (job.state == "held" and left_ms >= 0) or (job.state == "hidden" and left_ms > 0):
                 job.at_ms = now.ms + min(left_ms, LEASE_MS_BOUNDS[1])
             else:

@@ -17,6 +17,7 @@ from tests.engine.queue_machine_records import CONFIGS, TAGS
 from tests.engine.queue_machine_restarts import Queues
 
 STEPS = 150
+MOVING = {"max_deliveries": 1, "dead_letter": "dead"}
 
 
 class Walk:
@@ -25,7 +26,7 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.machine = machine = Queues()
-        machine.begin()
+        machine.start()
         self.steps: list[tuple[int, Callable[[], None]]] = [
             (25, self.append),
             (3, self.put),
@@ -39,8 +40,8 @@ class Walk:
             (6, self.extend),
             (2, lambda: machine.unclaim(self._name(), self._picks())),
             (2, self.close_stream),
-            (5, lambda: machine.begin_move(self._name(), self.random.randint(1, 3))),
-            (5, self.end_move),
+            (8, lambda: machine.begin_move(self._name(), self.random.randint(1, 3))),
+            (8, self.end_move),
             (3, self.set_aside),
             (3, self.end_redrive),
             (12, self.look),
@@ -54,14 +55,14 @@ class Walk:
             (1, self.begin_checkpoint),
             (4, self.step_of_checkpoint),
             (1, machine.whole_checkpoint),
-            (2, self.restart),
+            (3, self.restart),
         ]
 
     def run(self, steps: int) -> None:
         weights = [weight for weight, _ in self.steps]
         machine = self.machine
         for name in "qr":
-            machine.put(name, self._patch())
+            machine.put(name, self._patch() | self._one([{}, MOVING]))
         for _ in range(steps):
             _, step = self.random.choices(self.steps, weights)[0]
             step()
