@@ -35,7 +35,8 @@ class QueueMoves(QueueLeases):
 
         def begin() -> None:
             model.begin_move(seqs)
-            model.doom(seqs, is_doomed=bool(change.frames))
+            if change.frames:
+                model.doom(seqs, is_doomed=True)
 
         take_back = self.noted(topic, change, begin)
         assert bool(change.frames) == (topic.config.durability != "ephemeral")

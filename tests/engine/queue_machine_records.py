@@ -135,7 +135,7 @@ class QueueRecords(QueueMachine):
     @rule(name=NAMES, patch=PATCHES)
     def put(self, name: str, patch: dict[str, Any]) -> None:
         self.topic(name)
-        if any(
+        if {"leases_durable", "durability"} & patch.keys() or any(
             isinstance(waiting.change, Append) and waiting.change.resident
             for waiting in self.world.pending
         ):

@@ -90,6 +90,7 @@ class QueueModel:
     decided: TopicConfig  # speaks for claims
     jobs: dict[int, Job] = field(default_factory=dict)
     dead_lettered: int = 0
+    ahead: dict[int, Job] = field(default_factory=dict)  # a checkpoint tells of records to come
 
     # Records
 
@@ -99,8 +100,8 @@ class QueueModel:
 
     def append(self, jobs: Iterable[Job], now: Now) -> None:
         """Jobs come, and may push the oldest out."""
-        for job in map(replace, jobs):
-            self.jobs[job.seq] = job
+        for each in jobs:
+            self.jobs[each.seq] = job = replace(self.ahead.pop(each.seq, each))
             job.at_ms = now.ms + max(job.due_ts - now.ts, 0) if job.due_ts else now.ms
         self.apply_caps()
 
@@ -314,6 +315,7 @@ class QueueModel:
                 if not job.doomed:
                     _change(job, "waiting")
                     job.deliveries = 0
+            self.ahead = {seq: job for seq, job in self.ahead.items() if job.doomed}
 
     def kept_rows(self, now: Now, aside: Iterable[Mapping[int, Job]]) -> dict[int, Job]:
         """What a checkpoint tells of jobs; those that are set aside as if they were not."""
@@ -326,6 +328,9 @@ class QueueModel:
     def take_over(self, rows: dict[int, Job], dead_lettered: int) -> None:
         """What a checkpoint tells."""
         self.dead_lettered = dead_lettered
+        self.ahead = {
+            seq: job for seq, job in rows.items() if seq not in self.jobs and job.state != "waiting"
+        }
         for seq, job in self.jobs.items():
             if seq in rows:
                 self.jobs[seq] = replace(rows[seq])
