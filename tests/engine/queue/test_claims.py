@@ -82,7 +82,7 @@ def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
     assert len(change.jobs) == 1
     assert desk.counters.in_flight == 1
     (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=(STEP + 1) * 1100)
-    assert STEP < len(change.jobs) <= STEP + 5
+    assert STEP <= len(change.jobs) <= STEP + 8
     assert desk.counters.in_flight == 1 + len(change.jobs)
 
 
