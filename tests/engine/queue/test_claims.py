@@ -79,10 +79,11 @@ def test_a_pass_ends_when_its_records_have_enough_bytes() -> None:
     desk = JobDesk()
     desk.add(*["x" * 1000] * (3 * STEP))
     (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=1)
-    assert len(change.jobs) == STEP
-    assert desk.counters.in_flight == STEP
+    assert len(change.jobs) == 1
+    assert desk.counters.in_flight == 1
     (change,) = desk.claims(Ask(desk.poll(), 1000, 1000), max_bytes=(STEP + 1) * 1100)
-    assert len(change.jobs) == 2 * STEP
+    assert STEP <= len(change.jobs) <= STEP + 8
+    assert desk.counters.in_flight == 1 + len(change.jobs)
 
 
 def test_the_first_of_several_takes_what_it_may_and_a_cohort_is_dealt_in_turn() -> None:
