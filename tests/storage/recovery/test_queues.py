@@ -24,7 +24,7 @@ from tests.support.jobs import (
     known,
     nack,
 )
-from tests.support.log import Client, append_streamed, log_files
+from tests.support.log import Client, ForgetfulDisk, append_streamed, log_files
 from tests.support.recovery import frames_of
 from topics.engine.now import Now
 from topics.formats.api.delete_body import TagMatch
@@ -364,6 +364,30 @@ def aged(each: Known, now: Now) -> Known:
         for seq, row in each.rows.items()
     }
     return each._replace(rows=rows)
+
+
+def test_leases_and_moves_are_as_durable_as_the_class_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ForgetfulDisk(monkeypatch)
+    client = Client(tmp_path / "data", sync_ms=60_000)
+    config = {"type": "queue", "max_deliveries": 1, "dead_letter": "d"}
+    client.put("disk", **config)
+    client.put("fsync", **config, leases_durable=True, durability="fsync")
+    for name in ("disk", "fsync"):
+        client.append(name, 1, 2, 3)
+        claim(client, name, lease_ms=500)
+        client.later(600)
+    assert claim(client, "disk", lease_ms=500)
+    assert begin_move(client, "disk") == [1], "it is synced, whatever the class"
+    claim(client, "fsync")
+    nack(client, "fsync", 2, delay_ms=HOUR_MS)
+    before = all_known(client)
+    disk.power_loss(tmp_path / "data", tmp_path / "left")
+    client.kill()
+    client = Client(tmp_path / "left", boot="second", now=later(client, 0))
+    assert all_known(client) == before
+    client.kill()
 
 
 def test_a_lease_of_an_unknown_operation_is_refused_by_name(tmp_path: Path) -> None:
