@@ -93,15 +93,14 @@ async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_it
 def test_both_clocks_stay_in_step_until_the_wall_clock_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wall_ns, ms = 5_000_000_999_999, 7
-
-    def tell(wall_ns: int, ms: int) -> Now:
-        monkeypatch.setattr("time.time_ns", lambda: wall_ns)
-        monkeypatch.setattr("time.monotonic_ns", lambda: ms * 1_000_000)
+    def tell(wall_ms: float, ms: float) -> Now:
+        monkeypatch.setattr("time.time_ns", lambda: round(wall_ms * 1_000_000))
+        monkeypatch.setattr("time.monotonic_ns", lambda: round(ms * 1_000_000))
         return clock()
 
     clock = Clock()
-    assert tell(wall_ns, ms) == Now(5_000_000, 7)
-    assert tell(wall_ns + 1, ms) == Now(5_000_000, 7)
-    assert tell(wall_ns + 10_000_001, ms + 10) == Now(5_000_010, 17)
-    assert tell(wall_ns - 3_600_000_000_000, ms + 20) == Now(1_400_000, 27)
+    assert tell(5000.9, 7.2) == Now(5000, 7)
+    assert tell(5001.2, 7.5) == Now(5001, 8)
+    assert tell(5011.0, 17.3) == Now(5011, 18)
+    assert tell(5012.6, 17.4) == Now(5011, 18)
+    assert tell(1400.0, 27.0) == Now(1400, 27)

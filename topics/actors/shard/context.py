@@ -24,6 +24,7 @@ from topics.actors.shard.record_store import RecordStore
 from topics.actors.shard.room import Room, unwritable
 from topics.engine.changes.change import Change
 from topics.engine.now import Now
+from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.errors import NotReady
 from topics.formats.api.limits import Limits
@@ -32,7 +33,8 @@ from topics.storage.recovery.steps import Shard
 
 Args = TypeVarTuple("Args")
 
-DRIFT_MAX_MS = 5  # of the wall clock, until it counts as set
+NS_PER_MS = 1_000_000
+DRIFT_MAX_NS = 5 * NS_PER_MS  # of the wall clock, until it counts as set
 
 
 class Clock:
@@ -41,14 +43,17 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._ahead_ms = 0
+        self._ahead_ns = 0
 
     def __call__(self) -> Now:
         """The time of now."""
-        wall_ms, ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
-        if abs(wall_ms - ms - self._ahead_ms) > DRIFT_MAX_MS:
-            self._ahead_ms = wall_ms - ms
-        return Now(ms + self._ahead_ms, ms)
+        ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        if abs(wall_ns - ns - self._ahead_ns) > DRIFT_MAX_NS:
+            # Once more: the process may have been stopped between the two.
+            ns, wall_ns = time.monotonic_ns(), time.time_ns()
+            self._ahead_ns = wall_ns - ns
+        ts = (ns + self._ahead_ns) // NS_PER_MS
+        return Now(ts, ts - self._ahead_ns // NS_PER_MS)
 
 
 clock = Clock()
@@ -121,11 +126,20 @@ class ShardContext:
             self.store.report(damage)
             return
         if change is not None:
-            self.submit_or_undo(change)  # undone, the log gets the floor when it can be written
+            # Undone, the log gets the floor when it can be written.
+            self.submit_or_undo(change, grows=False)
 
-    def submit_or_undo(self, change: Change) -> None:
-        """Submit a change that nobody waits for, unless the log cannot take it."""
-        if self.room.refusal(grows=False) is None:
+    def check_leasable(self, topic: Topic) -> None:
+        """Raise `NotReady` while leases of the queue cannot change. Durable ones grow the log, and
+        must not take the room that acks and starts need.
+        """
+        self.check_writable(grows=keeps_leases(topic.committed))
+
+    def submit_or_undo(self, change: Change, *, grows: bool) -> None:
+        """Submit a change that nobody waits for, unless the log cannot take it. ``grows``: it makes
+        no room.
+        """
+        if self.room.refusal(grows=grows) is None:
             self.commits.submit(change, None)
         else:
             self.engine.undo(change)

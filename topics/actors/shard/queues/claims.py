@@ -140,6 +140,7 @@ class Claims(Service):
             return
         asked = decode_claim(request.attachment, self._context.limits)
         topic = self._context.fresh_queue(params.topic)
+        self._context.check_leasable(topic)
         topic.touch(*self._context.now)
         request.outlast()  # its own time ends it
         request.release()
@@ -201,7 +202,7 @@ class Claims(Service):
             return
         change = self._engine.unclaim(grant.topic, grant.jobs, self._commits.now())
         if change.frames:
-            self._context.submit_or_undo(change)
+            self._context.submit_or_undo(change, grows=True)
         self._lines.note_claimable(grant.topic)
 
 

@@ -36,7 +36,7 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.storage.wal.progress import Progress
 
 BATCH_JOBS = 64
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 8.0  # doubled as long as nothing can be moved
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled as long as nothing can be moved
 
 log = structlog.get_logger()
 

@@ -83,6 +83,7 @@ class JobCalls(Service):
             return
         asked = decode_nack(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
+        context.check_leasable(topic)
         change = self._engine.nack(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.delay_ms, context.now
         )
@@ -102,6 +103,7 @@ class JobCalls(Service):
             return
         asked = decode_extend(request.attachment, context.limits)
         topic = context.fresh_queue(params.topic)
+        context.check_leasable(topic)
         change = self._engine.extend(
             topic, asked.node, asked.seqs, asked.lease_ids, asked.lease_ms, context.now
         )

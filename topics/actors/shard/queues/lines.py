@@ -169,7 +169,7 @@ class Lines(Service):
 
     def _serve(self, line: Line) -> None:
         try:
-            self._context.check_writable()
+            self._context.check_leasable(line.topic)
         except NotReady as error:
             self._put_off(line, error)
             return

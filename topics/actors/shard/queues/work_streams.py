@@ -149,7 +149,7 @@ class WorkStreams(Service):
         if stream.holder.held and not stream.topic.deleted:
             change = self._engine.release(stream.topic, stream.holder, self._commits.now())
             if change.frames:
-                self._context.submit_or_undo(change)
+                self._context.submit_or_undo(change, grows=True)
             self._lines.note_claimable(stream.topic)
 
     def _find(self, session: PeerSession, number: int) -> WorkStream | None:
