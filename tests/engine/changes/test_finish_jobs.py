@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from tests.engine.shard_support import seqs_of
+from topics.engine.store import Unreadable
 from topics.formats.disk.frame_bodies import DeleteFlags, decode_runs
 from topics.formats.disk.frames import Frame
 
@@ -162,3 +163,18 @@ def test_records_of_a_log_may_be_moved_too() -> None:
     desk.engine.put_back(topic, [2], desk.now)
     desk.commit()
     assert seqs_of(desk.read("log")) == [2]
+
+
+def test_a_burial_counts_also_if_the_records_cannot_be_flagged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = dying()
+    desk.bury(1, 2)
+
+    def flag_deleted(*_: object) -> None:
+        raise Unreadable
+
+    monkeypatch.setattr(desk, "flag_deleted", flag_deleted)
+    with pytest.raises(Unreadable):
+        desk.commit()
+    assert desk.jobs.dead_lettered == 2, "as a replay counts"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import msgspec
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
 from topics.engine.queue.claims import STEP, UNREADABLE_MS, Ask
+from topics.formats.disk.records import RecordsView
 
 
 def test_a_claim_gives_the_records_with_what_belongs_to_their_leases() -> None:
@@ -150,3 +154,37 @@ def test_records_are_given_in_the_order_asked_and_only_those_that_live() -> None
         (3, 3),
         (1, 1),
     ]
+
+
+def test_a_pass_that_fails_takes_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = JobDesk()
+    for data in "abc":
+        desk.add(data)
+    real, failing = desk.records, desk.topic.index.entry(1)[2]
+
+    def records(locator: int) -> RecordsView:
+        if locator == failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(locator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk, "records", records)
+        for _ in range(2):
+            with pytest.raises(OSError, match="open files"):
+                desk.claim(3)
+            assert desk.counters.ready == 3
+    (change,) = desk.claims(Ask(desk.poll(), 3, 1000))
+    assert [(job.seq, job.deliveries) for job in change.jobs] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_an_unreadable_job_that_a_cap_takes_is_hidden_no_more() -> None:
+    desk = JobDesk(cap_records=10)
+    for data in range(10):
+        desk.add(data)
+    assert desk.claim(2) == [1, 2]
+    desk.add(10)
+    desk.unreadable.add(desk.topic.index.entry(1)[2])
+    assert desk.claim(5) == [4, 5, 6, 7, 8]
+    for data in range(5):
+        desk.add(data)
+    assert (desk.topic.start_seq, desk.counters.in_flight, desk.counters.ready) == (7, 2, 8)

@@ -82,8 +82,8 @@ class BuryJobs(FinishJobs):
 
     def commit(self, table: TopicTable, /) -> None:
         """As `Change.commit`."""
+        jobs_of(self.topic).dead_lettered += len(self.seqs)  # whatever damage there is, as a replay
         super().commit(table)
-        jobs_of(self.topic).dead_lettered += len(self.seqs)
 
     def undo(self, table: TopicTable, /) -> None:
         """As `Change.undo`."""

@@ -89,30 +89,37 @@ def jobs_of(topic: Topic) -> Jobs:
 
 
 def _take(topic: Topic, store: Store, count: int, max_bytes: int, now: Now) -> list[Taken]:
+    """As `deal`. A pass that cannot read (OSError) takes nothing."""
     jobs, found, size = jobs_of(topic), list[Taken](), 0
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
-    while len(found) < count and size < max_bytes:
-        wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
-        seqs = jobs.take_free(wanted, topic.config)
-        if len(seqs) < wanted:
-            seqs += _take_new(topic, store, wanted - len(seqs))
-        if not seqs:
-            break
-        read = records_of(topic, store, seqs)
-        found += read
-        size += sum(len(record) for _, record in read)
-        if len(read) == len(seqs):
-            continue
-        for seq in set(seqs).difference(seq for seq, _ in read):
-            jobs.park(seq, now.ms + UNREADABLE_MS)
+    seqs: list[int] = []
+    try:
+        while len(found) < count and size < max_bytes:
+            wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
+            seqs = jobs.take_free(wanted, topic.config)
+            if len(seqs) < wanted:
+                _take_new(topic, store, wanted, seqs)
+            if not seqs:
+                break
+            read = records_of(topic, store, seqs)
+            found += read
+            size += sum(len(record) for _, record in read)
+            if len(read) < len(seqs):
+                for seq in set(seqs).difference(seq for seq, _ in read):
+                    jobs.park(seq, now.ms + UNREADABLE_MS)
+            seqs = []
+    except OSError:
+        jobs.untake([*(seq for seq, _ in found), *seqs])
+        raise
     return found
 
 
 # Jobs that were never delivered
 
 
-def _take_new(topic: Topic, store: Store, count: int) -> list[int]:
-    jobs, taken = jobs_of(topic), list[int]()
+def _take_new(topic: Topic, store: Store, count: int, taken: list[int]) -> None:
+    """Add jobs to ``taken`` until they are ``count``, or there are no more."""
+    jobs = jobs_of(topic)
     fresh = _FreshRuns(topic, store)
     while len(taken) < count:
         run, due = fresh.next_run(), jobs.next_due()
@@ -129,7 +136,6 @@ def _take_new(topic: Topic, store: Store, count: int) -> list[int]:
             # A due job may be in this run itself, and `$ts` its time: the run goes on behind it.
             stop = first + bisect_right(range(first, stop), due, key=fresh.key)
         taken += jobs.take_fresh(first, stop)
-    return taken
 
 
 class _FreshRuns:

@@ -184,6 +184,14 @@ class Jobs:
         """A job that was taken cannot be delivered before then."""
         self._deliveries.setdefault(seq, 0)
         self.hide(seq, until_ms)
+        self._note((seq,))
+
+    def untake(self, seqs: Sequence[int]) -> None:
+        """Jobs that were taken are not delivered: they are the first in line, in this order."""
+        for seq in reversed(seqs):
+            self._deliveries.setdefault(seq, 0)
+            self._free_first(seq)
+        self._note(seqs)
 
     def next_due(self) -> tuple[int, int] | None:
         """(time, seq) of the due job that comes first."""
@@ -226,9 +234,12 @@ class Jobs:
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
             self.leases.drop(seq)
-            self._first_in_line -= 1
-            self._free[seq] = self._first_in_line
-            self._in_line.appendleft(seq)
+            self._free_first(seq)
+
+    def _free_first(self, seq: int) -> None:
+        self._first_in_line -= 1
+        self._free[seq] = self._first_in_line
+        self._in_line.appendleft(seq)
 
     def uncount(self, seq: int) -> None:
         """The last delivery of a free job has reached nobody."""

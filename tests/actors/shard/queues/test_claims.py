@@ -356,3 +356,17 @@ async def test_a_claim_of_a_held_queue_is_handled_when_it_is_free(workers: Queue
     assert workers.told() == []
     workers.loop.context.give_back("q")
     assert workers.claimed() == [(claim, [1])]
+
+
+async def test_a_claim_of_a_held_queue_that_is_cancelled_takes_nothing(
+    workers: QueueDesk,
+) -> None:
+    workers.queue()
+    workers.loop.context.held.take("q")
+    claim = workers.claim(wait_ms=30_000)
+    workers.cancel(claim)
+    workers.loop.context.give_back("q")
+    workers.jobs(1)
+    other = workers.claim()
+    assert (other, [1]) in workers.claimed()
+    assert workers.services.claims._deferred == {}

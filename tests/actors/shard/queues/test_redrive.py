@@ -465,10 +465,13 @@ async def test_records_that_cannot_be_read_now_fail_it_and_stay(
     def records_of(*_: object) -> Any:
         raise OSError(24, "too many open files")
 
+    told: list[Topic] = []
+    monkeypatch.setattr(desk.loop.services.redrives, "_note_claimable", told.append)
     number = redrive(desk, "q", to="a")
     with monkeypatch.context() as patched:
         patched.setattr(desk.engine, "records_of", records_of)
         await run_log(desk)
+    assert told == [queue], "who waits for jobs is told that they are there again"
     ((answered, body),) = desk.bodies()
     assert (answered, "code" in body) == (number, True)
     assert claim(desk, queue) == [1]

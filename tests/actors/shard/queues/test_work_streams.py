@@ -409,3 +409,26 @@ async def test_a_shard_that_cannot_write_for_a_while_keeps_its_streams(
     workers.loop.context.disk.is_stalled = False
     await trio.sleep(1.1)
     assert workers.pages() == [(1, [1])]
+
+
+async def test_a_stream_that_holds_too_many_after_a_lost_ack_keeps_none_from_their_jobs(
+    workers: QueueDesk,
+) -> None:
+    workers.queue(durability="disk")
+    workers.append("q", 1, 2, 3)
+    workers.written()
+    workers.open(1)
+    assert workers.pages() == [(1, [1])]
+    workers.taken()
+    workers.ack(1, node="s")
+    other = workers.claim()
+    workers.turn()
+    (claimed, page) = (told for told in workers.told() if "claimed" in told or "event" in told)
+    assert (claimed["cid"], page["seqs"]) == (other, [3])
+    workers.failed(FULL)
+    workers.failed(FULL)
+    workers.taken()
+    workers.append("q", 4)
+    workers.written()
+    last = workers.claim()
+    assert workers.claimed() == [(last, [4])]

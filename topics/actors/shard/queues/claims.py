@@ -118,6 +118,8 @@ class Claims(Service):
         self._lines = lines
         self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
         self._grants = Grants()
+        # Claims of queues that are held, the oldest first: they are not in line yet.
+        self._deferred: dict[tuple[PeerSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -131,12 +133,16 @@ class Claims(Service):
             if poll.request.session is session:
                 self._drop(poll)
         self._grants.forget_session(session)
+        self._deferred = {key: call for key, call in self._deferred.items() if key[0] != session}
         self._context.deadlines.wake()  # no turn is under way
 
     def _claim(self, request: ClaimCall) -> None:
         params = request.params
+        key = request.session, request.cid
+        self._deferred.pop(key, None)
         self._context.check_writable()
         if self._context.held.defer_if_held(params.topic, self._claim, request):
+            self._note_deferred(key, request)
             return
         asked = decode_claim(request.attachment, self._context.limits)
         topic = self._context.fresh_queue(params.topic)
@@ -145,10 +151,16 @@ class Claims(Service):
         request.outlast()  # its own time ends it
         request.release()
         holder = self._engine.poller(topic, asked.node)
-        poll = self._polls[request.session, request.cid] = PolledClaim(
-            self, request, topic, holder, asked
-        )
+        poll = self._polls[key] = PolledClaim(self, request, topic, holder, asked)
         self._lines.join(poll, is_patient=asked.wait_ms > 0)
+
+    def _note_deferred(self, key: tuple[PeerSession, int], request: ClaimCall) -> None:
+        while self._deferred:  # those that have timed out, the oldest first
+            oldest = next(iter(self._deferred))
+            if self._deferred[oldest].is_open:
+                break
+            del self._deferred[oldest]
+        self._deferred[key] = request
 
     # What becomes of a claim
 
@@ -180,11 +192,14 @@ class Claims(Service):
     # What fronts say
 
     def _cancelled(self, message: InboundMessage, params: CallCancelledParams) -> None:
-        poll = self._polls.get((message.session, params.cid))
+        key = message.session, params.cid
+        poll, deferred = self._polls.get(key), self._deferred.pop(key, None)
         if poll is not None:
             self._drop(poll)
+        elif deferred is not None:
+            _refuse(deferred)
         else:
-            self._give_back(self._grants.take_call(message.session, params.cid))
+            self._give_back(self._grants.take_call(*key))
 
     def _unclaimed(self, message: InboundMessage, params: UnclaimedParams) -> None:
         self._give_back(self._grants.take(message.session, params.grant))
@@ -194,7 +209,7 @@ class Claims(Service):
         self._lines.leave(poll)
         if poll.leased is not None:
             self._give_back(_grant(poll, poll.leased))
-        poll.request.error(ErrorCode.TIMEOUT, "nobody waits any more")
+        _refuse(poll.request)
 
     def _give_back(self, grant: Grant | None) -> None:
         """End exactly these leases, those of them that are still as they were given."""
@@ -204,6 +219,10 @@ class Claims(Service):
         if change.frames:
             self._context.submit_or_undo(change, grows=True)
         self._lines.note_claimable(grant.topic)
+
+
+def _refuse(request: ClaimCall) -> None:
+    request.error(ErrorCode.TIMEOUT, "nobody waits any more")
 
 
 def _grant(poll: PolledClaim, change: LeaseChange) -> Grant:

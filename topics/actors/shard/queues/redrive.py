@@ -96,6 +96,7 @@ class Redrives(Service):
     def _fail(self, transfer: Transfer, error: Exception) -> None:
         """Nothing of this window was sent."""
         transfer.put_back_all(self._context.now)
+        self._tell_claimable(transfer)
         transfer.is_stopped = True
         if self._begin_answer(transfer):
             answer_error(transfer.request, error)

@@ -65,7 +65,8 @@ class WorkStream(Claimer):
     @property
     def room(self) -> int:
         """As `Claimer.room`."""
-        return 0 if self.has_page else self.max_jobs - self.holder.held
+        # It may hold more: an ack that made room may have been taken back.
+        return 0 if self.has_page else max(0, self.max_jobs - self.holder.held)
 
     def served(self, _: LeaseChange) -> None:
         """As `Claimer.served`."""
