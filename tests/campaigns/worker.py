@@ -32,6 +32,8 @@ SILENCE_S = 25.0  # a stream that is open sends heartbeats
 KINDS = ("polled", "waiting", "stream", "polled", "waiting", "stream", "polled", "stream")
 # What becomes of the jobs of a claim.
 FATES = ("ack",) * 8 + ("mixed",) * 3 + ("extend",) * 2 + ("late",) * 2 + ("dropped", "nack")
+REJECTED = "frail"  # the jobs of this queue are mostly given back: many are moved
+REJECTED_SHARE = 0.7
 ENDS = ("end", "end", "reset", "vanish")
 
 
@@ -198,6 +200,8 @@ class Worker(threading.Thread):
             return
         self._ending.wait(self._random.choice((0.0, 0.0, 0.01, 0.05)))
         fate = self._random.choice(FATES)
+        if jobs[0].queue == REJECTED and self._random.random() < REJECTED_SHARE:
+            fate = "nack"
         if fate == "mixed":
             at = self._random.randint(0, len(jobs))
             self._finish("ack", jobs[:at])

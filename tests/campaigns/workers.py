@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.campaigns.crew import Crew, tell_address
 from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.worker import REJECTED
 from tests.campaigns.worker_end import Ending
 from tests.campaigns.worker_history import Death, History, Job, Rules
 from tests.campaigns.worker_judge import judge
@@ -55,6 +56,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "cohort": {"durability": "disk", "claim_jitter_ms": 15},
     "dying": {"durability": "disk", "leases_durable": True, "max_deliveries": 3},
     "doomed": {"durability": "fsync", "max_deliveries": 2},
+    REJECTED: {"durability": "disk", "max_deliveries": 1},
 }
 
 
