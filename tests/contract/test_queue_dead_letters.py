@@ -164,7 +164,7 @@ def test_a_job_stays_while_the_dead_letter_topic_is_full(pair: tuple[Queue, str]
     assert queue.counters()["dead_lettered"] == 0
     assert [record["data"] for record in queue.api.read(dead)] == ["old"]
     ok(queue.api.call("POST", f"/v0/topics/{dead}/delete", {"before_seq": 2}))
-    queue.bury(1)
+    until(lambda: queue.counters()["dead_lettered"], lambda found: found == 1)
     assert [record["data"] for record in queue.api.read(dead)] == ["poison"]
     assert queue.counters() == counters(in_flight=1, dead_lettered=1)
 

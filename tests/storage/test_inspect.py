@@ -60,23 +60,21 @@ def test_a_delete_is_shown_with_what_it_takes(tmp_path: Path) -> None:
 def test_frames_about_jobs_are_shown_with_their_op(tmp_path: Path) -> None:
     seqs = (7, 9)
     said = [
-        LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, 5),
+        LeaseRows(LeaseOp.CLAIMED, seqs, (1, 2), "w\n1", 31_000, (5, 6)),
         LeaseRows(LeaseOp.RELEASED, seqs, (1, 2), until_ts=2_000),
-        LeaseRows(LeaseOp.EXTENDED, seqs, until_ts=61_000),
         LeaseRows(LeaseOp.DYING, seqs, (3, 3)),
     ]
     frames = [
         *(lease_frame(1, 1_000, rows) for rows in said),
-        lease_frame(1, 1_000, said[3])._replace(flags=9),
+        lease_frame(1, 1_000, said[2])._replace(flags=9),
         delete_runs_frame(1, [SeqRun(7, 1), SeqRun(9, 1)], 1_000, dead_lettered=True),
     ]
     lines = [*describe(log_of(tmp_path, frames))][1:-1]
     day = "1970-01-01T00:0"
-    assert lines[3].endswith(f": LEASE, topic 1, DYING, 2 jobs, 24 bytes, {day}0:01.000+00:00")
+    assert lines[2].endswith(f": LEASE, topic 1, DYING, 2 jobs, 24 bytes, {day}0:01.000+00:00")
     assert [line.partition(": ")[2].rsplit(", ", 2)[0] for line in lines] == [
         f"LEASE, topic 1, CLAIMED, 2 jobs, node 'w\\n1', until {day}0:31.000+00:00",
         f"LEASE, topic 1, RELEASED, 2 jobs, from {day}0:02.000+00:00",
-        f"LEASE, topic 1, EXTENDED, 2 jobs, until {day}1:01.000+00:00",
         "LEASE, topic 1, DYING, 2 jobs",
         "LEASE, topic 1, op 9, 2 jobs",
         "DELETE, topic 1, 2 runs of seqs, dead-lettered",

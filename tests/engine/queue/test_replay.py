@@ -54,7 +54,9 @@ class Replaying:
         replay_frame(self.replay, header_of(frame, lsn), body, lsn < POSITION)
 
     def claim(self, *seqs: int, until: int = 2_000_000, lsn: int = POSITION) -> None:
-        rows = LeaseRows(LeaseOp.CLAIMED, seqs, (1,) * len(seqs), "w", until, 70)
+        rows = LeaseRows(
+            LeaseOp.CLAIMED, seqs, (1,) * len(seqs), "w", until, range(70, 70 + len(seqs))
+        )
         self.play(lease_frame(self.topic.id, 5, rows), lsn)
 
     def begin(self) -> None:
@@ -71,7 +73,7 @@ def test_leases_that_the_checkpoint_holds_are_not_replayed(desk: Desk) -> None:
 def test_a_lease_of_a_log_or_of_an_unknown_operation_does_not_fit(desk: Desk) -> None:
     queue = Replaying(desk, 1)
     fill(desk, 1)
-    rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, 70)
+    rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (70,))
     with pytest.raises(Misfit, match="operation 9"):
         queue.play(lease_frame(queue.topic.id, 5, rows)._replace(flags=9))
     desk.put("log")

@@ -157,7 +157,14 @@ def _leased(table: TopicTable, topic: Topic, ask: Ask, taken: list[Taken], now: 
         for index, ((seq, record), deliveries) in enumerate(zip(taken, counts, strict=True))
     ]
     if keeps_leases(topic.config):
-        rows = LeaseRows(LeaseOp.CLAIMED, seqs, counts, ask.holder.node, deadline_ts, number)
+        rows = LeaseRows(
+            LeaseOp.CLAIMED,
+            seqs,
+            counts,
+            ask.holder.node,
+            deadline_ts,
+            range(number, number + len(seqs)),
+        )
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
         change.doom(dying=False)
     return change
@@ -229,7 +236,11 @@ def extend(
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):
-        rows = LeaseRows(LeaseOp.EXTENDED, held, until_ts=change.until_ts)
+        # All of what the leases are now: the log may not know of them, if leases have become
+        # durable since.
+        counts = [jobs_of(topic).deliveries(seq) for seq in held]
+        numbers = [lease.number for lease in change.leases]
+        rows = LeaseRows(LeaseOp.CLAIMED, held, counts, node, change.until_ts, numbers)
         change.log([lease_frame(topic.id, now.ts, rows)], sync=False)
     return change
 

@@ -11,9 +11,9 @@ it. All times are wall clock: a restart goes on with what is left of them.
 A replay may apply frames over a checkpoint that knows of some of them already: changes of leases
 are effective before their frames are written. It comes to the same end, for each job by itself:
 
-- A row is the outcome of the last frame about its job: CLAIMED, RELEASED and DYING say all of it,
-  EXTENDED moves a deadline. A checkpoint that knows of later frames has another row, or none; those
-  frames are replayed, too, and the last of them decides.
+- A row is the outcome of the last frame about its job, which says all of it. A checkpoint that
+  knows of later frames has another row, or none; those frames are replayed, too, and the last of
+  them decides.
 - Only the sum, `dead_lettered`, must not know of a frame that is replayed. It is that of committed
   changes, and frames below the LSN as of which the checkpoint holds the topic are not counted.
 - Rows and delays of jobs whose record has gone meanwhile are dropped at the end of the replay
@@ -46,7 +46,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from topics.formats.api.topic_config import TopicConfig
@@ -100,23 +99,15 @@ class Ledger:
         """A LEASE frame."""
         if frame.op == LeaseOp.CLAIMED:
             self._claim(frame)
-        elif frame.op == LeaseOp.EXTENDED:
-            self._extend(frame)
         else:
             self._end(frame)
 
     def _claim(self, frame: LeaseRows) -> None:
         self._forget_delays(frame.seqs)
-        numbers = count(frame.first_number)
-        for seq, number, deliveries in zip(frame.seqs, numbers, frame.deliveries, strict=False):
+        for seq, number, deliveries in zip(
+            frame.seqs, frame.numbers, frame.deliveries, strict=True
+        ):
             self.rows[seq] = JobRow(JobState.HELD, frame.until_ts, number, deliveries, frame.node)
-
-    def _extend(self, frame: LeaseRows) -> None:
-        rows = self.rows
-        for seq in frame.seqs:
-            row = rows.get(seq)
-            if row is not None and row.state is JobState.HELD:
-                rows[seq] = row._replace(until_ts=frame.until_ts)
 
     def _end(self, frame: LeaseRows) -> None:
         self._forget_delays(frame.seqs)

@@ -48,17 +48,17 @@ memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
 LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
 
     op  name      keys of ext  what happened
-    1   CLAIMED   n u f        leased to node "n" until "u"; "f" is the first lease number
+    1   CLAIMED   n u          leased to node "n" until "u", also by an extension
     2   RELEASED  u            claimable from "u" on
-    3   EXTENDED  u            leased until "u"
-    4   DYING     -            no more deliveries; the move to the dead-letter topic begins
+    3   DYING     -            no more deliveries; the move to the dead-letter topic begins
 
-"u" is in milliseconds since 1970. Lease numbers count up from "f" in the order of the rows. Body:
+"u" is in milliseconds since 1970. Body of a LEASE frame:
 
     part        size        present when  meaning
     ext         ext_len     ext_len > 0   CBOR map
     seqs        u64[count]  always        the jobs
-    deliveries  u32[count]  unless op 3   how often the job has been delivered by then
+    numbers     u64[count]  op 1          of their leases
+    deliveries  u32[count]  always        how often the job has been delivered by then
 
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
@@ -112,8 +112,7 @@ class LeaseOp(IntEnum):
 
     CLAIMED = 1
     RELEASED = 2
-    EXTENDED = 3
-    DYING = 4
+    DYING = 3
 
 
 class LeaseRows(NamedTuple):
@@ -121,10 +120,10 @@ class LeaseRows(NamedTuple):
 
     op: LeaseOp
     seqs: Sequence[int]
-    deliveries: Sequence[int] = ()
+    deliveries: Sequence[int]
     node: str = ""
     until_ts: int = 0
-    first_number: int = 0
+    numbers: Sequence[int] = ()
 
 
 class Floors(NamedTuple):
@@ -198,15 +197,15 @@ def decode_runs(body: Buffer) -> Iterator[SeqRun]:
 
 def lease_frame(topic_id: int, ts_ms: int, rows: LeaseRows) -> Frame:
     """A LEASE frame."""
-    op, count, deliveries = rows.op, len(rows.seqs), rows.deliveries
-    assert len(deliveries) == (0 if op is LeaseOp.EXTENDED else count), (
-        "each job has its deliveries"
-    )
+    op, count, numbers = rows.op, len(rows.seqs), rows.numbers
+    assert len(rows.deliveries) == count, "each job has its deliveries"
+    assert len(numbers) == (count if op is LeaseOp.CLAIMED else 0), "each lease has its number"
     ext: dict[str, Any] = {} if op is LeaseOp.DYING else {"u": rows.until_ts}
     if op is LeaseOp.CLAIMED:
-        ext = {"n": rows.node, "u": rows.until_ts, "f": rows.first_number}
+        ext = {"n": rows.node, "u": rows.until_ts}
     packed = cbor2.dumps(ext) if ext else b""
-    body = struct.pack(f"<{count}Q{len(deliveries)}I", *rows.seqs, *deliveries)
+    layout = f"<{count + len(numbers)}Q{count}I"
+    body = struct.pack(layout, *rows.seqs, *numbers, *rows.deliveries)
     return Frame(FrameKind.LEASE, topic_id, 0, ts_ms, count, op, len(packed), parts=(packed, body))
 
 
@@ -215,10 +214,13 @@ def decode_lease(header: FrameHeader, body: Buffer) -> LeaseRows:
     op, count, start = LeaseOp(header.flags), header.record_count, header.ext_len
     ext: dict[str, Any] = cbor2.loads(bytes(body[:start])) if start else {}
     seqs = struct.unpack_from(f"<{count}Q", body, start)
-    deliveries: tuple[int, ...] = ()
-    if op is not LeaseOp.EXTENDED:
-        deliveries = struct.unpack_from(f"<{count}I", body, start + 8 * count)
-    return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), ext.get("f", 0))
+    start += 8 * count
+    numbers: tuple[int, ...] = ()
+    if op is LeaseOp.CLAIMED:
+        numbers = struct.unpack_from(f"<{count}Q", body, start)
+        start += 8 * count
+    deliveries = struct.unpack_from(f"<{count}I", body, start)
+    return LeaseRows(op, seqs, deliveries, ext.get("n", ""), ext.get("u", 0), numbers)
 
 
 def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -> Frame:
