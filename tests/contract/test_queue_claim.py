@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -213,6 +214,19 @@ def test_large_jobs_are_claimed_whole(queue: Queue) -> None:
     body = queue.claimed("w", 20)
     assert [len(job["data"]) for job in body["claimed"]] == sizes
     assert body["ready"] == 0
+
+
+def test_a_claim_may_be_compressed_both_ways(queue: Queue) -> None:
+    queue.push("x" * 5000)
+    answer = queue.api.call(
+        "POST",
+        f"/v0/topics/{queue.name}/claim",
+        gzip.compress(b'{"node":"w"}'),
+        {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"},
+    )
+    assert answer.headers["content-encoding"] == "gzip"
+    (job,) = json.loads(gzip.decompress(answer.body))["claimed"]
+    assert job["data"] == "x" * 5000
 
 
 UNKNOWN: list[dict[str, Any]] = [{"queue": "x"}, {"lease_ids": 5}, {"seqs": "x"}, {"$seq": 1}]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.api import Api, ok, raw_records
-from tests.support.queues import Queue, claiming, counters, data, jobs_of, numbers
+from tests.support.queues import Queue, claiming, counters, data, jobs_of, numbers, until
 from tests.support.server import Server
 
 FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
@@ -160,6 +160,37 @@ def test_many_jobs_are_moved_once_each(pair: tuple[Queue, str]) -> None:
     assert sorted(data(queue.api.read(dead))) == list(range(500))
     assert queue.live() == []
     assert queue.counters() == counters(dead_lettered=500)
+
+
+def test_two_queues_may_bury_in_each_other(api: Api, topic: str) -> None:
+    names = [f"{topic}.left", f"{topic}.right"]
+    queues = [
+        Queue.create(api, name, max_deliveries=1, dead_letter=other)
+        for name, other in zip(names, reversed(names), strict=True)
+    ]
+    queues[0].push("x")
+    for turn in range(6):
+        queue, other = queues[turn % 2], queues[(turn + 1) % 2]
+        queue.spend(1, 1)
+        queue.bury(1)
+        assert other.counters()["ready"] == 1
+        (copy,) = api.read(other.name)
+        assert copy["meta"] == {FROM: queue.name, DELIVERIES: 1, SRC_SEQ: turn // 2 + 1}
+
+
+@pytest.mark.slow
+def test_large_jobs_are_moved_and_come_back(pair: tuple[Queue, str]) -> None:
+    queue, name = pair
+    sizes = [700_000 + 1000 * number for number in range(25)]
+    for size in sizes:
+        queue.push("x" * size)
+    queue.spend(25, 2)
+    queue.bury(25)
+    assert sorted(len(letter["data"]) for letter in queue.api.read(name)) == sizes
+    dead = Queue(queue.api, name)
+    until(lambda: dead.redrive()["remaining"], lambda left: left == 0)
+    assert sorted(len(job["data"]) for job in queue.claim("w", 25)) == sizes
+    assert dead.live() == []
 
 
 # --- how durably

@@ -18,6 +18,7 @@ from tests.support.queues import (
     SHORT_MS,
     Queue,
     Work,
+    asking,
     claim_body,
     claiming,
     counters,
@@ -28,12 +29,6 @@ from tests.support.queues import (
 from tests.support.server import Server
 
 LONG_MS = 20_000
-
-
-def asking(queue: Queue, **fields: Any) -> bytes:
-    """The bytes of a claim."""
-    body = json.dumps({"node": "w", "lease_ms": HOUR_MS, **fields}).encode()
-    return request("POST", f"/v0/topics/{queue.name}/claim", body)
 
 
 # --- how long

@@ -5,6 +5,7 @@ Every answer is checked for its documented fields before a test looks into it.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
-from tests.support.api import TIMEOUT_S, Answer, Api, ok
+from tests.support.api import TIMEOUT_S, Answer, Api, ok, request
 from tests.support.sse import SseEvent, Stream, seqs
 from topics.formats.names import shard_of
 
@@ -221,6 +222,12 @@ def claim_body(answer: Answer, name: str, max_jobs: int) -> Any:
     assert numbers(jobs) == sorted(set(numbers(jobs))), "ascending by $seq"
     assert len({*tokens(jobs)}) == len(jobs)
     return body
+
+
+def asking(queue: Queue, **fields: Any) -> bytes:
+    """The bytes of a claim for an hour."""
+    body = json.dumps({"node": "w", "lease_ms": HOUR_MS, **fields}).encode()
+    return request("POST", f"/v0/topics/{queue.name}/claim", body)
 
 
 # --- claims in the background

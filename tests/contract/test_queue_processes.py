@@ -1,0 +1,215 @@
+"""Queues while a shard or the front dies and is replaced: nothing hangs, and no job is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.api import Api, Wire, ok, refused
+from tests.support.queues import (
+    ERROR,
+    HOUR_MS,
+    Queue,
+    Work,
+    asking,
+    counters,
+    data,
+    names_on,
+    numbers,
+    parked,
+    tokens,
+    until,
+)
+from tests.support.server import Server, kill_one
+from topics.formats.names import shard_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data", shards=2) as server:
+        server.wait_roles(3)
+        yield server
+
+
+def kill(server: Server, role: str) -> None:
+    kill_one(server.wait_roles(3)[role])
+
+
+def kill_shard_of(server: Server, name: str) -> None:
+    kill(server, f"shard {shard_of(name, 2)}")
+
+
+def back(server: Server, name: str) -> None:
+    """The topic is served again."""
+
+    def look() -> int:
+        try:
+            with Api(server.address) as api:
+                return api.get(name).status
+        except OSError:
+            return 0
+
+    until(look, lambda status: status == 200, 20)
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "loose"])
+def test_a_stream_ends_when_its_shard_dies(server: Server, durable: bool) -> None:
+    """Its leases are those of a crash: kept, or free at once."""
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", "a", "b", leases_durable=durable, lease_ms=HOUR_MS)
+        with Work(queue, "w") as stream:
+            jobs = stream.jobs(1)
+            kill_shard_of(server, "q")
+            assert stream.event(ERROR).json()["code"] == 503
+            with pytest.raises(EOFError):
+                stream.event()
+        back(server, "q")
+        assert data(queue.claim("other", 2)) == (["b"] if durable else ["a", "b"])
+        assert queue.ack(jobs, "w", lease_ids=tokens(jobs))["acked"] == int(durable)
+
+
+def test_a_waiting_claim_ends_with_503_when_its_shard_dies(server: Server) -> None:
+    with Api(server.address) as api, Wire(server.address) as wire:
+        queue = Queue.create(api, "q")
+        wire.send(asking(queue, wait_ms=20_000))
+        parked(queue)
+        kill_shard_of(server, "q")
+        answer = wire.answer()
+        refused(answer, 503, "not_ready")
+        assert int(answer.headers["retry-after"]) >= 1
+        back(server, "q")
+        queue.push("a")
+        assert data(queue.claim()) == ["a"]
+
+
+def test_queues_of_another_shard_go_on(server: Server) -> None:
+    _, other = names_on("q")
+    with Api(server.address) as api:
+        Queue.create(api, "q")
+        queue = Queue.create(api, other, *range(10))
+        with Work(queue, "w", 1) as stream:
+            kill_shard_of(server, "q")
+            for number in range(10):
+                jobs = stream.jobs(1)
+                assert data(jobs) == [number]
+                queue.ack(jobs)
+        back(server, "q")
+
+
+def test_leases_of_a_shard_that_died_are_durable_or_void(server: Server) -> None:
+    with Api(server.address) as api:
+        for durable in (True, False):
+            queue = Queue.create(
+                *(api, f"q.{durable}".lower(), "a", "b"),
+                leases_durable=durable,
+                lease_ms=HOUR_MS,
+            )
+            jobs = queue.claim("w")
+            expected = queue.leases()
+            kill_shard_of(server, queue.name)
+            back(server, queue.name)
+            assert queue.leases() == (expected if durable else [])
+            assert queue.ack(jobs, lease_ids=tokens(jobs))["acked"] == int(durable)
+
+
+def test_jobs_of_streams_are_claimable_at_once_when_the_front_dies(server: Server) -> None:
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", *range(4), lease_ms=HOUR_MS)
+        polled = queue.claim("polled")
+        stream = Work(queue, "w", 2)
+        stream.jobs(2)
+    kill(server, "front 0")
+    stream.close()
+    back(server, "q")
+    with Api(server.address) as api:
+        queue = Queue(api, "q")
+        queue.becomes(ready=3, in_flight=1)
+        jobs = queue.claim("other", 5)
+        assert [(job["data"], job["deliveries"]) for job in jobs] == [(1, 2), (2, 2), (3, 1)]
+        assert queue.ack(polled, "polled", lease_ids=tokens(polled))["acked"] == 1
+
+
+def test_a_claim_that_waited_in_a_front_that_died_takes_nothing(server: Server) -> None:
+    with Api(server.address) as api, Wire(server.address) as wire:
+        queue = Queue.create(api, "q")
+        wire.send(asking(queue, wait_ms=20_000))
+        parked(queue)
+        kill(server, "front 0")
+        wire.rest()
+    back(server, "q")
+    with Api(server.address) as api:
+        queue = Queue(api, "q")
+        queue.push("a")
+        queue.becomes(ready=1)
+        assert data(queue.claim()) == ["a"]
+
+
+@pytest.mark.parametrize("which", ["source", "target"])
+@pytest.mark.parametrize("turn", range(3))
+def test_a_shard_that_dies_during_moves_doubles_and_loses_none(
+    server: Server, which: str, turn: int
+) -> None:
+    _, dead = names_on("q")
+    with Api(server.address) as api:
+        config = {"durability": "fsync", "max_deliveries": 1, "dead_letter": dead}
+        queue = Queue.create(api, "q", *range(300), leases_durable=True, **config)
+        ok(api.put(dead, {"durability": "fsync"}), 201)
+        queue.spend(300, 1)
+        assert queue.claim("pass") == []
+        time.sleep(0.01 * turn)
+        kill_shard_of(server, "q" if which == "source" else dead)
+        for name in ("q", dead):
+            back(server, name)
+
+        def look() -> list[int]:
+            answer = queue.call("claim", {"node": "pass"})
+            assert answer.status == 503 or ok(answer)["claimed"] == []
+            return queue.live()
+
+        until(look, lambda live: live == [], 20)
+        assert sorted(data(api.read(dead))) == list(range(300))
+        assert queue.counters() == counters(dead_lettered=300)
+
+
+def test_work_goes_on_while_shards_die(server: Server) -> None:
+    """Workers that reconnect and repeat do every job, some of them twice."""
+    with Api(server.address) as api:
+        queue = Queue.create(api, "q", *range(300), durability="fsync", lease_ms=1000)
+    done: set[int] = set()
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                with Api(server.address) as own:
+                    mine = Queue(own, "q")
+                    with Work(mine, "w", 10) as stream:
+                        while not over.is_set():
+                            jobs = stream.jobs(1, 2)
+                            done.update(numbers(jobs))
+                            mine.ack(jobs, lease_ids=tokens(jobs))
+            except (OSError, EOFError, AssertionError):
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(0.2)
+        kill_shard_of(server, "q")
+        back(server, "q")
+    with Api(server.address) as api:
+        queue = Queue(api, "q")
+        until(lambda: api.get("q"), lambda answer: answer.status == 200)
+        until(lambda: api.state("q")["count"], lambda count: count == 0, 30)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert done == {*range(1, 301)}
+        assert queue.counters() == counters()
