@@ -227,7 +227,7 @@ def lateness(folder: Path | None) -> None:
                 f"p50 {p50:.2f}  p99 {p99:.2f}  max {most:.2f}  min {min(late) * 1000:.2f} ms late"
             )
             line(
-                f"e {LATE_JOBS} delayed jobs, {name}",
+                f"e {LATE_JOBS} delayed, {name}",
                 f"{shown}; stolen {stolen_s() - stolen:.1f} s",
                 verdict(most <= LATE_MS_MAX and min(late) >= 0),
             )
