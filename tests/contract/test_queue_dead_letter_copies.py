@@ -116,6 +116,7 @@ def test_the_dead_letter_topic_is_made_with_defaults_when_it_is_absent(
     assert (config["type"], config["durability"], config["cap_records"]) == ("log", "disk", 0)
 
 
+@pytest.mark.slow
 def test_the_dead_letter_topic_is_not_made_where_auto_create_is_off(api: Api, topic: str) -> None:
     queue = Queue.create(
         api, topic, "a", max_deliveries=1, dead_letter=f"{topic}.dead", auto_create=False

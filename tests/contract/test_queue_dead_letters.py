@@ -151,6 +151,7 @@ def test_config_changes_count_from_now_on(api: Api, topic: str) -> None:
 # --- what cannot go
 
 
+@pytest.mark.slow
 def test_a_job_stays_while_the_dead_letter_topic_is_full(pair: tuple[Queue, str]) -> None:
     queue, dead = pair
     ok(queue.api.append(dead, "old", config={"cap_records": 1, "discard": "reject"}), 201)
@@ -169,6 +170,7 @@ def test_a_job_stays_while_the_dead_letter_topic_is_full(pair: tuple[Queue, str]
     assert queue.counters() == counters(in_flight=1, dead_lettered=1)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_jobs_fits_and_the_others_stay(pair: tuple[Queue, str]) -> None:
     queue, dead = pair
     ok(queue.api.put(dead, {"cap_records": 2, "discard": "reject"}), 201)

@@ -183,6 +183,7 @@ def test_one_write_serves_several_waiters(queue: Queue) -> None:
         assert [data(jobs_of(future)) for future in futures] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.slow
 def test_a_later_claim_never_overtakes_a_waiter(queue: Queue) -> None:
     with claiming(queue) as claims:
         for number in range(20):
@@ -205,6 +206,7 @@ def test_waiters_of_a_jittered_queue_join_the_next_cohort(api: Api, topic: str) 
         assert [len(jobs_of(future)) for future in futures] == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_wait_holds_up_nobody_else(server: Server, queue: Queue) -> None:
     with claiming(queue) as claims:
         futures = [claims.start(f"w{number}", wait_ms=1500) for number in range(10)]
@@ -229,6 +231,7 @@ def reset(wire: Wire) -> None:
     wire.socket.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [close, reset], ids=["FIN", "RST"])
 def test_a_client_that_hangs_up_takes_nothing(queue: Queue, end: Callable[[Wire], None]) -> None:
     for number in range(10):

@@ -104,6 +104,7 @@ def test_the_worker_in_python_works_jobs_off(jobs: Queue) -> None:
         jobs.becomes()
 
 
+@pytest.mark.slow
 def test_the_worker_in_python_gives_back_what_fails(jobs: Queue) -> None:
     with running(PYTHON, jobs) as worker:
         assert [line(worker), line(worker)] == ["resize s3://b/x.png", "resize s3://b/y.png"]
@@ -138,6 +139,7 @@ def test_the_worker_in_the_shell_gives_back_what_fails_until_it_is_a_dead_letter
         assert letter["data"] == {"no": "url"}
 
 
+@pytest.mark.slow
 def test_the_other_calls_of_the_readme_are_answered(jobs: Queue) -> None:
     ok(jobs.api.put(f"{jobs.name}.dead"), 201)
     (job,) = jobs.claim("worker-1", lease_ms=HOUR_MS)
