@@ -55,7 +55,7 @@ NAMES = {
     "push": "d 16 streams, acks of 8",
 }
 RATIO_MIN = 3.0
-FILLED = 100_000
+FILLED = 400_000
 MANY, FEW, ACKED = 1_000_000, 100, 900_000
 CLAIMS = 2000
 CLAIM_RATIO_MAX = 1.3

@@ -181,9 +181,11 @@ def _first_live_seq(topic: Topic, store: Store) -> int:
 # Deletes
 
 
-def delete_runs(topic: Topic, runs: Iterable[SeqRun], store: Store) -> None:
-    """Delete runs of seqs, in rising order."""
-    if topic.jobs is not None:
+def delete_runs(
+    topic: Topic, runs: Iterable[SeqRun], store: Store, *, are_finished: bool = False
+) -> None:
+    """Delete runs of seqs, in rising order. ``are_finished``: jobs that are in no state by now."""
+    if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
         topic.jobs.forget_runs(runs)
     index, of_entry = topic.index, -1

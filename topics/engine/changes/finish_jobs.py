@@ -68,6 +68,13 @@ class AckJobs(FinishJobs):
         super().__init__(topic, [lease.seq for lease in leases], now, skipped)
         self.leases = leases
 
+    def commit(self, table: TopicTable, /) -> None:
+        """As `Change.commit`."""
+        self.note_settled()
+        jobs_of(self.topic).finish(self.seqs)
+        if self.runs:
+            delete_runs(self.topic, self.runs, table.store, are_finished=True)
+
     def undo(self, table: TopicTable, /) -> None:
         """As `Change.undo`."""
         super().undo(table)

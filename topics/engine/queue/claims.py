@@ -23,6 +23,7 @@ from topics.engine.queue.leases import Holder
 from topics.engine.removal import deleted_in
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
+from topics.formats.buffers import Buffer
 from topics.formats.disk.records import View, live_runs
 
 UNREADABLE_MS = 60_000  # until a job with a damaged record is tried again
@@ -199,6 +200,7 @@ def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
     index, found = topic.index, list[Taken]()
     at = first_seq = end = 0
     view: View | None = None
+    deleted: Buffer | None = None
     for seq in seqs:
         if not first_seq <= seq < end:
             at = at + 1 if seq == end else index.find(seq)
@@ -206,28 +208,19 @@ def records_of(topic: Topic, store: Store, seqs: Sequence[int]) -> list[Taken]:
                 continue
             first_seq, count, _, size = index.entry(at)
             end = first_seq + count
-            view = _view(topic, store, at) if size else None
-        if view is not None and max(first_seq, topic.start_seq) <= seq < end:
-            record = _record(topic, store, view, first_seq, seq)
-            if record is not None:
-                found.append((seq, record))
+            view, deleted = _readable(topic, store, at) if size else (None, None)
+        if view is None or not max(first_seq, topic.start_seq) <= seq < end:
+            continue
+        place = seq - first_seq
+        if deleted is None or deleted[place] != 1:
+            with contextlib.suppress(Unreadable):
+                found.append((seq, bytes(view.slice(place, place + 1))))
     return found
 
 
-def _view(topic: Topic, store: Store, at: int) -> View | None:
+def _readable(topic: Topic, store: Store, at: int) -> tuple[View | None, Buffer | None]:
+    """The records of an entry and their delete flags; no records if they cannot be read."""
     try:
-        return store.records(topic.index.entry(at)[2])
+        return store.records(topic.index.entry(at)[2]), deleted_in(topic, at, store)
     except Unreadable:
-        return None
-
-
-def _record(topic: Topic, store: Store, view: View, first_seq: int, seq: int) -> bytes | None:
-    index = seq - first_seq
-    try:
-        if first_seq in topic.index.gone:
-            deleted = deleted_in(topic, topic.index.find(seq), store)
-            if deleted is not None and deleted[index] == 1:
-                return None
-        return bytes(view.slice(index, index + 1))
-    except Unreadable:
-        return None
+        return None, None
