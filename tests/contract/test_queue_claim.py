@@ -210,7 +210,7 @@ def test_no_job_is_leased_twice_by_concurrent_claims(server: Server, api: Api, t
     "size",
     [
         400_000,
-        pytest.param(700_000, marks=pytest.mark.xfail(reason="a claim ends above 8 MiB of jobs")),
+        700_000,
     ],
     ids=lambda value: f"10.2 {value}",
 )

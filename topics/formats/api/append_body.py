@@ -95,7 +95,7 @@ def check_append(
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key
-    check_key(request.idempotency_key)
+    check_key(request.idempotency_key, limits)
     records = request.records
     if not records:
         raise InvalidRequest("records must hold at least one record", field="records")

@@ -17,6 +17,7 @@ DEFAULT_LIMIT = 256  # §3
 WAIT_MS_MAX = 30_000  # §3
 DEFAULT_BATCH_BYTES = 1 << 20  # §11
 BATCH_BYTES_MAX = 8 << 20  # §11
+CLAIM_BYTES_MAX = 32 << 20  # about: of the jobs that one claim gets
 LEASE_MS_BOUNDS = (100, 86_400_000)  # §0.10, §10.2
 NACK_DELAY_MS_MAX = 86_400_000  # §10.5
 DELAY_MS_MAX = 30 * 86_400_000  # a job is delivered 30 days after it was sent at the latest
@@ -34,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True):
     limit: int
     claim: int
     meta_keys: int = META_MAX_KEYS
+    key_chars: int = KEY_MAX_CHARS
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -84,9 +86,9 @@ def check_worker(node: str, limits: Limits) -> None:
     check_node(node, limits)
 
 
-def check_key(key: str | None) -> None:
+def check_key(key: str | None, limits: Limits) -> None:
     """Raises `InvalidRequest` for an idempotency key that is empty or too long."""
-    if key is not None and not 1 <= len(key) <= KEY_MAX_CHARS:
+    if key is not None and not 1 <= len(key) <= limits.key_chars:
         raise InvalidRequest(
             f"idempotency_key must have 1 to {KEY_MAX_CHARS} characters", field="idempotency_key"
         )

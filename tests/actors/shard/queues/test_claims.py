@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.queue_desk import TS_0, QueueDesk, seqs_of
-from topics.formats.api.limits import BATCH_BYTES_MAX
+from topics.formats.api.limits import CLAIM_BYTES_MAX
 from topics.storage.wal.file import NoRoom
 
 FULL = NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -66,15 +66,15 @@ async def test_only_queues_are_claimed_from(workers: QueueDesk) -> None:
     ]
 
 
-async def test_an_answer_has_about_8_mib_of_jobs_at_most(workers: QueueDesk) -> None:
+async def test_an_answer_has_about_32_mib_of_jobs_at_most(workers: QueueDesk) -> None:
     workers.queue()
-    for _ in range(160):
+    for _ in range(400):
         workers.append("q", "x" * (1 << 17))
     workers.told()
     claim = workers.claim(max=1000)
     ((cid, seqs),) = workers.claimed()
     assert cid == claim
-    assert BATCH_BYTES_MAX >> 17 <= len(seqs) <= (BATCH_BYTES_MAX >> 17) + 64
+    assert CLAIM_BYTES_MAX >> 17 <= len(seqs) <= (CLAIM_BYTES_MAX >> 17) + 64
 
 
 # Waiting

@@ -31,7 +31,7 @@ from topics.engine.queue.claims import jobs_of
 from topics.engine.queue.leases import Holder
 from topics.engine.topic import Topic
 from topics.formats.api import answers, queue_answers
-from topics.formats.api.limits import BATCH_BYTES_MAX
+from topics.formats.api.limits import CLAIM_BYTES_MAX
 from topics.formats.api.queue_bodies import Claim, decode_claim
 from topics.formats.wire.calls import (
     CALL_CANCELLED,
@@ -53,7 +53,7 @@ class PolledClaim(Claimer):
 
     __slots__ = ("asked", "claims", "deadline", "leased", "request", "waited")
     is_stream = False
-    max_bytes = BATCH_BYTES_MAX
+    max_bytes = CLAIM_BYTES_MAX
 
     def __init__(
         self, claims: Claims, request: ClaimCall, topic: Topic, holder: Holder, asked: Claim

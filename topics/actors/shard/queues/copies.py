@@ -14,10 +14,18 @@ from typing import Final, NamedTuple
 from topics.actors.rpc.failures import failures_of
 from topics.actors.shard.peers import PeerReply, Peers
 from topics.errors import TopicsError
+from topics.formats.api.limits import KEY_MAX_CHARS
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult
 
 COPIES_BYTES: Final = 1 << 20  # of records: no more are added to a message that has so many
 _FAILED: Final = int(AppendOutcome.FAILED)
+
+
+def copy_key(what: str, epoch: int, seq: int) -> str:
+    """The key of a copy. It is longer than a client's key may be: nobody can take it before the
+    copy comes, for which the record would then be deleted.
+    """
+    return f"${what}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
 
 class Copy(NamedTuple):

@@ -21,7 +21,7 @@ import trio
 
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, send
+from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, Sent, copy_key, send
 from topics.actors.shard.queues.lanes import Lanes
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.service import Service
@@ -160,7 +160,7 @@ class DeadLetters(Service):
         # A restart may know no count.
         deliveries = jobs_of(topic).deliveries(seq) or config.max_deliveries
         parts = parts._replace(meta=stamped(parts.meta, topic.name, deliveries, seq))
-        key = f"$dead_letter:{topic.epoch}:{seq}"
+        key = copy_key("dead_letter", topic.epoch, seq)
         return Copy(seq, append_request(parts, key, None if config.auto_create else False))
 
     def _copied(self, move: Move, sent: Sent) -> None:

@@ -224,7 +224,8 @@ class Lines(Service):
     def _claim(self, line: Line, shares: Sequence[Share], *, evenly: bool) -> int:
         """Lease jobs to these claimers; how many. 0: there are no more."""
         asks = [share.claimer.ask(share.max_jobs) for share in shares]
-        max_bytes = min(TURN_BYTES_MAX, sum(share.claimer.max_bytes for share in shares))
+        bounds = [share.claimer.max_bytes for share in shares]
+        max_bytes = min(max(TURN_BYTES_MAX, *bounds), sum(bounds))
         try:
             changes = self._engine.claim(
                 line.topic, asks, self._context.now, evenly=evenly, max_bytes=max_bytes

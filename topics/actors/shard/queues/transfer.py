@@ -15,7 +15,7 @@ import trio
 
 from topics.actors.rpc.typed_calls import InboundCall
 from topics.actors.shard.deadlines import Deadline
-from topics.actors.shard.queues.copies import COPIES_BYTES, Copy
+from topics.actors.shard.queues.copies import COPIES_BYTES, Copy, copy_key
 from topics.engine.now import Now
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
@@ -124,7 +124,7 @@ class Transfer:
             self.skip(seq, code or NO_SOURCE, now)
             return
         parts = parts._replace(meta=unstamped(parts.meta))
-        key = f"$redrive:{self.topic.epoch}:{seq}"
+        key = copy_key("redrive", self.topic.epoch, seq)
         copy = Copy(seq, append_request(parts, key, create=False))
         found.setdefault(target, []).append(copy)
 
