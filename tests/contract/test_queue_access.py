@@ -13,6 +13,8 @@ from tests.support.api import Answer, Api, Wire, ok, refused, request
 from tests.support.queues import HOUR_MS, Queue, Work, counters, data, until, work_path
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 FULL = "full-key"
 KEYS = ",".join(
     [

@@ -14,6 +14,8 @@ from tests.support.api import Api, ok, raw_records
 from tests.support.queues import Queue, claiming, counters, data, jobs_of, numbers, until
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 FROM, DELIVERIES, SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
 # --- what arrives

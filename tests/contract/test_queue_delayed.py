@@ -26,6 +26,8 @@ from tests.support.queues import (
 from tests.support.sse import watch
 from tests.support.ws import Socket, alive
 
+pytestmark = pytest.mark.slow
+
 CLOCKS_MS = 1  # one clock tells the time, another one keeps it
 LATE_MS = 1000  # what a loaded machine is allowed
 Record = dict[str, Any]

@@ -14,6 +14,8 @@ from tests.support.queues import Queue, Work, counters, data, work_path
 from tests.support.server import Server
 from tests.support.sse import Stream, turned_away
 
+pytestmark = pytest.mark.slow
+
 GOOD: dict[str, dict[str, Any]] = {
     "claim": {"node": "w"},
     "ack": {"node": "w", "seqs": [1]},

@@ -21,6 +21,8 @@ from tests.support.queues import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 CLOCKS_MS = 1  # deadlines are told by one clock and kept by another
 
 

@@ -16,6 +16,8 @@ from tests.support.queues import (
     tokens,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def page_of(queue: Queue, query: str = "") -> Any:
     return ok(queue.api.call("GET", f"/v0/topics/{queue.name}/leases{query}"))

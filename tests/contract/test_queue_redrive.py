@@ -14,6 +14,8 @@ from tests.support.api import Api, ok, raw_records, refused
 from tests.support.queues import HOUR_MS, Queue, counters, data, names_on, numbers, until
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 FROM = "$dead_letter_from"
 MARKS = (FROM, "$dead_letter_deliveries", "$dead_letter_src_seq")
 

@@ -24,6 +24,8 @@ from tests.support.queues import (
 )
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 QUIET_S = 0.3
 
 # --- the end of the connection
