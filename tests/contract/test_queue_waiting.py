@@ -28,6 +28,8 @@ from tests.support.queues import (
 )
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 LONG_MS = 20_000
 
 
