@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.queue.job_desk import JobDesk
-from topics.engine.queue.jobs import LEDGER_STEP, Counters
+from topics.engine.now import Now
+from topics.engine.queue.jobs import LEDGER_STEP, Counters, Jobs
 from topics.engine.queue.ledger import JobState
+from topics.engine.queue.timetable import STALE_MIN
+from topics.formats.ranges import SeqRun
 
 
 def test_every_state_is_counted_once() -> None:
@@ -232,3 +235,12 @@ def test_an_idle_queue_holds_no_memory_of_jobs_that_were_done() -> None:
     desk.claim()
     assert desk.jobs.next_at is None
     assert desk.jobs.leases.pollers == {}
+
+
+def test_delayed_jobs_that_are_deleted_leave_the_timetable() -> None:
+    jobs = Jobs()
+    for seq in range(1, 3 * STALE_MIN):
+        jobs.delay(seq, 10**9, Now(ts=0, ms=0))
+        jobs.forget_runs([SeqRun(seq, 1)])
+    assert jobs.counters(0).delayed == 0
+    assert len(jobs._delayed_times) <= STALE_MIN + 1

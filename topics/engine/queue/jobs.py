@@ -163,6 +163,9 @@ class Jobs:
         due_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
         self._delayed[seq] = due_ms
         self._delayed_times.add(due_ms, (seq,))
+        self._delayed_times.trim(
+            len(self._delayed), lambda: ((at, seq) for seq, at in self._delayed.items())
+        )
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
         """Take up to ``count`` free jobs out of the line; exhausted ones die on the way."""
