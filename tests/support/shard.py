@@ -190,7 +190,7 @@ class Desk:
         return self.ask(calls.TOPIC_PUT, params, json_bytes(config))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> int:
-        params = calls.TopicDeleteParams(topic, if_empty, time.monotonic_ns())
+        params = calls.TopicDeleteParams(topic, if_empty, None, time.monotonic_ns())
         return self.ask(calls.TOPIC_DELETE, params)
 
     def delete_records(self, topic: str, **asked: Any) -> int:

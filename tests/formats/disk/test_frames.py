@@ -172,6 +172,9 @@ def test_numbers_of_kinds_never_change() -> None:
         "SEQS_RESERVED": 8,
         "FLOOR": 9,
         "TS_RESERVED": 10,
+        "PAYLOAD": 11,
+        "ROUTER_SET": 12,
+        "ROUTERS_GONE": 13,
     }
     assert {frame.kind for frame, _ in GOLDEN} == set(FrameKind)
 

@@ -5,16 +5,19 @@
     2       DELETE         topic_id first_seq ts_ms record_count flags          runs
     3       TOPIC          topic_id first_seq ts_ms ext_len                     map
     4       LEASE          topic_id ts_ms record_count ext_len flags            rows
-    5       ROUTER         -                                                    -
+    5       ROUTER         topic_id first_seq ts_ms record_count ext_len flags  rows
     6       START          ts_ms ext_len                                        map
     7       TOPIC_DELETED  topic_id ts_ms                                       none
     8       SEQS_RESERVED  topic_id first_seq                                   none
     9       FLOOR          topic_id first_seq ext_len                           array
     10      TS_RESERVED    ts_ms                                                none
+    11      PAYLOAD        topic_id first_seq ts_ms record_count ext_len flags  records
+    12      ROUTER_SET     ts_ms ext_len                                        map
+    13      ROUTERS_GONE   ts_ms ext_len                                      array
 
 Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
-of the log look for it in frames of any kind. Nothing writes ROUTER frames yet. Integers are
-little-endian; maps and arrays are CBOR, and ``ext_len`` is their length.
+of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
+and ``ext_len`` is their length.
 
 APPEND: the records of one write, with contiguous seqs from ``first_seq``, all at ``ts_ms``. The
 body is that of ``records.py``. With flag EXTERNAL it is the ext map alone, and the whole body is in

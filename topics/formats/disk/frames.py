@@ -61,6 +61,9 @@ class FrameKind(IntEnum):
     SEQS_RESERVED = 8
     FLOOR = 9
     TS_RESERVED = 10
+    PAYLOAD = 11
+    ROUTER_SET = 12
+    ROUTERS_GONE = 13
 
 
 class FrameHeader(NamedTuple):

@@ -18,6 +18,16 @@ module spells a subject or builds params.
     rpc/queue.leases          to shard   LeasesParams         -           LeasesResult      answer
     rpc/queue.redrive         to shard   RedriveParams        request     NoResult          answer
     rpc/work.open             to shard   WorkOpenParams       -           NoResult          -
+    rpc/router.put            to shard   RouterPutParams      request     RouterPutResult   answer
+    rpc/router.get            to shard   RouterGetParams      -           NoResult          answer
+    rpc/router.list           to shard   RouterListParams     -           RouterListResult  -
+    rpc/router.delete         to shard   RouterDeleteParams   -           NoResult          answer
+    rpc/router.cascade        to shard   CascadeParams        -           CascadeResult     -
+    rpc/router.endpoint       to shard   EndpointParams       -           EndpointResult    -
+    rpc/router.sync           to shard   RouterSyncParams     -           RouterSyncResult  -
+    rpc/router.stats          to shard   RouterStatsParams    -           RouterStats       -
+    rpc/router.forward        to shard   ForwardParams        copied      ForwardResult     -
+    rpc/router.catch_up       to shard   CatchUpParams        -           NoResult          -
     rpc/feed.open             to shard   FeedOpenParams       -           FeedOpenResult    -
     rpc/feed.read             to shard   FeedReadParams       -           FeedReadResult    records
     event/feed.page           to front   FeedPageParams       records
@@ -35,6 +45,7 @@ module spells a subject or builds params.
     answer, answers    the JSON body for the client; of `diff.ahead`: pages that lack their ends
     records            rendered records, joined by commas
     jobs               leased jobs as JSON objects, one behind the other
+    copied             records that no log holds, as the body of an APPEND frame; mostly empty
 
 A result says what happened. It never holds an HTTP status: the front chooses that.
 
@@ -63,6 +74,8 @@ class NoResult(NamedTuple):
 
 
 NO_RESULT: Final = NoResult()
+
+ROUTER_OWNER: Final = 0  # the shard that owns the graph of routers
 
 
 # Appends
@@ -172,10 +185,11 @@ class TopicListResult(NamedTuple):
 
 
 class TopicDeleteParams(NamedTuple):
-    """Delete the topic; ``if_empty``: only if it holds no records."""
+    """Delete the topic with its routers; ``if_empty``: only if it holds no records."""
 
     topic: str
     if_empty: bool
+    prefixes: list[str] | None
     at: int
 
 
@@ -297,6 +311,188 @@ class WorkCloseParams(NamedTuple):
     """The client has gone: release the leases of the stream."""
 
     work: int
+
+
+# Routers. Their graph is owned by one shard (`ROUTER_OWNER`), which is asked by fronts and tells
+# the shards of both ends; copies go from the source's shard to that of the dest.
+
+
+class RouterPutParams(NamedTuple):
+    """Make or configure the router, as the body says."""
+
+    router: str
+    prefixes: list[str] | None
+    at: int
+
+
+class RouterPutResult(NamedTuple):
+    """``created``: the router did not exist before."""
+
+    created: bool
+
+
+class RouterGetParams(NamedTuple):
+    """The router's config and counters."""
+
+    router: str
+    prefixes: list[str] | None
+    at: int
+
+
+class RouterListParams(NamedTuple):
+    """Up to ``limit`` routers by name, those above ``after`` that begin so and have these ends."""
+
+    prefix: str
+    source: str | None
+    dest: str | None
+    after: str | None
+    limit: int
+    prefixes: list[str] | None
+
+
+class RouterListResult(NamedTuple):
+    """Routers in the order of their names, each with its JSON."""
+
+    items: Sequence[tuple[str, bytes]]
+
+
+class RouterDeleteParams(NamedTuple):
+    """Remove the router."""
+
+    router: str
+    prefixes: list[str] | None
+    at: int
+
+
+class CascadeParams(NamedTuple):
+    """The topic goes: remove all routers that name it."""
+
+    topic: str
+
+
+class CascadeResult(NamedTuple):
+    """Names of the routers that were removed."""
+
+    routers: Sequence[str]
+
+
+class EndpointParams(NamedTuple):
+    """An end of a router; ``create``: make the topic if it is absent."""
+
+    topic: str
+    create: bool
+
+
+class EndpointResult(NamedTuple):
+    """``id`` 0: there is no such topic. ``head_seq``: what is committed."""
+
+    id: int
+    epoch: int
+    head_seq: int
+
+
+class RouterRow(NamedTuple):
+    """A router as the shards of its ends know it. A receiver makes it again:
+    ``RouterRow._make(row)``.
+    """
+
+    id: int  # names one life of the router: another source or dest is another one
+    name: str
+    source: str
+    source_id: int
+    epoch: int  # of the source
+    dest: str
+    dest_id: int
+    start_seq: int  # head of the source when the router was made: what follows is forwarded
+    preserve_node: bool
+    preserve_tag: bool
+    filter: Sequence[str] | None  # op, text
+    exactly_once: bool
+
+
+class RouterSyncParams(NamedTuple):
+    """Routers that are new or changed, and ids of those that are gone. ``is_all``: the shard has no
+    others.
+    """
+
+    routers: Sequence[Sequence[Any]]  # the fields of `RouterRow`
+    removed: Sequence[int]
+    is_all: bool
+
+
+class RouterSyncResult(NamedTuple):
+    """``orphans``: ids of routers of which an end is not here, though its name belongs here;
+    ``totals``: (id, forwarded_total) of the removed ones that had their source here.
+    """
+
+    orphans: Sequence[int]
+    totals: Sequence[tuple[int, int]]
+
+
+class RouterStatsParams(NamedTuple):
+    """Counters of routers that have their source in this shard."""
+
+    routers: Sequence[int]
+
+
+class RouterStats(NamedTuple):
+    """(id, forwarded_total, lag_records, lag_ms) of each router that is known here."""
+
+    stats: Sequence[tuple[int, int, int, int]]
+
+
+class ForwardTarget(NamedTuple):
+    """One router that takes part in a forward. ``stamp``: its name, if it stamps its copies."""
+
+    router: int
+    dest: str
+    dest_id: int
+    start_seq: int  # its cursor, where the dest knows none
+    stamp: str | None
+
+
+class ForwardParams(NamedTuple):
+    """Append copies to the dests of routers that stand at the same cursor and copy alike."""
+
+    source: str
+    source_id: int
+    epoch: int
+    from_seq: int  # the cursor of all these routers
+    to_seq: int  # the cursor afterwards
+    trimmed: int  # seqs above the cursor that the source has lost; then there are no rows
+    hop: int  # of the copies
+    rows: bytes  # `formats.disk.copies` rows, one behind the other
+    seqs: Sequence[int]  # of each row: seq in the source of its first record
+    stamps: Sequence[Sequence[Any]]  # that rows carry on: the fields of `Stamp`
+    targets: Sequence[Sequence[Any]]  # the fields of `ForwardTarget`
+
+
+class ForwardStatus(IntEnum):
+    """What became of the copies for one router."""
+
+    DONE = 0
+    BEHIND = 1  # the cursor of the dest is another one
+    FULL = 2  # the dest has taken what it has room for
+    NO_DEST = 3  # the dest is gone, or another one of that name
+    NO_PAYLOAD = 4  # the records are not where the rows say: send them through a log again
+    NOT_LOGGED = 5  # the dest keeps a log: records in memory must be in one first
+    BUSY = 6  # an earlier forward is under way, or the log cannot take it now
+
+
+class ForwardResult(NamedTuple):
+    """(status, cursor, forwarded_total) of each target, in their order."""
+
+    outcomes: Sequence[tuple[int, int, int]]
+
+
+class CatchUpParams(NamedTuple):
+    """Answer when these routers have reached the head that their source has now, or cannot.
+
+    ``passed``: routers that wait for this answer themselves.
+    """
+
+    routers: Sequence[int]
+    passed: Sequence[int]
 
 
 # Feeds
@@ -430,6 +626,34 @@ REDRIVE: Final = Call(
 WORK_OPEN: Final = Call(
     "work.open", TO_SHARD, WorkOpenParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
 )
+ROUTER_PUT: Final = Call(
+    "router.put", TO_SHARD, RouterPutParams, "request", RouterPutResult, "answer", is_write=True
+)
+ROUTER_GET: Final = Call("router.get", TO_SHARD, RouterGetParams, NO_ATTACHMENT, NoResult, "answer")
+ROUTER_LIST: Final = Call(
+    "router.list", TO_SHARD, RouterListParams, NO_ATTACHMENT, RouterListResult, NO_ATTACHMENT
+)
+ROUTER_DELETE: Final = Call(
+    "router.delete", TO_SHARD, RouterDeleteParams, NO_ATTACHMENT, NoResult, "answer", is_write=True
+)
+ROUTER_CASCADE: Final = Call(
+    "router.cascade", TO_SHARD, CascadeParams, NO_ATTACHMENT, CascadeResult, NO_ATTACHMENT
+)
+ROUTER_ENDPOINT: Final = Call(
+    "router.endpoint", TO_SHARD, EndpointParams, NO_ATTACHMENT, EndpointResult, NO_ATTACHMENT
+)
+ROUTER_SYNC: Final = Call(
+    "router.sync", TO_SHARD, RouterSyncParams, NO_ATTACHMENT, RouterSyncResult, NO_ATTACHMENT
+)
+ROUTER_STATS: Final = Call(
+    "router.stats", TO_SHARD, RouterStatsParams, NO_ATTACHMENT, RouterStats, NO_ATTACHMENT
+)
+FORWARD: Final = Call(
+    "router.forward", TO_SHARD, ForwardParams, "copied", ForwardResult, NO_ATTACHMENT
+)
+CATCH_UP: Final = Call(
+    "router.catch_up", TO_SHARD, CatchUpParams, NO_ATTACHMENT, NoResult, NO_ATTACHMENT
+)
 FEED_OPEN: Final = Call(
     "feed.open", TO_SHARD, FeedOpenParams, NO_ATTACHMENT, FeedOpenResult, NO_ATTACHMENT
 )
@@ -465,6 +689,16 @@ CALLS: Final[tuple[Call[Any, Any], ...]] = (
     LEASES,
     REDRIVE,
     WORK_OPEN,
+    ROUTER_PUT,
+    ROUTER_GET,
+    ROUTER_LIST,
+    ROUTER_DELETE,
+    ROUTER_CASCADE,
+    ROUTER_ENDPOINT,
+    ROUTER_SYNC,
+    ROUTER_STATS,
+    FORWARD,
+    CATCH_UP,
     FEED_OPEN,
     FEED_READ,
 )

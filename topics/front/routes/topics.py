@@ -44,7 +44,8 @@ async def get(context: RouteContext, request: Request, _body: Body, at: int) -> 
 
 async def delete(context: RouteContext, request: Request, _body: Body, at: int) -> Answer:
     """§1.4."""
-    params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], at)
+    prefixes = listed(request.principal.prefixes)
+    params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], prefixes, at)
     return await context.ask(request, calls.TOPIC_DELETE, params)
 
 
