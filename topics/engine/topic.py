@@ -41,7 +41,7 @@ class Topic:
         *("head_seq", "next_seq", "start_seq", "logged_seq", "sealed_seq"),
         *("cap_floor", "ttl_floor", "loss_floor", "damage_floor", "floor_due"),
         *("losses", "damaged", "resident"),
-        "jobs",
+        *("jobs", "derivations"),
         *("index", "count", "bytes", "tags"),
         *("dedupe", "keys_from_seq"),
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
@@ -75,6 +75,8 @@ class Topic:
         self.resident: tuple[SeqRange, ...] = ()  # records in memory only: a restart takes them
 
         self.jobs = Jobs() if config.type == "queue" else None
+        # By router that feeds the topic: (cursor, total), see `engine.routing.derivations`.
+        self.derivations: dict[int, tuple[int, int]] | None = None
 
         self.index = RecordIndex()
         self.count = 0

@@ -1,0 +1,156 @@
+"""Barriers: a reader of a dest sees what was appended to its sources before it asked (§6).
+
+    diff, state, claim, watch ... of a dest --> its feeders' shards: `router.catch_up`
+        all have answered, or BARRIER_S are over --> the request is handled
+
+A source's shard answers when the routers have reached the head of that moment, or cannot reach it
+now: a dest that is full keeps no reader waiting. Where the source is itself a dest, its own feeders
+come first. A shard that does not answer in time is not waited for again for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.held_topics import Handler, Request, handle_late
+from topics.actors.shard.peers import PeerReply
+from topics.actors.shard.routing.registry import Registry
+from topics.actors.shard.routing.worker import WorkerState
+from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.service import Service
+from topics.errors import TopicsError
+from topics.formats.wire.calls import CATCH_UP, NO_RESULT, CatchUpParams, NoResult
+
+CatchUpCall: TypeAlias = InboundCall[CatchUpParams, NoResult]
+
+BARRIER_S: Final = 1.0
+SILENT_S: Final = 5.0  # how long a shard that did not answer is not waited for
+
+
+class Barriers(Service):
+    """Lets requests about dests wait for the routers that feed them."""
+
+    def __init__(self, context: ShardContext, registry: Registry, workers: Workers) -> None:
+        self._context, self._registry, self._workers = context, registry, workers
+        self._silent_until: dict[int, float] = {}  # by shard
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, CATCH_UP, self._catch_up)
+
+    def defer_if_behind(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+        """Whether the request is deferred: ``handler`` gets it when the feeders of ``topics`` have
+        caught up. Only inside of a turn.
+        """
+        behind = {
+            topic
+            for topic in topics
+            if self._registry.feeders(topic) and not self._is_level(topic)
+        }
+        if not behind:
+            return False
+        left = len(behind)
+
+        def caught_up() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                handle_late(handler, request)
+
+        for topic in behind:
+            self._wait(topic, frozenset(), caught_up)
+        return True
+
+    def _is_level(self, topic: str) -> bool:
+        """Whether all feeders have nothing left to forward, as far as this shard knows alone."""
+        for router, row in self._registry.feeders(topic).items():
+            known = self._workers.worker(router)
+            if known is None or self._registry.feeders(row.source):
+                return False
+            source, worker = known
+            is_level = worker.is_known and worker.seen >= source.topic.head_seq
+            if not is_level or worker.state is WorkerState.FLYING:
+                return False
+        return True
+
+    def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
+        """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
+        by_shard: dict[int, list[int]] = {}
+        for router, row in self._registry.feeders(topic).items():
+            shard = self._context.peers.shard_of(row.source)
+            if router not in passed and not self._is_silent(shard):
+                by_shard.setdefault(shard, []).append(router)
+        if not by_shard:
+            then()
+            return
+        waiting = set(by_shard)
+
+        def finish() -> None:
+            deadline.cancel()
+            then()
+
+        def answered(shard: int, answer: PeerReply[Any] | TopicsError) -> None:
+            if isinstance(answer, PeerReply):
+                answer.release()
+                self._silent_until.pop(shard, None)
+            if shard in waiting:
+                waiting.discard(shard)
+                if not waiting:
+                    finish()
+
+        def too_late() -> None:
+            until = trio.current_time() + SILENT_S
+            self._silent_until.update(dict.fromkeys(waiting, until))
+            waiting.clear()
+            then()
+
+        deadline = self._context.deadlines.call_at(trio.current_time() + BARRIER_S, too_late)
+        for shard, routers in by_shard.items():
+            params = CatchUpParams(routers, [*passed])
+            self._context.peers.ask(shard, CATCH_UP, params, b"", _to(answered, shard))
+
+    def _is_silent(self, shard: int) -> bool:
+        return trio.current_time() < self._silent_until.get(shard, 0.0)
+
+    # The source's side
+
+    def _catch_up(self, request: CatchUpCall) -> None:
+        routers, passed = request.params.routers, frozenset(request.params.passed)
+        found = [known for known in map(self._workers.worker, routers) if known is not None]
+        request.outlast()
+        left = len(found)
+        if not left:
+            request.reply(NO_RESULT)
+            return
+
+        def settled() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                request.reply(NO_RESULT)
+
+        for name in {source.topic.name for source, _ in found}:
+            workers = [worker for source, worker in found if source.topic.name == name]
+
+            def reach_head(workers: Iterable[Any] = tuple(workers), name: str = name) -> None:
+                topic = self._context.engine.topics.get(name)
+                head_seq = 0 if topic is None else topic.head_seq
+                for worker in workers:
+                    worker.when_settled(head_seq, settled)
+
+            self._wait(name, passed | frozenset(routers), reach_head)
+
+
+def _to(
+    answered: Callable[[int, PeerReply[Any] | TopicsError], None], shard: int
+) -> Callable[[PeerReply[Any] | TopicsError], None]:
+    def call(answer: PeerReply[Any] | TopicsError) -> None:
+        answered(shard, answer)
+
+    return call
