@@ -14,6 +14,13 @@ from tests.support.tables import byte_rows, table
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import frame_bodies, rendering
+from topics.formats.disk.copies import (
+    CopiesBody,
+    CopyRow,
+    Stamp,
+    copies_frame,
+    payload_frame,
+)
 from topics.formats.disk.frame_bodies import (
     DeleteFlags,
     Floors,
@@ -70,6 +77,21 @@ def append_of_a_write() -> Frame:
     return append_frame(5, 7, 1000, count, flags, len(ext), parts)
 
 
+def payload_of_a_write() -> Frame:
+    body = AppendBody([RecordIn(Raw(b"1"), "t")])
+    return payload_frame(5, 7, 1000, rendering.encode(body, 7, 1000, keep_key=False))
+
+
+COPIES = CopiesBody(
+    router=3,
+    cursor=9,
+    total=3,
+    hop=1,
+    size=100,
+    trimmed=0,
+    stamps=[Stamp("r", "src", 2, 1)],
+    rows=[CopyRow(64, 7, 1, 1, 0, 0, 2), CopyRow(128, 0, 0, 0, 1, 4, 5)],
+)
 CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, (0x7F3A9C, 5))
 RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), (1, 2), until_ts=2000)
 DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
@@ -87,9 +109,11 @@ FRAMES: list[Frame] = [
     floor_frame(5, 4, Floors(4, 3, 2, 1)),
     ts_reserved_frame(1000),
     lease_frame(5, 1000, CLAIMED),
+    copies_frame(5, 7, 1000, 3, RecordFlags.TAGS, COPIES),
+    payload_of_a_write(),
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
-UNUSED = {"ROUTER"}
+UNUSED = {"ROUTER_SET", "ROUTERS_GONE"}
 
 
 def body_of(frame: Frame) -> bytes:
@@ -128,7 +152,11 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
         "runs": lambda: frame.ext_len == 0 and len(body) == 16 * frame.record_count,
         "rows": lambda: (
             len(body) - frame.ext_len
-            == (20 if frame.flags == LeaseOp.CLAIMED else 12) * frame.record_count
+            == (
+                32 * len(COPIES.rows)
+                if frame.kind is FrameKind.ROUTER
+                else (20 if frame.flags == LeaseOp.CLAIMED else 12) * frame.record_count
+            )
         ),
         "map": lambda: isinstance(cbor2.loads(body), dict) and frame.ext_len == len(body),
         "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),

@@ -7,7 +7,7 @@ Views of an extent and of a write answer the same questions in the same way (`Vi
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import accumulate, pairwise
 
 import cbor2
@@ -209,6 +209,11 @@ class ExtentView(View):
         if flag == _NODES:
             return self._node_refs[start:stop]
         return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]
+
+    def texts(self, flag: int, refs: Iterable[int]) -> list[bytes]:
+        """As `View.texts`."""
+        held = self.tags if flag == _TAGS else self.nodes
+        return [held.text(ref) if ref else b"" for ref in refs]
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         return {ref for ref in map(self.nodes.find, nodes) if ref}

@@ -63,6 +63,11 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     numbers     u64[count]  op 1          of their leases
     deliveries  u32[count]  always        how often the job has been delivered by then
 
+ROUTER: copies that a router has appended to the topic, its dest, and how far the router has come.
+The body is that of ``copies.py``; it has a row for each run of copies, and ``flags`` are those of
+the copies as they are read. ``record_count`` is the number of copies. With 0 of them ``first_seq``
+is 0, or the first of the seqs that the router burns.
+
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
 
@@ -83,6 +88,9 @@ Body, for each cause the seq below which it has removed records:
     3      damage  damaged bytes; 1 where missing
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
+
+PAYLOAD: records of the topic that no log held any more, so that ROUTER frames may name them. The
+body is that of an APPEND frame, without a key and without delays. A start passes over it.
 """
 
 from __future__ import annotations

@@ -89,6 +89,10 @@ class View:
         """Part of a table; only of one of which ``flags`` say that it is there."""
         raise NotImplementedError
 
+    def texts(self, flag: int, refs: Iterable[int]) -> list[bytes]:
+        """The JSON strings that refs of the table of ``flag`` stand for, b"" for ref 0."""
+        raise NotImplementedError
+
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         """The refs that stand for these nodes."""
         raise NotImplementedError
@@ -298,6 +302,11 @@ class RecordsView(View):
         return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
 
     @property
+    def length(self) -> int:
+        """Bytes of the whole body."""
+        return len(self._body)
+
+    @property
     def has_ext(self) -> bool:
         """Whether there is a key, a node, a tag or a delay."""
         return self._ext_len > 0
@@ -314,6 +323,11 @@ class RecordsView(View):
         """Part of a table; only of one of which ``flags`` say that it is there."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
+
+    def texts(self, flag: int, refs: Iterable[int]) -> list[bytes]:
+        """The JSON strings that refs of the table of ``flag`` stand for, b"" for ref 0."""
+        held = self.ext()["t" if flag == _TAGS else "n"]
+        return [held[ref - 1] if ref else b"" for ref in refs]
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         return {ref for ref, node in enumerate(self.ext().get("n", ()), 1) if node in nodes}
