@@ -223,6 +223,7 @@ class Retention(TopicChanges):
                 "cap": topic.cap_floor,
                 "ttl": topic.ttl_floor,
                 "loss": topic.loss_floor,
+                "trim": topic.trim_floor,
             }
 
     def _models_again(self, power: bool) -> None:
@@ -263,12 +264,12 @@ class Retention(TopicChanges):
                 model.bytes,
             )
             assert topic.start_seq == topic.earliest_seq == model.start
-            assert (topic.cap_floor, topic.ttl_floor, topic.loss_floor) == tuple(
-                model.floors[cause] for cause in ("cap", "ttl", "loss")
-            )
+            floors = topic.floors
+            assert {cause: getattr(floors, cause) for cause in model.floors} == model.floors
             assert topic.evict_floor <= topic.start_seq
             assert topic.committed == model.config
             assert list(topic.losses) == model.losses
+            assert list(topic.trimmed) == model.trimmed
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
             assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:

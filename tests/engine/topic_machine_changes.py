@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from tests.engine import trims
 from tests.engine.shard_support import decide_long
 from tests.engine.topic_machine import (
     CONFIGS,
@@ -20,7 +21,8 @@ from tests.engine.topic_machine import (
     nothing,
     raise_floors,
 )
-from tests.engine.topic_model import Record, TopicModel
+from tests.engine.topic_model import Record, TopicModel, joined
+from tests.engine.trims import Trim
 from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
@@ -152,14 +154,15 @@ class TopicChanges(TopicMachine):
         pending = [
             waiting.change
             for waiting in self.world.pending
-            if isinstance(waiting.change, Append) and waiting.change.topic is topic
+            if isinstance(waiting.change, Append | Trim) and waiting.change.topic is topic
         ]
         sizes = [
             len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1
             for index, record in enumerate(records)
         ]
         count = model.count + sum(change.count for change in pending) + len(records)
-        size = model.bytes + sum(change.size for change in pending) + sum(sizes)
+        written = [change.size for change in pending if isinstance(change, Append)]
+        size = model.bytes + sum(written) + sum(sizes)
         config = topic.config
         return (not config.cap_records or count <= config.cap_records) and (
             not config.cap_bytes or size <= config.cap_bytes
@@ -198,10 +201,25 @@ class TopicChanges(TopicMachine):
         def effect(models: Models) -> None:
             told = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
             told.losses, told.head = list(losses), max(told.head, head)
+            told.trimmed = joined([*told.trimmed, *model.trimmed])
             raise_floors(topic.id, model.start, model.floors, models)
             told.configure(config)
 
         return effect
+
+    @rule(name=NAMES, count=st.integers(1, 5))
+    def trim(self, name: str, count: int) -> None:
+        """A router burns seqs."""
+        topic = None if self._is_taken(name) else self._fresh(name)
+        if topic is None:
+            return
+        change = trims.decide(topic, count, self.now)
+        topic_id, burnt = topic.id, change.burnt
+        self._submit(
+            change,
+            {FrameKind.ROUTER: lambda models: models[topic_id].trim(*burnt)},
+            lambda: self.models[topic_id].trim(*burnt),
+        )
 
     @rule(name=NAMES, if_empty=st.booleans())
     def delete(self, name: str, if_empty: bool) -> None:

@@ -33,6 +33,7 @@ class Walk:
             (1, self.no_room_midway),
             (4, self.put),
             (1, self.delete),
+            (3, self.trim),
             (12, self.delete_records),
             (12, self.read),
             (10, self.time),
@@ -106,6 +107,9 @@ class Walk:
 
     def delete(self) -> None:
         self.machine.delete(self._name(), self.random.choice([True, True, False]))
+
+    def trim(self) -> None:
+        self.machine.trim(self._name(), self.random.randint(1, 5))
 
     def delete_records(self) -> None:
         choice = self.random.choice

@@ -4,6 +4,7 @@
     append TOPIC DATA ... FIELD=VALUE    write records; ``key``, ``node``, ``tag``, ``create``
     delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` takes all that begin so
     drop TOPIC if_empty=true             delete the topic
+    burn TOPIC COUNT                     burn seqs, for what the source of a router has lost
     read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
     state TOPIC                          what ``GET`` tells of it
     wait MS                              time passes
@@ -24,6 +25,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.engine import trims
 from tests.engine.world import World
 from tests.support.limits import LIMITS
 from topics.engine.changes.append import InFlightDuplicate
@@ -64,6 +66,7 @@ class Shell:
             "append": self._append,
             "delete": self._delete,
             "drop": self._drop,
+            "burn": self._burn,
             "read": self._read,
             "state": self._state,
             "wait": self._wait,
@@ -127,6 +130,12 @@ class Shell:
             return
         self.submit(change)
         yield "dropped"
+
+    def _burn(self, name: str, count: str) -> Iterator[str]:
+        self.expire(name)
+        change = trims.decide(self.world.engine.topic(name), int(count), self.now)
+        self.submit(change)
+        yield _seqs(change.burnt.first, change.count)
 
     def submit(self, change: Change) -> None:
         self.world.submit(change, {}, lambda: None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import cbor2
 
+from tests.engine import trims
 from topics.engine.changes import append
 from topics.engine.changes import start as process_start
 from topics.engine.changes.append import Append
@@ -350,6 +351,8 @@ class World:
         header, body = logged.header, logged.body
         if header.kind == FrameKind.APPEND:
             append.replay(replay, header, 0, self.base_of(header.lsn), checkpointed)
+        elif header.kind == FrameKind.ROUTER:
+            trims.replay(replay, header, checkpointed)
         else:
             replay_frame(replay, header, body, checkpointed)
 

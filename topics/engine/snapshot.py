@@ -64,6 +64,7 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
         "floors": tuple(topic.floors),
         "losses": topic.losses_at_restart(topic.head_seq),
         "damaged": topic.damaged,
+        "trimmed": topic.trimmed,
         "last_ts": topic.last_ts,
         "last_write_ts": topic.last_write_ts,
         "reserved": topic.reserved_seq,
@@ -128,6 +129,7 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.raise_floors(floors_from(kept["floors"]))
     topic.losses = seq_ranges(kept["losses"])
     topic.damaged = seq_ranges(kept.get("damaged", ()))
+    topic.trimmed = seq_ranges(kept.get("trimmed", ()))
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
     _restore_jobs(topic, kept.get("queue"))

@@ -63,9 +63,10 @@ TOPIC = TopicBody(
     head_seq=9,
     last_ts=1000,
     start_seq=4,
-    floors=Floors(4, 3, 2, 1),
+    floors=Floors(4, 3, 2, 1, 3),
     losses=(SeqRange(5, 6),),
     damaged=(SeqRange(7, 7), SeqRange(8, 9)),
+    trimmed=(SeqRange(4, 4),),
     keys_from_seq=3,
 )
 
@@ -106,7 +107,7 @@ FRAMES: list[Frame] = [
     start_frame("boot", 1000),
     topic_deleted_frame(5, 1000),
     seqs_reserved_frame(5, 4096),
-    floor_frame(5, 4, Floors(4, 3, 2, 1)),
+    floor_frame(5, 4, Floors(4, 3, 2, 1, 3)),
     ts_reserved_frame(1000),
     lease_frame(5, 1000, CLAIMED),
     copies_frame(5, 7, 1000, 3, RecordFlags.TAGS, COPIES),
@@ -206,9 +207,10 @@ def test_the_bytes_of_a_topic_frame() -> None:
     small = TOPIC._replace(config={"cap": 1})
     frame = topic_frame(5, 4096, 1000, small)
     assert body_of(frame).hex() == (
-        "aa646e616d6561616565706f63680266636f6e666967a1636361700164686561640967"
-        "6c6173745f74731903e86573746172740466666c6f6f72738404030201666c6f737365"
-        "73818205066764616d6167656482820707820809696b6579735f66726f6d03"
+        "ab646e616d6561616565706f63680266636f6e666967a1636361700164686561640967"
+        "6c6173745f74731903e86573746172740466666c6f6f7273850403020103666c6f7373"
+        "6573818205066764616d6167656482820707820809677472696d6d65648182040469"
+        "6b6579735f66726f6d03"
     )
     assert decode_topic(body_of(frame)) == small
 
@@ -216,10 +218,10 @@ def test_the_bytes_of_a_topic_frame() -> None:
 def test_a_topic_frame_without_its_later_keys_is_read() -> None:
     early = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9, "floors": [4, 3, 2]})
     assert decode_topic(early) == TopicBody(
-        "a", 2, {}, 9, 0, 1, Floors(4, 3, 2, 1), losses=(), damaged=(), keys_from_seq=0
+        "a", 2, {}, 9, 0, 1, Floors(4, 3, 2, 1, 1), (), damaged=(), trimmed=(), keys_from_seq=0
     )
     earliest = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9})
-    assert decode_topic(earliest).floors == Floors(1, 1, 1, 1)
+    assert decode_topic(earliest).floors == Floors(1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +277,10 @@ def test_what_a_body_holds_is_read_again() -> None:
     assert [*decode_runs(body_of(FRAMES[1]))] == [(7, 2), (12, 1)]
     assert decode_topic(body_of(FRAMES[3])) == TOPIC
     assert decode_start(body_of(FRAMES[4])) == "boot"
-    assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1)
-    assert decode_floors(b"\x83\x07\x01\x01") == Floors(7, 1, 1, 1), "written before damage counted"
+    assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1, 3)
+    assert decode_floors(b"\x83\x07\x01\x01") == Floors(7, 1, 1, 1, 1), (
+        "written before damage counted"
+    )
 
 
 @pytest.mark.parametrize("decode", [decode_runs, decode_floors])

@@ -46,6 +46,7 @@ memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
     floors     array   as the body of FLOOR; all 1 where missing
     losses     array   (first, last) of each range of seqs lost at a restart; empty where missing
     damaged    array   (first, last) of each range of seqs lost to damage; empty where missing
+    trimmed    array   (first, last) of each range of seqs burnt for a router; empty where missing
     keys_from  int     idempotency keys of earlier seqs are forgotten; 0 where missing
 
 LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
@@ -79,13 +80,14 @@ TOPIC_DELETED: the topic is gone, with its records and its name.
 SEQS_RESERVED: no seq up to ``first_seq`` is given again after a restart.
 
 FLOOR: records removed by cap or age. ``first_seq`` is the first seq that no cause has removed.
-Body, for each cause the seq below which it has removed records:
+Body, for each cause the seq below which it has removed records, or burnt seqs:
 
     index  floor   meaning
     0      cap     caps of the topic
     1      ttl     age
     2      loss    restarts
     3      damage  damaged bytes; 1 where missing
+    4      trim    losses of the source of a router; 1 where missing
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
@@ -144,6 +146,7 @@ class Floors(NamedTuple):
     ttl: int
     loss: int
     damage: int
+    trim: int
 
 
 class TopicBody(NamedTuple):
@@ -158,6 +161,7 @@ class TopicBody(NamedTuple):
     floors: Floors
     losses: Sequence[SeqRange]
     damaged: Sequence[SeqRange]
+    trimmed: Sequence[SeqRange]
     keys_from_seq: int
 
 
@@ -247,6 +251,7 @@ def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -
             "floors": tuple(body.floors),
             "losses": body.losses,
             "damaged": body.damaged,
+            "trimmed": body.trimmed,
             "keys_from": body.keys_from_seq,
         }
     )
@@ -268,6 +273,7 @@ def decode_topic(body: Buffer) -> TopicBody:
         floors=floors_from(held.get("floors", ())),
         losses=seq_ranges(held.get("losses", ())),
         damaged=seq_ranges(held.get("damaged", ())),
+        trimmed=seq_ranges(held.get("trimmed", ())),
         keys_from_seq=held.get("keys_from", 0),
     )
 
@@ -306,7 +312,7 @@ def decode_floors(body: Buffer) -> Floors:
 
 def floors_from(values: Iterable[int]) -> Floors:
     """The floors of an array on disk: those that it lacks are 1."""
-    return Floors(*(*values, 1, 1, 1, 1)[:4])
+    return Floors(*(*values, 1, 1, 1, 1, 1)[:5])
 
 
 def ts_reserved_frame(ts_ms: int) -> Frame:
