@@ -52,9 +52,7 @@ class Forward(Append):
     def __init__(
         self, topic: Topic, encoded: EncodedRecords, ts: int, router: int, reached: Derivation
     ) -> None:
-        super().__init__(
-            topic, topic.next_seq, encoded.record_count, encoded.blob_bytes, ts, None
-        )
+        super().__init__(topic, topic.next_seq, encoded.record_count, encoded.blob_bytes, ts, None)
         self.router, self.reached, self.hop = router, reached, 0
         self.view: RecordsView = view_of(encoded)
         self.locator: Locator | None = None
@@ -81,11 +79,11 @@ class Advance(Change):
         super().__init__(topic, [], False)
         self.burnt, self.router, self.reached = burnt, router, reached
 
-    def commit(self, table: TopicTable, /) -> None:
+    def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
         self.note_settled()
         if self.burnt is not None:
-            trim_to(self.topic, self.burnt, table.store)
+            trim_to(self.topic, self.burnt)
         note_derivation(self.topic, self.router, self.reached)
 
     def undo(self, _: TopicTable, /) -> None:
@@ -224,19 +222,17 @@ def replay(
     if header.lsn >= replay.news_from(topic):
         note_derivation(topic, held.router, Derivation(held.cursor, held.total))
     if held.trimmed:
-        _replay_trim(replay, topic, header, held.trimmed, checkpointed)
+        _replay_trim(topic, header, held.trimmed, checkpointed)
     elif header.record_count:
         append.replay(replay, header, held.size, generation, checkpointed)
 
 
-def _replay_trim(
-    replay: Replay, topic: Topic, header: FrameHeader, trimmed: int, checkpointed: bool
-) -> None:
+def _replay_trim(topic: Topic, header: FrameHeader, trimmed: int, checkpointed: bool) -> None:
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
             raise Misfit(f"seq {header.first_seq} is there already")
         return
-    trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1), replay.table.store)
+    trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1
     topic.last_ts = max(topic.last_ts, header.ts_ms)
 

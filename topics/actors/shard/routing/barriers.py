@@ -11,17 +11,19 @@ come first. A shard that does not answer in time is not waited for again for a w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.held_topics import Handler, Request, handle_late
 from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.routing.registry import Registry
-from topics.actors.shard.routing.worker import WorkerState
+from topics.actors.shard.routing.worker import Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.errors import TopicsError
@@ -49,9 +51,7 @@ class Barriers(Service):
         caught up. Only inside of a turn.
         """
         behind = {
-            topic
-            for topic in topics
-            if self._registry.feeders(topic) and not self._is_level(topic)
+            topic for topic in topics if self._registry.feeders(topic) and not self._is_level(topic)
         }
         if not behind:
             return False
@@ -89,31 +89,12 @@ class Barriers(Service):
         if not by_shard:
             then()
             return
-        waiting = set(by_shard)
-
-        def finish() -> None:
-            deadline.cancel()
-            then()
-
-        def answered(shard: int, answer: PeerReply[Any] | TopicsError) -> None:
-            if isinstance(answer, PeerReply):
-                answer.release()
-                self._silent_until.pop(shard, None)
-            if shard in waiting:
-                waiting.discard(shard)
-                if not waiting:
-                    finish()
-
-        def too_late() -> None:
-            until = trio.current_time() + SILENT_S
-            self._silent_until.update(dict.fromkeys(waiting, until))
-            waiting.clear()
-            then()
-
-        deadline = self._context.deadlines.call_at(trio.current_time() + BARRIER_S, too_late)
+        wait = _Wait(set(by_shard), self._silent_until, then)
+        until = trio.current_time() + BARRIER_S
+        wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
         for shard, routers in by_shard.items():
             params = CatchUpParams(routers, [*passed])
-            self._context.peers.ask(shard, CATCH_UP, params, b"", _to(answered, shard))
+            self._context.peers.ask(shard, CATCH_UP, params, b"", partial(wait.answered, shard))
 
     def _is_silent(self, shard: int) -> bool:
         return trio.current_time() < self._silent_until.get(shard, 0.0)
@@ -135,22 +116,42 @@ class Barriers(Service):
             if not left:
                 request.reply(NO_RESULT)
 
-        for name in {source.topic.name for source, _ in found}:
-            workers = [worker for source, worker in found if source.topic.name == name]
-
-            def reach_head(workers: Iterable[Any] = tuple(workers), name: str = name) -> None:
-                topic = self._context.engine.topics.get(name)
-                head_seq = 0 if topic is None else topic.head_seq
-                for worker in workers:
-                    worker.when_settled(head_seq, settled)
-
-            self._wait(name, passed | frozenset(routers), reach_head)
+        for source in {source for source, _ in found}:
+            workers = [worker for each, worker in found if each is source]
+            reach_head = partial(_reach_head, source, workers, settled)
+            self._wait(source.topic.name, passed | frozenset(routers), reach_head)
 
 
-def _to(
-    answered: Callable[[int, PeerReply[Any] | TopicsError], None], shard: int
-) -> Callable[[PeerReply[Any] | TopicsError], None]:
-    def call(answer: PeerReply[Any] | TopicsError) -> None:
-        answered(shard, answer)
+def _reach_head(source: Source, workers: Iterable[Worker], settled: Callable[[], object]) -> None:
+    """Call ``settled`` for each of these when it has reached the head of now."""
+    for worker in workers:
+        worker.when_settled(source.topic.head_seq, settled)
 
-    return call
+
+class _Wait:
+    """One barrier: the shards that have not answered, and what follows when all have."""
+
+    deadline: Deadline
+
+    def __init__(
+        self, shards: set[int], silent_until: dict[int, float], then: Callable[[], object]
+    ) -> None:
+        self._shards, self._silent_until, self._then = shards, silent_until, then
+
+    def answered(self, shard: int, answer: PeerReply[NoResult] | TopicsError) -> None:
+        """This shard is done, or away."""
+        if isinstance(answer, PeerReply):
+            answer.release()
+            self._silent_until.pop(shard, None)
+        if shard in self._shards:
+            self._shards.discard(shard)
+            if not self._shards:
+                self.deadline.cancel()
+                self._then()
+
+    def give_up(self) -> None:
+        """The time is over."""
+        until = trio.current_time() + SILENT_S
+        self._silent_until.update(dict.fromkeys(self._shards, until))
+        self._shards.clear()
+        self._then()

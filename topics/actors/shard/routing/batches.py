@@ -33,8 +33,8 @@ from topics.formats.disk.rendering import EncodedRecords
 from topics.formats.wire.calls import IN_MESSAGE
 from topics.storage.wal.log import Wal
 
-_BODY: Final = struct.Struct("<III")  # flags, record_count, ext_len, before the records of a message
-STAMPS_MAX: Final = 1000
+# Before the records of a message: flags, record_count, ext_len.
+_BODY: Final = struct.Struct("<III")
 
 
 class Batch(NamedTuple):

@@ -1,16 +1,16 @@
 """Worker: one router at its source, and the router's place among those that share a source.
 
-    IDLE --new records--> READY --forward--> FLYING --answer--> IDLE
-      ^                     ^ '--a sync, a payload--> WAITING --.   |
-      |                     '-----------------------------------'   |
-      '---------------------------a while later--- RETRYING <--full, away--'
+IDLE --new records--> READY --forward--> FLYING --answer--> IDLE
+  ^                     ^ '--a sync, a payload--> WAITING --.   |
+  |                     '-----------------------------------'   |
+  '---------------------------a while later--- RETRYING <--full, away--'
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from topics.actors.shard.deadlines import Deadline
 from topics.engine.routing.hops import Hops
@@ -73,7 +73,7 @@ class Worker:
         if self.seen > self.cursor:
             self.must_log = True  # what was passed over stays so
         self.row, self.shard = row, shard
-        self.match = None if row.filter is None else TagMatch(*row.filter)
+        self.match = None if row.filter is None else cast("TagMatch", TagMatch._make(row.filter))
         self.drops = (0 if row.preserve_node else Drops.NODE) | (
             0 if row.preserve_tag else Drops.TAG
         )
@@ -121,9 +121,7 @@ class Worker:
             return
         is_stuck = self.is_removed or self.state is WorkerState.RETRYING
         is_quiet = self.is_known and self.state is not WorkerState.FLYING
-        due = [
-            call for seq, call in self.waiters if is_stuck or (is_quiet and self.seen >= seq)
-        ]
+        due = [call for seq, call in self.waiters if is_stuck or (is_quiet and self.seen >= seq)]
         self.waiters = [waiter for waiter in self.waiters if waiter[1] not in due]
         for call in due:
             call()

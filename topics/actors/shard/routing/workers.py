@@ -255,9 +255,7 @@ class Workers(Service):
         """Rows for what was picked; None when the workers wait for its payload."""
         first, context = workers[0], self._context
         try:
-            found = batch_of(
-                picked, context.store, context.wal, by_payload=first.needs_payload
-            )
+            found = batch_of(picked, context.store, context.wal, by_payload=first.needs_payload)
         except Unreadable:
             self._retry(source, workers)
             return None
@@ -291,9 +289,7 @@ class Workers(Service):
 
         context.commits.submit(change, settle)
 
-    def _ask(
-        self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0
-    ) -> None:
+    def _ask(self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0) -> None:
         first, row = workers[0], workers[0].row
         for worker in workers:
             worker.state = WorkerState.FLYING
@@ -316,7 +312,10 @@ class Workers(Service):
     # What became of it
 
     def _answered(
-        self, source: Source, workers: Sequence[Worker], answer: PeerReply[ForwardResult] | TopicsError
+        self,
+        source: Source,
+        workers: Sequence[Worker],
+        answer: PeerReply[ForwardResult] | TopicsError,
     ) -> None:
         if isinstance(answer, TopicsError):
             self._retry(source, workers)
