@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from topics.actors.shard.deadlines import Deadline
 from topics.engine.routing.hops import Hops
@@ -73,7 +73,7 @@ class Worker:
         if self.seen > self.cursor:
             self.must_log = True  # what was passed over stays so
         self.row, self.shard = row, shard
-        self.match = None if row.filter is None else cast("TagMatch", TagMatch._make(row.filter))
+        self.match = None if row.filter is None else TagMatch._make(row.filter)
         self.drops = (0 if row.preserve_node else Drops.NODE) | (
             0 if row.preserve_tag else Drops.TAG
         )
