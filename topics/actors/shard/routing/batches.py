@@ -22,6 +22,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.copies import (
     CopyRow,
     Stamp,
+    copy_count,
     decode_copies,
     encode_rows,
     payload_of,
@@ -49,6 +50,19 @@ class Batch(NamedTuple):
     stamps: Sequence[Stamp]
     body: bytes = b""
     last_lsn: int = 0
+
+    def behind(self, seq: int) -> Batch:
+        """What follows ``seq`` of the source."""
+        skip = 0
+        seqs: list[int] = []
+        for row, first in zip(self.rows, self.seqs, strict=True):
+            count = row.stop - row.start
+            done = min(max(seq + 1 - first, 0), count)
+            skip += done
+            if done < count:
+                seqs.append(first + done)
+        rows = rows_within(self.rows, skip, copy_count(self.rows))
+        return self._replace(rows=rows, seqs=seqs)
 
     def packed(self, drops: int) -> bytes:
         """The rows, with what copies lose besides."""

@@ -8,6 +8,7 @@ It outlives the owner: while that is away, everything goes on as it was told las
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -46,11 +47,17 @@ class Registry(Service):
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         self._by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
+        self.is_told = False
+        self._when_told: list[Callable[[], object]] = []
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         serve(router, ROUTER_SYNC, self._sync)
         serve(router, ROUTER_STATS, self._stats)
+
+    def when_told(self, call: Callable[[], object]) -> None:
+        """Call once the owner has told of all routers."""
+        self._when_told.append(call)
 
     # Which there are
 
@@ -96,8 +103,15 @@ class Registry(Service):
             for topic in self._engine.topics.values():
                 if topic.derivations is not None:
                     forget_derivations(topic, self.feeders(topic.name))
+            self._tell()
         if not is_waiting:
             request.reply(RouterSyncResult(orphans, totals))
+
+    def _tell(self) -> None:
+        self.is_told = True
+        calls, self._when_told = self._when_told, []
+        for call in calls:
+            call()
 
     def _set(self, row: RouterRow) -> bool:
         """A router is new, or changed; False when an end of it is missing here."""

@@ -36,12 +36,17 @@ from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
-from topics.engine.changes.forward import Advance, Forward
+from topics.engine.changes.forward import Advance, Forward, LogPayload
+from topics.engine.changes.reservation import Reservation
+from topics.engine.locators import is_in_log, lsn_of
 from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
 from topics.engine.topic import Topic
 from topics.errors import TopicsError
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.disk.copies import decode_copies
+from topics.formats.disk.frames import FrameKind
 from topics.formats.wire.calls import (
     FORWARD,
     ForwardParams,
@@ -61,7 +66,7 @@ LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes
 PAYLOADS_MAX: Final = 64
 
 log: Final = structlog.get_logger()
-_BatchKey = tuple[int, int, object]
+_BatchKey = tuple[int, int, TagMatch | None]  # topic id, seen, what is wanted
 
 
 class Workers(Service):
@@ -152,6 +157,10 @@ class Workers(Service):
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
+        elif not isinstance(change, LogPayload | Reservation):  # something may have gone
+            self._payloads = {
+                key: batch for key, batch in self._payloads.items() if key[0] != source.topic.id
+            }
 
     def _wake(self, source: Source) -> None:
         source.has_news = True
@@ -197,7 +206,7 @@ class Workers(Service):
             self._ask(source, workers, _probe(first.cursor))
             return
         key = (topic.id, first.seen, first.match)
-        batch = self._payloads.get(key) or self._batches.get(key)
+        batch = self._batches.get(key) or self._logged(key)
         if batch is None:
             picked = self._pick(source, first)
             if picked is None:
@@ -214,6 +223,19 @@ class Workers(Service):
             self._wait_synced(source, workers, batch.last_lsn)
             return
         self._ask(source, workers, batch)
+
+    def _logged(self, key: _BatchKey) -> Batch | None:
+        """What is left of a payload that was logged for these records, if that still stands."""
+        topic_id, seen, match = key
+        for (logged_id, from_seq, wanted), batch in self._payloads.items():
+            if (
+                logged_id == topic_id
+                and wanted == match
+                and from_seq <= seen < batch.to_seq
+                and batch.last_lsn >= self._context.wal.oldest_lsn
+            ):
+                return batch if from_seq == seen else batch.behind(seen)
+        return None
 
     def _pick(self, source: Source, worker: Worker) -> Picked | None:
         try:
@@ -329,6 +351,8 @@ class Workers(Service):
     def _settle(
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
     ) -> None:
+        if not worker.is_known:
+            self._learn_hops(source)
         has_moved = cursor != worker.cursor
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
@@ -352,6 +376,20 @@ class Workers(Service):
             source.make_ready(worker)
         else:
             source.rest(worker)
+
+    def _learn_hops(self, source: Source) -> None:
+        """After a start: hops of the source's own copies, as far as the log has them."""
+        topic, wal = source.topic, self._context.wal
+        if source.has_hops or topic.derivations is None:
+            return
+        source.has_hops = True
+        noted = source.hops.last
+        for entry in topic.index.from_seq(max(topic.sealed_seq, noted) + 1):
+            if is_in_log(entry.locator):
+                header, body = wal.frame_at(lsn_of(entry.locator))
+                if header.kind == FrameKind.ROUTER:
+                    hop = decode_copies(header, body).hop
+                    source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def _retry(self, source: Source, workers: Iterable[Worker]) -> None:
         """Try again after a while."""
