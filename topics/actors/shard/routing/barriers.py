@@ -27,7 +27,13 @@ from topics.actors.shard.routing.worker import Source, Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.errors import TopicsError
-from topics.formats.wire.calls import CATCH_UP, NO_RESULT, CatchUpParams, NoResult
+from topics.formats.wire.calls import (
+    CATCH_UP,
+    NO_RESULT,
+    ROUTER_OWNER,
+    CatchUpParams,
+    NoResult,
+)
 
 CatchUpCall: TypeAlias = InboundCall[CatchUpParams, NoResult]
 
@@ -50,6 +56,8 @@ class Barriers(Service):
         """Whether the request is deferred: ``handler`` gets it when the feeders of ``topics`` have
         caught up. Only inside of a turn.
         """
+        if not self._registry.is_told and self._await_owner(topics, handler, request):
+            return True
         behind = {
             topic for topic in topics if self._registry.feeders(topic) and not self._is_level(topic)
         }
@@ -65,6 +73,24 @@ class Barriers(Service):
 
         for topic in behind:
             self._wait(topic, frozenset(), caught_up)
+        return True
+
+    def _await_owner(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+        """After a start: whether the request is deferred until this shard knows its routers."""
+        known = self._context.engine.topics
+        if self._is_silent(ROUTER_OWNER) or not any(
+            name in known and known[name].derivations for name in topics
+        ):
+            return False
+
+        def go_on() -> None:
+            if not self.defer_if_behind(topics, handler, request):
+                handle_late(handler, request)
+
+        wait = _Wait({ROUTER_OWNER}, self._silent_until, go_on)
+        until = trio.current_time() + BARRIER_S
+        wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
+        self._registry.when_told(partial(wait.done, ROUTER_OWNER))
         return True
 
     def _is_level(self, topic: str) -> bool:
@@ -143,6 +169,10 @@ class _Wait:
         if isinstance(answer, PeerReply):
             answer.release()
             self._silent_until.pop(shard, None)
+        self.done(shard)
+
+    def done(self, shard: int) -> None:
+        """Nothing more is expected of this shard."""
         if shard in self._shards:
             self._shards.discard(shard)
             if not self._shards:

@@ -130,7 +130,7 @@ class Worker:
 class Source:
     """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
 
-    __slots__ = ("has_hops", "has_news", "hops", "idle", "ready", "topic", "workers")
+    __slots__ = ("has_news", "hops", "idle", "ready", "topic", "workers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
@@ -138,7 +138,6 @@ class Source:
         self.idle: dict[Worker, None] = {}
         self.ready: dict[Likeness, dict[Worker, None]] = {}
         self.has_news = True
-        self.has_hops = False  # those of before this process are noted, too
 
     def add(self, worker: Worker) -> None:
         """Another router."""

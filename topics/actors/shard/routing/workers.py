@@ -98,11 +98,25 @@ class Workers(Service):
             if worker.state in (WorkerState.READY, WorkerState.IDLE):
                 source.make_ready(worker)
         else:
-            source = self._sources.setdefault(topic.id, Source(topic))
+            source = self._source(topic)
             worker = Worker(row, shard)
             self._by_router[row.id] = source, worker
             source.add(worker)
         self._wake(source)
+
+    def _source(self, topic: Topic) -> Source:
+        """The topic as a source. Of copies that the log still has, the hops are learnt anew."""
+        source = self._sources.get(topic.id)
+        if source is None:
+            source = self._sources[topic.id] = Source(topic)
+            wal = self._context.wal
+            for entry in topic.index.from_seq(topic.sealed_seq + 1) if topic.derivations else ():
+                if is_in_log(entry.locator):
+                    header, body = wal.frame_at(lsn_of(entry.locator))
+                    if header.kind == FrameKind.ROUTER:
+                        hop = decode_copies(header, body).hop
+                        source.hops.note(entry.first_seq, entry.last_seq, hop)
+        return source
 
     def remove(self, router: int, then: Callable[[int], object]) -> None:
         """The router is gone; ``then`` gets its total, when nothing of it is under way. Nothing
@@ -351,8 +365,6 @@ class Workers(Service):
     def _settle(
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
     ) -> None:
-        if not worker.is_known:
-            self._learn_hops(source)
         has_moved = cursor != worker.cursor
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
@@ -376,20 +388,6 @@ class Workers(Service):
             source.make_ready(worker)
         else:
             source.rest(worker)
-
-    def _learn_hops(self, source: Source) -> None:
-        """After a start: hops of the source's own copies, as far as the log has them."""
-        topic, wal = source.topic, self._context.wal
-        if source.has_hops or topic.derivations is None:
-            return
-        source.has_hops = True
-        noted = source.hops.last
-        for entry in topic.index.from_seq(max(topic.sealed_seq, noted) + 1):
-            if is_in_log(entry.locator):
-                header, body = wal.frame_at(lsn_of(entry.locator))
-                if header.kind == FrameKind.ROUTER:
-                    hop = decode_copies(header, body).hop
-                    source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def _retry(self, source: Source, workers: Iterable[Worker]) -> None:
         """Try again after a while."""
