@@ -100,7 +100,7 @@ def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
     assert source.take_alike(9) == [second]
     source.rest(second)
     source.remove(second)
-    assert not (source.workers or source.idle or source.ready)
+    assert (source.workers, source.idle, source.ready) == ({}, {}, {})
 
 
 def test_those_who_wait_are_told_when_the_router_is_there(source: Source) -> None:
