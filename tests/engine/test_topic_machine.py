@@ -20,7 +20,7 @@ from tests.engine.topic_machine import (
     Flags,
     Models,
 )
-from tests.engine.topic_machine_changes import TopicChanges
+from tests.engine.topic_machine_picks import TopicPicks
 from topics.engine.reading import read
 from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 
 
 @settings(max_examples=EXAMPLES, stateful_step_count=50)
-class Retention(TopicChanges):
+class Retention(TopicPicks):
     """Readers, checkpoints and restarts, and what is always true."""
 
     @rule(

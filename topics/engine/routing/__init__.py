@@ -1,0 +1,1 @@
+"""Routing: the rules of routers: graph, cursors, picking and lag."""
