@@ -10,6 +10,7 @@ from topics.engine.changes import (
     floor,
     put_topic,
     reservation,
+    routers,
     start,
 )
 from topics.engine.queue import replay as queue_replay
@@ -26,6 +27,8 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.SEQS_RESERVED: reservation.replay_seqs,
     FrameKind.TS_RESERVED: reservation.replay_ts,
     FrameKind.START: start.replay,
+    FrameKind.ROUTER_SET: routers.replay_set,
+    FrameKind.ROUTERS_GONE: routers.replay_gone,
 }
 
 

@@ -1,0 +1,1 @@
+"""The rules of routers (§6): their graph, and what they copy."""
