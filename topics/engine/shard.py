@@ -22,6 +22,7 @@ from topics.engine.changes import (
     lease_jobs,
     put_topic,
     reservation,
+    routers,
 )
 from topics.engine.changes.append import Append, InFlightDuplicate
 from topics.engine.changes.change import Change
@@ -33,6 +34,7 @@ from topics.engine.changes.forward import Advance, Forward, LogPayload
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
+from topics.engine.changes.routers import PutRouter, RemoveRouters
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import Locator
 from topics.engine.now import Now
@@ -41,6 +43,7 @@ from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
 from topics.engine.routing.derivations import Derivation
+from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import Topic
@@ -152,6 +155,10 @@ class ShardEngine:
         `TopicNotEmpty`.
         """
         return delete_topic.decide(self.table, name, if_empty, now)
+
+    def check_deletable(self, name: str, if_empty: bool) -> None:
+        """Raises `TopicNotEmpty` when `delete` would."""
+        delete_topic.check(self.table, name, if_empty)
 
     def delete_records(
         self, name: str, before_seq: int | None, match: TagMatch | None, now: Now
@@ -344,6 +351,21 @@ class ShardEngine:
     ) -> list[LeaseView]:
         """Up to ``limit`` leases of jobs above ``after``, of ``node`` or of all, by seq."""
         return lease_list.leases(topic, after, limit, node, now)
+
+    # Routers, in the shard that owns them
+
+    @property
+    def routers(self) -> RouterGraph:
+        """All routers of the server, as committed."""
+        return self.table.routers
+
+    def put_router(self, router: Router, now: Now) -> PutRouter:
+        """Make or configure a router (§6.1). No other change of routers is under way."""
+        return routers.put(self.table, router, now)
+
+    def remove_routers(self, router_ids: Sequence[int], now: Now) -> RemoveRouters:
+        """Remove those of these routers that are there. No other change of routers is under way."""
+        return routers.remove(self.table, router_ids, now)
 
     # What became of them
 

@@ -9,7 +9,7 @@ from topics.engine.replay import Misfit, Replay
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.frames import FrameHeader, FrameKind
 
-NEVER_WRITTEN = {FrameKind.ROUTER}
+NEVER_WRITTEN = {FrameKind.ROUTER, FrameKind.PAYLOAD}
 
 
 def header_of(kind: int) -> FrameHeader:

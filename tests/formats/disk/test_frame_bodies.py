@@ -26,19 +26,25 @@ from topics.formats.disk.frame_bodies import (
     Floors,
     LeaseOp,
     LeaseRows,
+    RouterBody,
     TopicBody,
     append_frame,
     decode_floors,
     decode_idempotency_key,
     decode_lease,
+    decode_router,
+    decode_router_ids,
     decode_runs,
     decode_start,
     decode_topic,
     delete_below_frame,
     delete_runs_frame,
+    encode_router,
     external_append_frame,
     floor_frame,
     lease_frame,
+    router_set_frame,
+    routers_gone_frame,
     seqs_reserved_frame,
     start_frame,
     topic_deleted_frame,
@@ -68,6 +74,16 @@ TOPIC = TopicBody(
     damaged=(SeqRange(7, 7), SeqRange(8, 9)),
     trimmed=(SeqRange(4, 4),),
     keys_from_seq=3,
+)
+ROUTER = RouterBody(
+    name="a->b",
+    id=3,
+    config={"source": "a", "dest": "b"},
+    source_id=7,
+    epoch=9,
+    dest_id=8,
+    start_seq=2**64 - 1,
+    base_total=12,
 )
 
 
@@ -112,9 +128,11 @@ FRAMES: list[Frame] = [
     lease_frame(5, 1000, CLAIMED),
     copies_frame(5, 7, 1000, 3, RecordFlags.TAGS, COPIES),
     payload_of_a_write(),
+    router_set_frame(encode_router(ROUTER), 1000),
+    routers_gone_frame([3, 4], 1000),
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
-UNUSED = {"ROUTER_SET", "ROUTERS_GONE"}
+UNUSED: set[str] = set()
 
 
 def body_of(frame: Frame) -> bytes:
@@ -173,8 +191,12 @@ def test_the_table_of_a_run_is_its_struct() -> None:
 
 @pytest.mark.parametrize(
     ("after", "frame"),
-    [("TOPIC: a topic made", FRAMES[3]), ("START: a process began", FRAMES[4])],
-    ids=["TOPIC", "START"],
+    [
+        ("TOPIC: a topic made", FRAMES[3]),
+        ("START: a process began", FRAMES[4]),
+        ("ROUTER_SET: a router made", FRAMES[10]),
+    ],
+    ids=["TOPIC", "START", "ROUTER_SET"],
 )
 def test_the_table_of_a_map_is_its_keys(after: str, frame: Frame) -> None:
     held: dict[str, Any] = cbor2.loads(body_of(frame))
@@ -213,6 +235,18 @@ def test_the_bytes_of_a_topic_frame() -> None:
         "6b6579735f66726f6d03"
     )
     assert decode_topic(body_of(frame)) == small
+
+
+def test_the_bytes_of_the_frames_of_routers() -> None:
+    assert body_of(FRAMES[10]).hex() == (
+        "a8646e616d6564612d3e6262696403"
+        "66636f6e666967a266736f757263656161646465737461"
+        "6269736f757263655f6964076565706f63680967646573745f696408"
+        "6573746172741bffffffffffffffff65746f74616c0c"
+    )
+    assert decode_router(memoryview(body_of(FRAMES[10]))) == ROUTER
+    assert body_of(FRAMES[11]).hex() == "820304"
+    assert decode_router_ids(memoryview(body_of(FRAMES[11]))) == [3, 4]
 
 
 def test_a_topic_frame_without_its_later_keys_is_read() -> None:

@@ -22,6 +22,9 @@ from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
+from topics.actors.shard.routing.endpoints import Endpoints
+from topics.actors.shard.routing.owner import Routers
+from topics.actors.shard.routing.views import RouterViews
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
@@ -43,6 +46,9 @@ class ShardServices(NamedTuple):
     lines: Lines
     dead_letters: DeadLetters
     redrives: Redrives
+    endpoints: Endpoints
+    routers: Routers
+    router_views: RouterViews
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -59,6 +65,7 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     # Each is told by the other: of dead jobs, and of those that are claimable again.
     lines = Lines(context, lambda topic: dead_letters.wake(topic))
     dead_letters = DeadLetters(context, lines.note_claimable)
+    routers = Routers(context)
     return ShardServices(
         retries,
         context.peers,
@@ -72,6 +79,9 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         lines,
         dead_letters,
         Redrives(context, lines.note_claimable),
+        Endpoints(context),
+        routers,
+        RouterViews(context, routers.mutations),
         Reads(context, long_polls, HeadWriter(heads)),
         long_polls,
         Feeds(context),

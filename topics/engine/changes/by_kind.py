@@ -11,6 +11,7 @@ from topics.engine.changes import (
     forward,
     put_topic,
     reservation,
+    routers,
     start,
 )
 from topics.engine.queue import replay as queue_replay
@@ -29,6 +30,8 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.START: start.replay,
     FrameKind.ROUTER: forward.replay,
     FrameKind.PAYLOAD: forward.replay_payload,
+    FrameKind.ROUTER_SET: routers.replay_set,
+    FrameKind.ROUTERS_GONE: routers.replay_gone,
 }
 
 

@@ -1,1 +1,1 @@
-"""Routing: the rules of routers: graph, cursors, picking and lag."""
+"""The rules of routers (§6): their graph, what they copy, how far they have come."""

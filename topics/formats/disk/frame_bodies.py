@@ -13,7 +13,7 @@
     10      TS_RESERVED    ts_ms                                                none
     11      PAYLOAD        topic_id first_seq ts_ms record_count ext_len flags  records
     12      ROUTER_SET     ts_ms ext_len                                        map
-    13      ROUTERS_GONE   ts_ms ext_len                                      array
+    13      ROUTERS_GONE   ts_ms ext_len                                        array
 
 Every other header field is 0. Only an APPEND frame may have bit EXTERNAL of `RecordFlags`: writers
 of the log look for it in frames of any kind. Integers are little-endian; maps and arrays are CBOR,
@@ -93,6 +93,21 @@ TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
 PAYLOAD: records of the topic that no log held any more, so that ROUTER frames may name them. The
 body is that of an APPEND frame, without a key and without delays. A start passes over it.
+
+ROUTER_SET: a router made or configured, in the log of the shard that owns all routers. It replaces
+an earlier life of its name. Body:
+
+    key        value  meaning
+    name       text   of the router
+    id         int    this life of the name; never used again
+    config     map    `RouterConfig`, by its field names
+    source_id  int    of the source's topic
+    epoch      int    of the source
+    dest_id    int    of the dest's topic
+    start      int    head of the source when the router was made
+    total      int    records that were forwarded in earlier lives of the name
+
+ROUTERS_GONE: routers removed. Body: an array of their ids.
 """
 
 from __future__ import annotations
@@ -163,6 +178,19 @@ class TopicBody(NamedTuple):
     damaged: Sequence[SeqRange]
     trimmed: Sequence[SeqRange]
     keys_from_seq: int
+
+
+class RouterBody(NamedTuple):
+    """Body of a ROUTER_SET frame. ``config``: a `RouterConfig` as a map."""
+
+    name: str
+    id: int
+    config: Mapping[str, Any]
+    source_id: int
+    epoch: int
+    dest_id: int
+    start_seq: int
+    base_total: int
 
 
 def append_frame(
@@ -318,3 +346,50 @@ def floors_from(values: Iterable[int]) -> Floors:
 def ts_reserved_frame(ts_ms: int) -> Frame:
     """A TS_RESERVED frame."""
     return Frame(FrameKind.TS_RESERVED, ts_ms=ts_ms)
+
+
+def encode_router(body: RouterBody) -> bytes:
+    """Body of a ROUTER_SET frame. A checkpoint holds routers in the same form."""
+    return cbor2.dumps(
+        {
+            "name": body.name,
+            "id": body.id,
+            "config": body.config,
+            "source_id": body.source_id,
+            "epoch": body.epoch,
+            "dest_id": body.dest_id,
+            "start": body.start_seq,
+            "total": body.base_total,
+        }
+    )
+
+
+def decode_router(body: Buffer) -> RouterBody:
+    """What `encode_router` gave."""
+    held: dict[str, Any] = cbor2.loads(bytes(body))
+    return RouterBody(
+        name=held["name"],
+        id=held["id"],
+        config=held["config"],
+        source_id=held["source_id"],
+        epoch=held["epoch"],
+        dest_id=held["dest_id"],
+        start_seq=held["start"],
+        base_total=held["total"],
+    )
+
+
+def router_set_frame(packed: bytes, ts_ms: int) -> Frame:
+    """A ROUTER_SET frame with a body of `encode_router`."""
+    return Frame(FrameKind.ROUTER_SET, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
+
+
+def routers_gone_frame(router_ids: Sequence[int], ts_ms: int) -> Frame:
+    """A ROUTERS_GONE frame."""
+    packed = cbor2.dumps([*router_ids])
+    return Frame(FrameKind.ROUTERS_GONE, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
+
+
+def decode_router_ids(body: Buffer) -> Sequence[int]:
+    """The ids of a ROUTERS_GONE frame."""
+    return cbor2.loads(bytes(body))  # type: ignore[no-any-return]

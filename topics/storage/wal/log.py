@@ -48,7 +48,16 @@ from topics.storage.wal.writer import WalWriter
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 # LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
 # which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
-MAKE_ROOM = frozenset({FrameKind.DELETE, FrameKind.TOPIC_DELETED, FrameKind.FLOOR, FrameKind.START})
+# ROUTERS_GONE frames do: a topic goes with its routers.
+MAKE_ROOM = frozenset(
+    {
+        FrameKind.DELETE,
+        FrameKind.TOPIC_DELETED,
+        FrameKind.FLOOR,
+        FrameKind.START,
+        FrameKind.ROUTERS_GONE,
+    }
+)
 
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:

@@ -1,1 +1,1 @@
-"""Routing: the routers of a shard, as the source's side, the dest's side and the graph's owner."""
+"""Routers in a shard (§6): the owner of their graph, workers at sources, copies into dests."""
