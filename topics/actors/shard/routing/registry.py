@@ -23,6 +23,7 @@ from topics.actors.shard.service import Service
 from topics.engine.routing.derivations import forget_derivations
 from topics.engine.topic import Topic
 from topics.formats.wire.calls import (
+    ROUTER_OWNER,
     ROUTER_STATS,
     ROUTER_SYNC,
     RouterRow,
@@ -62,7 +63,13 @@ class Registry(Service):
     # Which there are
 
     def has_routers(self, topic: str) -> bool:
-        """Whether a router names the topic, which belongs to this shard."""
+        """Whether a router may name the topic, which belongs to this shard.
+
+        Before the owner has told, it is to be asked. While it is away nobody knows: a router that
+        loses an end meanwhile goes when the owner is back.
+        """
+        if not self.is_told:
+            return self._context.peers.is_there(ROUTER_OWNER)
         return topic in self._by_source or topic in self._by_dest
 
     def feeders(self, topic: str) -> dict[int, RouterRow]:
