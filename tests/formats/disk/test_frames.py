@@ -156,7 +156,7 @@ def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> N
 def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
     data = encoded(GOLDEN[0][0])
     header = FrameHeader._make(FRAME.unpack_from(data))
-    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "flags")
+    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "kind", "flags")
     assert APPEND_FIELDS.unpack_from(data) == tuple(getattr(header, name) for name in names)
 
 

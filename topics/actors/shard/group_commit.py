@@ -144,6 +144,8 @@ class GroupCommit:
                 locator = in_log(lsn)
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
+            elif frame.kind is FrameKind.ROUTER and frame.record_count:
+                locator = in_log(lsn)
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
