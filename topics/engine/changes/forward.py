@@ -43,17 +43,19 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class Forward(Append):
-    """Copies under way. ``reached``: where the router stands when they are committed; ``view``: the
-    copies as readers get them; ``locator``: where they are, once committed.
+    """Copies under way. ``reached``: where the router stands when they are committed; ``rows``: what
+    the frame names; ``view``: the copies as readers get them; ``locator``: where they are, once
+    they are committed.
     """
 
-    __slots__ = ("hop", "locator", "reached", "router", "view")
+    __slots__ = ("hop", "locator", "reached", "router", "rows", "view")
 
     def __init__(
         self, topic: Topic, encoded: EncodedRecords, ts: int, router: int, reached: Derivation
     ) -> None:
         super().__init__(topic, topic.next_seq, encoded.record_count, encoded.blob_bytes, ts, None)
         self.router, self.reached, self.hop = router, reached, 0
+        self.rows: Sequence[CopyRow] = ()
         self.view: RecordsView = view_of(encoded)
         self.locator: Locator | None = None
 
@@ -151,6 +153,7 @@ def forward(
         change.resident = encoded
         append.keep_in_memory(table, change, topic.reserving_seq, now)
     else:
+        change.rows = rows
         frame = copies_frame(topic.id, change.first_seq, ts, change.count, encoded.flags, body)
         change.frames.append(frame)
     change.note_pending()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from topics.engine.changes import append
+from topics.engine.changes import append, forward
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.replay import Misfit, Replay
-from topics.formats.buffers import Buffer
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
 from topics.formats.disk.copies import BadCopies, rows_of_frame
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
@@ -28,18 +27,6 @@ from topics.storage.pulse import Pulse
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-
-# The replay of a ROUTER frame.
-Forward = Callable[[Replay, FrameHeader, Buffer, bool, int], None]
-
-
-def pass_over(
-    replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool, generation: int
-) -> None:
-    """A frame that changes no topic."""
-
-
-replay_forward: Forward = pass_over
 
 REPORT_BYTES = 1 << 20  # progress is told after so much of the log
 # Looked up once, not for each of millions of frames.
@@ -146,9 +133,7 @@ class LogReplay:
             self.boot = decode_start(body)
         elif kind == FrameKind.ROUTER:
             self._note_payloads(header, body)
-            replay_forward(self._replay, header, body, known, base)
-            return
-        elif kind == FrameKind.PAYLOAD:
+            forward.replay(self._replay, header, body, known, base)
             return
         replay_frame(self._replay, header, body, known)
 

@@ -69,6 +69,9 @@ class Copies(Protocol):
     def records(self, lsn: int, header: FrameHeader, body: memoryview) -> RecordsView:
         """The copies of the frame at ``lsn``. Raises `Damaged`."""
 
+    def remember(self, lsn: int, view: RecordsView) -> None:
+        """The copies of the frame at ``lsn`` are these."""
+
     def forget_below(self, lsn: int) -> None:
         """The log begins at ``lsn`` now."""
 
