@@ -273,6 +273,7 @@ class Retention(TopicPicks):
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
             assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:
+                assert topic.pending_burnt == 0
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
                 count, size = (
                     sum(change.count for change in held),

@@ -22,7 +22,6 @@ from tests.engine.topic_machine import (
     raise_floors,
 )
 from tests.engine.topic_model import Record, TopicModel, joined
-from tests.engine.trims import Trim
 from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append
 from topics.engine.topic import Topic
@@ -154,15 +153,14 @@ class TopicChanges(TopicMachine):
         pending = [
             waiting.change
             for waiting in self.world.pending
-            if isinstance(waiting.change, Append | Trim) and waiting.change.topic is topic
+            if isinstance(waiting.change, Append) and waiting.change.topic is topic
         ]
         sizes = [
             len(json_bytes(_shown(topic.next_seq + index, ts, record, node))) + 1
             for index, record in enumerate(records)
         ]
         count = model.count + sum(change.count for change in pending) + len(records)
-        written = [change.size for change in pending if isinstance(change, Append)]
-        size = model.bytes + sum(written) + sum(sizes)
+        size = model.bytes + sum(change.size for change in pending) + sum(sizes)
         config = topic.config
         return (not config.cap_records or count <= config.cap_records) and (
             not config.cap_bytes or size <= config.cap_bytes

@@ -38,11 +38,13 @@ class Trim(Change):
     def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
         self.note_settled()
+        self.topic.pending_burnt -= self.count
         trim_to(self.topic, self.burnt)
 
     def undo(self, _: TopicTable, /) -> None:
         """As `Change.undo`."""
         self.note_settled()
+        self.topic.pending_burnt -= self.count
         self.topic.give_back(self.burnt.first)
 
 
@@ -50,6 +52,7 @@ def decide(topic: Topic, count: int, now: Now) -> Trim:
     """Burn so many seqs."""
     change = Trim(topic, SeqRange(topic.next_seq, topic.next_seq + count - 1), now.ts)
     topic.next_seq += count
+    topic.pending_burnt += count
     change.note_pending()
     return change
 

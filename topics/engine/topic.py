@@ -48,7 +48,7 @@ class Topic:
         *("dedupe", "keys_from_seq"),
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
-        *("pending", "pending_sync", "pending_bytes", "pending_keys"),
+        *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
     )
 
     def __init__(
@@ -106,6 +106,7 @@ class Topic:
         self.pending = 0
         self.pending_sync = 0  # those that wait for a sync
         self.pending_bytes = 0  # of their records
+        self.pending_burnt = 0  # seqs that they burn
         self.pending_keys: dict[str, object] = {}  # each with its `Append`
 
     # What may be asked

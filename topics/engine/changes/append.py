@@ -227,7 +227,7 @@ def keeps_key(topic: Topic, body: AppendBody) -> bool:
 
 def check_topic_room(topic: Topic, count: int, size: int) -> None:
     """Raises `TopicFull` when the topic rejects what it has no room for (§1.1)."""
-    pending = topic.next_seq - topic.head_seq - 1
+    pending = topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
     check_room(
         topic.config,
         topic.count + pending + count,
