@@ -163,8 +163,9 @@ def test_an_absent_router_inside_the_prefixes_is_absent(tenant: Api) -> None:
 def test_a_put_needs_both_ends_inside_the_prefixes(
     full: Api, tenant: Api, ends: tuple[str, str]
 ) -> None:
+    source, dest = ends
     for fields in ({}, {"create_dest": False}, {"allow_cycle": True}):
-        refused(put(tenant, "t42:new", *ends, **fields), 403, "forbidden")
+        refused(put(tenant, "t42:new", source, dest, **fields), 403, "forbidden")
     refused(get(full, "t42:new"), 404, "router_not_found")
     for name in ends:
         if "new" in name or name == "other":

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.test_topic_put import DEFAULTS as TOPIC_DEFAULTS
 from tests.support.api import Api, data, ok, refused
 from tests.support.queues import names_on
-from tests.support.routers import DEFAULTS, OTHERS, config_of, get, names, put
+from tests.support.routers import DEFAULTS, OTHERS, config_of, get, names, path_of, put
 from tests.support.server import Server
 
 
@@ -128,10 +128,11 @@ def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
 
 
 def test_unknown_fields_are_ignored(api: Api, topic: str) -> None:
-    fields = {"nope": {"a": [1]}, "SOURCE": 5, "forwarded_total": 7, "router": "x", "id": 3}
-    body = ok(put(api, topic, f"{topic}.a", f"{topic}.b", **fields), 201)
+    ends = {"source": f"{topic}.a", "dest": f"{topic}.b"}
+    unknown = {"nope": {"a": [1]}, "SOURCE": 5, "forwarded_total": 7, "router": "x", "id": 3}
+    body = ok(api.call("PUT", path_of(topic), ends | unknown), 201)
     assert body["router"] == topic
-    assert config_of(body) == {"source": f"{topic}.a", "dest": f"{topic}.b", **DEFAULTS}
+    assert config_of(body) == ends | DEFAULTS
     assert ok(get(api, topic))["forwarded_total"] == 0
 
 
