@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,10 @@ from tests.support.routes import kept
 (EXAMPLE,) = blocks("Routers")
 
 
-def answers(printed: str) -> list[dict[str, object]]:
+def answers(printed: str) -> list[Any]:
     """The JSON bodies that follow each other without anything in between."""
-    found, at, decoder = [], 0, json.JSONDecoder()
+    found: list[Any] = []
+    at, decoder = 0, json.JSONDecoder()
     while at < len(printed):
         body, at = decoder.raw_decode(printed, at)
         assert "error" not in body
@@ -40,11 +42,9 @@ def test_the_example_of_routers_prints_what_its_comments_say(api: Api, topic: st
     )
     made, appended, copies, mine, shown, listed, deleted = answers(done.stdout)
     assert (made["created"], appended["count"]) == (True, 2)
-    assert isinstance(copies["records"], list)
-    assert [record["data"] for record in copies["records"]] == [{"sku": "A1"}]
+    assert data(copies["records"]) == [{"sku": "A1"}]
     assert mine["records"] == []
     assert (shown["forwarded_total"], shown["lag_records"], shown["lag_ms"]) == (1, 0, 0)
-    assert isinstance(listed["routers"], list)
     assert [router["router"] for router in listed["routers"]] == [made["router"]]
     assert deleted["deleted"] is True
     assert data(kept(api, f"{topic}.audit")) == [{"sku": "A1"}], "its copies stay"
