@@ -79,7 +79,7 @@ class End(NamedTuple):
     """A dest after all lags are 0, read whole. ``seqs``: of its records, as ranges."""
 
     head_seq: int
-    count: int
+    records: int  # its count
     seqs: tuple[SeqRange, ...]
 
 

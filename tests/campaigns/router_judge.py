@@ -290,8 +290,8 @@ class _Dest:
         ends = [end[dest.name] for end in self._history.ends]
         for end in ends:
             there = sum(last - first + 1 for first, last in end.seqs)
-            if there != end.count:
-                yield f"count is {end.count}, {there} records are there"
+            if there != end.records:
+                yield f"count is {end.records}, {there} records are there"
         if any(end != ends[0] for end in ends):
             yield f"a restart makes {ends[1:]} of {ends[0]}"
 

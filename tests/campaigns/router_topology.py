@@ -93,7 +93,7 @@ def named(base: str, shard: int) -> str:
 
 def topology() -> Topology:
     """The whole, the same every time."""
-    sources = {
+    sources: dict[str, dict[str, Any]] = {
         named("chain.a", 0): {"durability": "disk"},
         named("fan", 0): {"durability": "fsync"},
         named("flow", 1): {"durability": "disk"},

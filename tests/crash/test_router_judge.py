@@ -399,7 +399,7 @@ WRONG: list[tuple[str, Callable[[], Story], str]] = [
         "unexplained tombstone",
     ),
     ("a wrong count", lambda: whole().end(3, 1, 2, 3, total=3, count=2), "count is 2, 3 records"),
-    ("a restart takes records", lambda: whole().restart(count=2), "a restart makes"),
+    ("a restart takes records", lambda: whole().restart(records=2), "a restart makes"),
     ("a restart moves the head", lambda: whole().restart(head_seq=9), "a restart makes"),
     (
         "an ephemeral dest starts over by itself",
