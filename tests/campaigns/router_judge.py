@@ -283,7 +283,7 @@ class _Dest:
         cap = dest.config.get("cap_records", 0)
         if cap and most > cap:
             yield f"held {most} records, its cap is {cap}"
-        if cap and most == cap:
+        if most == cap and dest.config.get("discard") == "reject":
             self._verdict.counts["full"] += 1
         if not dest.is_kept or "ttl_ms" in dest.config:
             return
