@@ -231,7 +231,9 @@ class LinkedLogs:
             if file is not None:
                 return _Place(file.path, file.view(), file.offset(lsn), file.seed)
         linked = self._linked_log(shard, lsn)
-        return linked and _Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
+        if linked is None:
+            return None
+        return _Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
 
     def _blob_body(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         linked = self._blobs.get((shard, lsn))
@@ -298,7 +300,7 @@ class LinkedLogs:
             fields, body = found
             if fields.flags & _EXTERNAL:
                 body = self._peek_blob(shard, lsn, fields)
-            return RecordsView(fields.flags, fields.count, fields.ext_len, body)
+            return RecordsView(fields.flags, fields.record_count, fields.ext_len, body)
         raise _gone(shard, lsn)
 
     def _peek_blob(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
