@@ -129,7 +129,7 @@ def test_the_same_frame_remembered_twice_counts_once() -> None:
     assert reader.kept_bytes == 0
 
 
-@pytest.mark.parametrize("change", ["size", "flags", "payload", "map"])
+@pytest.mark.parametrize("change", ["size", "flags", "payload", "map", "bytes"])
 def test_a_frame_that_contradicts_its_payload_is_damage(change: str) -> None:
     log = Log()
     header, body = frame(ROWS, 7 if change == "size" else None)
@@ -137,6 +137,8 @@ def test_a_frame_that_contradicts_its_payload_is_damage(change: str) -> None:
         header = header._replace(flags=0)
     elif change == "payload":
         log.views[0, 64] = view_of_request(request(RECORDS[:1]))
+    elif change == "bytes":
+        log.views[0, 64] = RecordsView(0, 2, 0, memoryview(bytes(100)))
     elif change == "map":
         body = memoryview(b"\xff" + bytes(body)[1:])
     reader = reader_of(log)

@@ -43,7 +43,7 @@ from topics.formats.disk.copies import (
     view_of,
 )
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind, encode_frame, header_at
-from topics.formats.disk.records import RecordFlags, View
+from topics.formats.disk.records import RecordFlags, RecordsView, View
 from topics.formats.disk.rendering import EncodedRecords, encode
 
 DOC = copies.__doc__ or ""
@@ -385,6 +385,33 @@ def test_a_copy_of_copies_is_the_copy_of_their_payload(
     again = CopyRow(8, 0, 1, 0, 0, 0, view.count)
     once = render_copies(rows, STAMPS, first_seq, 2000)
     assert same(render_copies([(view, again)], (), first_seq, 2000), once)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("due", [None, [0, 500]])
+@pytest.mark.parametrize("tag", [None, "t"])
+def test_a_whole_write_is_copied_without_its_key_and_delays(
+    key: str | None, due: list[int] | None, tag: str | None
+) -> None:
+    records: list[Record] = [(None, tag, b"1", None), ("n", None, b"2", b"{}")]
+    view = view_of_request(request(records, key=key), keep_key=True, due=due)
+    assert ("k" in view.ext(), bool(view.delays())) == (key is not None, due is not None)
+    found = render_copies([(view, CopyRow(8, 0, 0, 0, 0, 0, 2))], (), 3, 1000)
+    assert same(found, encode(request(records), 3, 1000, keep_key=False))
+
+
+@given(st.binary(max_size=60), st.integers(0, 9), st.integers(0, 15), st.integers(1, 3), st.data())
+def test_any_payload_is_records_or_bad_copies(
+    body: bytes, ext_len: int, flags: int, count: int, data: st.DataObject
+) -> None:
+    view = RecordsView(flags, count, ext_len, memoryview(body))
+    stop = data.draw(st.integers(1, count))
+    row = CopyRow(8, 0, 0, data.draw(st.integers(0, 1)), data.draw(st.integers(0, 3)), 0, stop)
+    try:
+        copier = Copier([(view, row)], STAMPS)
+    except BadCopies:
+        return
+    assert copier.count == stop
 
 
 def test_seqs_that_grow_by_a_digit_within_a_run() -> None:

@@ -59,7 +59,7 @@ import msgspec
 from topics.formats.api.members import with_members, without_members
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
-from topics.formats.disk.records import RecordFlags, RecordsView, View
+from topics.formats.disk.records import RecordFlags, RecordsView, Texts, View
 from topics.formats.disk.rendering import U32_MAX, EncodedRecords
 from topics.formats.json_text import json_string
 
@@ -70,9 +70,9 @@ STAMP_MEMBER = "_topics_router"
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
+_RECORD_FLAGS = _NODES | _TAGS | _METAS | _ONE_NODE
 _NODE, _TAG, _META = b',"$node":', b',"$tag":', b',"meta":'
-# A `meta` that matches may hold a stamp: the member's name has no escape that JSON demands, and any
-# that it allows begins with a backslash.
+# A `meta` without a match holds no stamp: the name stands there, or some of it is escaped.
 _MAYBE_STAMPED = re.compile(rb"_topics_router|\\")
 
 
@@ -258,26 +258,26 @@ class Copier:
     """Renders the copies that rows stand for, once for each dest: what does not depend on `$seq`
     and `$ts` is done when it is made.
 
-    Raises `BadCopies` when a row names records that its view has not, and `ValueError` when the
-    view's records are none.
+    Raises `BadCopies` when a row names records that its view has not, or finds no records there;
+    what a view raises for damage passes.
     """
 
     def __init__(self, pieces: Sequence[tuple[View, CopyRow]], stamps: Sequence[Stamp]) -> None:
-        self.count = 0
-        self._tails: list[bytes] = []  # of each copy: all behind its `$ts`
-        self._nodes, self._tags, self._meta_lens = _Texts(), _Texts(), array("I")
         for view, row in pieces:
             if not 0 <= row.start < row.stop <= view.count or row.stamp > len(stamps):
                 raise BadCopies(f"there are no such records as {row}")
-            self._take(view, row, stamps)
-        self._tail_lens = [*map(len, self._tails)]
-        self.flags, self._ext, self._tables = self._finish()
+        try:
+            tails, self.flags, self._ext, self._tables = _gathered(pieces, stamps)
+        except (cbor2.CBORError, ValueError, LookupError, TypeError) as error:
+            raise BadCopies(f"a payload frame holds no records: {error}") from error
+        self.count = len(tails)
+        self._tails, self._tail_lens = tails, [*map(len, tails)]
+        self._tail_bytes = sum(self._tail_lens)
 
     def size(self, first_seq: int, ts_ms: int) -> int:
         """Bytes of the copies when they are rendered."""
-        fixed = len(b'{"$seq":,"$ts":%d' % ts_ms)
-        digits = _digits(first_seq + self.count) - _digits(first_seq)
-        return self.count * fixed + digits + sum(self._tail_lens)
+        fixed = self.count * len(b'{"$seq":,"$ts":%d' % ts_ms) + self._tail_bytes
+        return fixed + _digits(first_seq, first_seq + self.count)
 
     def render(self, first_seq: int, ts_ms: int) -> EncodedRecords:
         """The copies with contiguous seqs from ``first_seq``, all at ``ts_ms``."""
@@ -292,64 +292,97 @@ class Copier:
         parts = (ext, ends.tobytes(), *self._tables, blob)
         return EncodedRecords(self.flags, count, ext, parts, len(blob))
 
-    def _take(self, view: View, row: CopyRow, stamps: Sequence[Stamp]) -> None:
+
+def _gathered(
+    pieces: Sequence[tuple[View, CopyRow]], stamps: Sequence[Stamp]
+) -> tuple[list[bytes], int, bytes, list[bytes]]:
+    """Of each copy all behind its `$ts`; flags, ext and tables of all copies."""
+    if len(pieces) == 1:
+        view, row = pieces[0]
+        if isinstance(view, RecordsView) and _is_verbatim(view, row):
+            tails = _slices(*_records(view, 0, view.count))
+            return tails, view.flags & _RECORD_FLAGS, *view.texts_and_tables()
+    gathering = _Gathering([*map(_stamp_text, stamps)])
+    for view, row in pieces:
+        gathering.take(view, row)
+    return gathering.tails, *gathering.finish()
+
+
+class _Gathering:
+    """Copies as they are gathered from their payloads. ``tails``: of each all behind its `$ts`."""
+
+    def __init__(self, stamps: Sequence[bytes]) -> None:
+        self._stamps, self._count = stamps, 0
+        self.tails: list[bytes] = []
+        self._nodes, self._tags, self._meta_lens = _Texts(), _Texts(), array("I")
+
+    def take(self, view: View, row: CopyRow) -> None:
+        """Add the copies of a row."""
         start, stop, flags, drops = row.start, row.stop, view.flags, row.drops
         records, begins, ends = _records(view, start, stop)
         before: list[bytes] = []  # nodes that are kept before tags that are not
+        if flags & (_NODES | _ONE_NODE | _TAGS):
+            node_texts, tag_texts = view.texts()
         if flags & (_NODES | _ONE_NODE):
-            nodes = _TextRun(view, _ONE_NODE if flags & _ONE_NODE else _NODES, start, stop)
+            refs = b"\1" * (stop - start) if flags & _ONE_NODE else view.column(_NODES, start, stop)
+            nodes = _TextRun(refs, node_texts)
             if drops & _DROP_NODE:
                 begins = nodes.behind(begins, _NODE)
             else:
-                self._nodes.add(self.count, nodes)
+                self._nodes.add(self._count, nodes)
                 if drops & _DROP_TAG and flags & _TAGS:
                     before, begins = nodes.members(_NODE), nodes.behind(begins, _NODE)
         if flags & _TAGS:
-            tags = _TextRun(view, _TAGS, start, stop)
+            tags = _TextRun(view.column(_TAGS, start, stop), tag_texts)
             if drops & _DROP_TAG:
                 begins = tags.behind(begins, _TAG)
             else:
-                self._tags.add(self.count, tags)
-        tails = self._tails_of(view, row, stamps, records, begins, ends)
-        self._tails += map(add, before, tails) if before else tails
-        self.count += stop - start
+                self._tags.add(self._count, tags)
+        if row.stamp:
+            tails = self._stamped(view, row, records, begins, ends)
+        else:
+            tails = _slices(records, begins, ends)
+            if flags & _METAS:
+                self._metas().extend(view.column(_METAS, start, stop))
+        self.tails += map(add, before, tails) if before else tails
+        self._count += stop - start
 
-    def _tails_of(
+    def _stamped(
         self,
         view: View,
         row: CopyRow,
-        stamps: Sequence[Stamp],
         records: bytes,
         begins: Sequence[int],
         ends: Sequence[int],
     ) -> list[bytes]:
-        """All from ``begins`` on, with the stamp of the row."""
-        if not (view.flags & _METAS or row.stamp):
-            return [records[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        held, count = self._meta_lens, row.stop - row.start
-        held.frombytes(bytes(4 * (self.count - len(held))))
-        lens: Sequence[int] = bytes(count)
+        """All from ``begins`` on, with the stamp of the row in its `meta`."""
+        text, tails, held = self._stamps[row.stamp - 1], [], self._metas()
+        seqs = range(row.stamp_seq, row.stamp_seq + row.stop - row.start)
+        lens: Sequence[int] = bytes(len(seqs))
         if view.flags & _METAS:
             lens = view.column(_METAS, row.start, row.stop)
-        if not row.stamp:
-            held.extend(lens)
-            return [records[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        text, tails = _stamp_text(stamps[row.stamp - 1]), []
-        seqs = range(row.stamp_seq, row.stamp_seq + count)
         for begin, end, length, seq in zip(begins, ends, lens, seqs, strict=True):
-            at = end - len(b"},") - length
-            meta = stamped(records[at + len(_META) : end - len(b"},")], text % (seq, seq))
+            at = end - length - 2  # of the meta, or of the end "},"
+            member = text % (seq, seq)
+            sent = records[at + len(_META) : end - 2]
+            meta = stamped(sent, member) if length else b"{%b}" % member
             held.append(len(_META) + len(meta))
             tails.append(b'%b,"meta":%b},' % (records[begin:at], meta))
         return tails
 
-    def _finish(self) -> tuple[int, bytes, list[bytes]]:
-        """Flags, ext and tables of the whole."""
+    def _metas(self) -> array[int]:
+        """Lengths of the meta pieces of all copies so far."""
+        held = self._meta_lens
+        held.frombytes(bytes(4 * (self._count - len(held))))
+        return held
+
+    def finish(self) -> tuple[int, bytes, list[bytes]]:
+        """Flags, ext and tables of all copies."""
         nodes, tags, metas = self._nodes, self._tags, self._meta_lens
         flags, tables = 0, []
         ext: dict[str, list[bytes]] = {}
         if nodes.numbers:
-            nodes.fill(self.count)
+            nodes.fill(self._count)
             ext["n"] = [*nodes.numbers]
             if len(nodes.numbers) == 1 and not nodes.has_gaps:
                 flags |= _ONE_NODE
@@ -357,15 +390,13 @@ class Copier:
                 flags |= _NODES
                 tables.append(nodes.refs.tobytes())
         if tags.numbers:
-            tags.fill(self.count)
+            tags.fill(self._count)
             ext["t"] = [*tags.numbers]
             flags |= _TAGS
             tables.append(tags.refs.tobytes())
-        if metas:
-            metas.frombytes(bytes(4 * (self.count - len(metas))))
-            if any(metas):
-                flags |= _METAS
-                tables.append(metas.tobytes())
+        if any(metas):
+            flags |= _METAS
+            tables.append(self._metas().tobytes())
         return flags, cbor2.dumps(ext) if ext else b"", tables
 
 
@@ -376,14 +407,9 @@ class _TextRun:
 
     __slots__ = ("refs", "texts")
 
-    def __init__(self, view: View, flag: int, start: int, stop: int) -> None:
-        self.refs: Sequence[int]
-        if flag == _ONE_NODE:
-            self.refs, distinct = b"\1" * (stop - start), [1]
-        else:
-            self.refs = view.column(flag, start, stop)
-            distinct = [*dict.fromkeys(self.refs)]
-        self.texts = dict(zip(distinct, view.texts(flag, distinct), strict=True))
+    def __init__(self, refs: Sequence[int], texts: Texts) -> None:
+        self.refs = refs
+        self.texts = {ref: texts[ref - 1] if ref else b"" for ref in dict.fromkeys(refs)}
 
     def behind(self, begins: Sequence[int], key: bytes) -> list[int]:
         """Where each record goes on behind this member, which begins at ``begins``."""
@@ -445,14 +471,20 @@ def _stamp_text(stamp: Stamp) -> bytes:
     )
 
 
+def _is_verbatim(view: View, row: CopyRow) -> bool:
+    """Whether the copies are all records of the view, with nothing cut or put in."""
+    return row.stop - row.start == view.count and not (row.drops or row.stamp)
+
+
+def _slices(records: bytes, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    return [records[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
 def _records(view: View, start: int, stop: int) -> tuple[bytes, Sequence[int], list[int]]:
     """Records ``start`` to ``stop`` (exclusive): where each goes on behind its `$ts`, and ends."""
-    all_ends = view.ends
-    first = all_ends[start - 1] if start else 0
-    ends = all_ends[start:stop].tolist()
-    records = bytes(view.part(first, ends[-1]))
-    if first:
-        ends = [end - first for end in ends]
+    records, ends = view.taken(start, stop)
+    if len(ends) == 1:
+        return records, [_head(records, 0)[1]], ends
     heads, begins = _head(records, 0), [0, *ends[:-1]]
     if heads == _head(records, begins[-1]):
         # Neither `$seq` nor `$ts` goes back, so those between are as long.
@@ -467,11 +499,10 @@ def _head(records: bytes, begin: int) -> tuple[int, int]:
     return comma - begin, records.index(b",", comma + 1) - begin
 
 
-def _digits(stop: int) -> int:
-    """Digits of all numbers from 0 to ``stop`` (exclusive)."""
-    total, power, length = 0, 0, 1
-    while power < stop:
-        following = 10**length
-        total += length * (min(stop, following) - power)
-        power, length = following, length + 1
-    return total
+def _digits(start: int, stop: int) -> int:
+    """Digits of all numbers from ``start`` to ``stop`` (exclusive)."""
+    length, total = len(str(start)), 0
+    while (following := 10**length) < stop:
+        total += length * (following - start)
+        start, length = following, length + 1
+    return total + length * (stop - start)
