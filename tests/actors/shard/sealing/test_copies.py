@@ -153,7 +153,7 @@ def test_an_own_log_file_is_linked_while_copies_need_it(client: Sealer) -> None:
     client.kill()
     with ended(client.again()) as again:
         assert seen(again) == before
-        fill(again, "other", rounds=8)
+        fill(again, "more", rounds=8)
         free_all(again)
         assert sealed(again, "dest")
         assert links(again) == []
@@ -200,7 +200,7 @@ def test_a_blob_stays_for_the_copies_of_its_records(client: Sealer) -> None:
     client.kill()
     with ended(client.again()) as again:
         assert again.shown("dest") == before
-        fill(again, "other", rounds=8)
+        fill(again, "more", rounds=8)
         free_all(again)
         assert sealed(again, "dest")
         assert links(again) == []
