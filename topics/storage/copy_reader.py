@@ -74,6 +74,11 @@ class CopyReader:
         for each in [each for each in self._kept if each < lsn]:
             self._forget(each)
 
+    def forget_from(self, lsn: int) -> None:
+        """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
+        for each in [each for each in self._kept if each >= lsn]:
+            self._forget(each)
+
     def _forget(self, lsn: int) -> None:
         view = self._kept.pop(lsn, None)
         if view is not None:

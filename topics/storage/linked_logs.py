@@ -247,21 +247,21 @@ class LinkedLogs:
             return self.folder / blob_link_name(shard, lsn)
         return next(self._sources.blobs(shard, lsn, fields))
 
-    def checking(self, shard: int, lsn: int, step_bytes: int = 1 << 20) -> Iterator[None]:
-        """Compare the payload with its checksums, about ``step_bytes`` at a time.
-
-        Raises `Damaged`.
+    def checking(self, shard: int, lsn: int, step_bytes: int = 1 << 20) -> Iterator[int]:
+        """Compare the payload with its checksums; yields the bytes of each step, in a blob about
+        ``step_bytes``. Raises `Damaged`.
         """
         self.payload(shard, lsn)
         place = self._place(shard, lsn)
         assert place is not None, "the payload is there"
         fields = check_payload(place, lsn)
-        yield
+        yield FRAME_HEADER_BYTES + fields.body_len
         if fields.flags & _EXTERNAL:
             path = self._blob_path(shard, lsn, fields)
             data = blob_data(path, fields)
             try:
-                yield from blob.checking(data, fields.topic_id, fields.first_seq, step_bytes)
+                for _ in blob.checking(data, fields.topic_id, fields.first_seq, step_bytes):
+                    yield step_bytes
             except BadBlob as error:
                 raise Damaged(path, error.offset, f"blob {error}") from error
 
@@ -300,7 +300,7 @@ class LinkedLogs:
             fields, body = found
             if fields.flags & _EXTERNAL:
                 body = self._peek_blob(shard, lsn, fields)
-            return RecordsView(fields.flags, fields.count, fields.ext_len, body)
+            return RecordsView(fields.flags, fields.record_count, fields.ext_len, body)
         raise _gone(shard, lsn)
 
     def _peek_blob(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:

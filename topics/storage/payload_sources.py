@@ -43,7 +43,7 @@ class PayloadFields(NamedTuple):
     topic_id: int
     first_seq: int
     body_len: int
-    count: int
+    record_count: int
     ext_len: int
     flags: int
 

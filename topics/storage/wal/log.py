@@ -75,6 +75,9 @@ class Copies(Protocol):
     def forget_below(self, lsn: int) -> None:
         """The log begins at ``lsn`` now."""
 
+    def forget_from(self, lsn: int) -> None:
+        """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
+
 
 def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies) -> RecordsView:
     """Records of the APPEND or ROUTER frame that ``locator`` locates in ``file``."""
@@ -270,6 +273,7 @@ class Wal:
         self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
         self.blobs.forget_from(lsn)
+        self.copies.forget_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
