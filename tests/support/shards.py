@@ -257,7 +257,7 @@ class Shards:
     async def delete(self, router: str, prefixes: list[str] | None = None) -> Any:
         return await self.call(calls.ROUTER_DELETE, calls.RouterDeleteParams(router, prefixes, 1))
 
-    async def list(
+    async def list_routers(
         self,
         prefix: str = "",
         source: str | None = None,

@@ -27,7 +27,7 @@ async def test_a_router_is_made_with_its_ends_and_the_shards_of_both_know_it(
     assert "b" in shards.loops[2].context.engine.topics
     assert shards.ends_agree()
     assert (await shards.get("c->b"))["lag_records"] == 2
-    listed = await shards.list()
+    listed = await shards.list_routers()
     assert [name for name, _ in listed.items] == ["c->b"]
     assert (await shards.delete("c->b"))["deleted"] is True
     assert (await shards.delete("c->b"))["deleted"] is False
