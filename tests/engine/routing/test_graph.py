@@ -18,7 +18,7 @@ from topics.formats.api.router_bodies import RouterConfig
 
 def router(router_id: int, ends: str, name: str | None = None, **config: Any) -> Router:
     """``ends``: such as "ab", from "a" to "b"."""
-    source, dest = ends
+    source, dest = ends[0], ends[1]
     return Router(
         id=router_id,
         name=name or f"{source}->{dest}",
