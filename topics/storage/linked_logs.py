@@ -34,7 +34,7 @@ from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, check_frame
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory
+from topics.storage.disk import Damaged, mapped, sync_directory
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
@@ -190,8 +190,7 @@ class LinkedLogs:
         self._own_named: dict[int, int] = {}  # by base of a standing file: highest frame
         self._foreign: set[Payload] = set()  # log files that the newest own file names
         self._foreign_of = -1  # base of that file
-        make_directory(folder)
-        for path in sorted(folder.iterdir()):
+        for path in self.paths():
             if name := _NAME.fullmatch(path.name):
                 shard_of, start = int(name[1]), int(name[2], 16)
                 self._register(LinkedFile(path, shard_of, start, kept_from - 1))
@@ -199,6 +198,18 @@ class LinkedLogs:
     def attach(self, own: OwnLog) -> None:
         """The log whose frames name the payloads."""
         self._own = own
+
+    def paths(self) -> list[Path]:
+        """All files of its folder."""
+        return sorted(self.folder.glob("*"))
+
+    def logs(self) -> list[LinkedFile]:
+        """The links to log files."""
+        return [linked for _, files in self._logs.values() for linked in files]
+
+    def add_log(self, path: Path, base: int) -> None:
+        """Read a file of the own log without a log that is written."""
+        self._register(LinkedFile(path, self.shard, base, 0))
 
     def damaged(self, frame_lsn: int, reason: str) -> Damaged:
         """What is to be raised for a frame of the own log that contradicts its payloads."""
