@@ -8,8 +8,7 @@ from typing import Any
 
 import cbor2
 
-from tests.engine import trims
-from topics.engine.changes import append
+from topics.engine.changes import append, forward
 from topics.engine.changes import start as process_start
 from topics.engine.changes.append import Append
 from topics.engine.changes.by_kind import replay_frame
@@ -352,7 +351,7 @@ class World:
         if header.kind == FrameKind.APPEND:
             append.replay(replay, header, 0, self.base_of(header.lsn), checkpointed)
         elif header.kind == FrameKind.ROUTER:
-            trims.replay(replay, header, checkpointed)
+            forward.replay(replay, header, body, checkpointed, self.base_of(header.lsn))
         else:
             replay_frame(replay, header, body, checkpointed)
 

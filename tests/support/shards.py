@@ -147,11 +147,12 @@ class Shards:
         self.loops: dict[int, ShardLoop] = {}
         self.registries: dict[int, FakeRegistry] = {}
         self.on_message: Callable[[int, int, str], bool] = lambda *_: True
-        self.on_registry: Callable[[int, FakeRegistry], None] = lambda *_: None
+        self.caller = 1  # stands for a front
         self._held: list[tuple[Pipe, Message]] = []
         self._pipes: dict[tuple[int, int], Pipe] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
         self._data: dict[int, Shard] = {}
+        self._ended: dict[int, trio.Event] = {}
         for shard in range(count):
             self.start(shard)
 
@@ -163,17 +164,18 @@ class Shards:
         self._data[shard] = data
         loop = self.loops[shard] = ShardLoop(data, shard, self.board, self.limits)
         self.registries[shard] = FakeRegistry(loop)
-        self.on_registry(shard, self.registries[shard])
         self._scopes[shard] = trio.CancelScope()
         loop.context.nursery = self.nursery
-        self.nursery.start_soon(self._run, loop, self._scopes[shard])
+        ended = self._ended[shard] = trio.Event()
+        self.nursery.start_soon(self._run, loop, self._scopes[shard], ended)
         for other in self.loops:
             if other != shard:
                 self.connect(shard, other)
 
-    async def _run(self, loop: ShardLoop, scope: trio.CancelScope) -> None:
+    async def _run(self, loop: ShardLoop, scope: trio.CancelScope, ended: trio.Event) -> None:
         with scope:
             await loop.run([], trio.Event())
+        ended.set()
 
     def connect(self, one: int, other: int) -> None:
         """A session between two shards opens, at both ends."""
@@ -194,17 +196,18 @@ class Shards:
                 self._held = [held for held in self._held if held[0] is not pipe]
                 pipe.session.close()
 
-    def kill(self, shard: int) -> None:
+    async def kill(self, shard: int) -> None:
         """The process of this shard ends; the kernel has what its log was given."""
         self._scopes.pop(shard).cancel()
         for other in list(self.loops):
             self.disconnect(shard, other)
         del self.loops[shard], self.registries[shard]
+        await self._ended[shard].wait()
         self._data.pop(shard).wal.stop()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for shard in list(self.loops):
-            self.kill(shard)
+            await self.kill(shard)
 
     # Messages
 
@@ -231,7 +234,9 @@ class Shards:
         self, call: Call[Any, Any], params: Any, body: bytes = b"", shard: int = ROUTER_OWNER
     ) -> Any:
         """The JSON of the answer, or its result where it has none, or the failure."""
-        caller = next(each for each in self.loops if each != shard)
+        caller = self.caller
+        if not self.loops[caller].context.peers.is_there(shard):
+            caller = shard
         answer = await ask(self.loops[caller], shard, call, params, body)
         if isinstance(answer, TopicsError):
             return answer
@@ -257,7 +262,7 @@ class Shards:
     async def delete(self, router: str, prefixes: list[str] | None = None) -> Any:
         return await self.call(calls.ROUTER_DELETE, calls.RouterDeleteParams(router, prefixes, 1))
 
-    async def list(
+    async def listed(
         self,
         prefix: str = "",
         source: str | None = None,

@@ -243,7 +243,7 @@ def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
 
 
 def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
-    changes = [
+    changes: list[Forward | Advance] = [
         send(dest, "x", "y", cursor=2),
         skip(dest, 7, trimmed=5),
         skip(dest, 8),
@@ -259,7 +259,11 @@ def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
 
 
 def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
-    changes = [send(dest, "x", cursor=1), skip(dest, 7, trimmed=5), send(dest, "y", cursor=8)]
+    changes: list[Forward | Advance] = [
+        send(dest, "x", cursor=1),
+        skip(dest, 7, trimmed=5),
+        send(dest, "y", cursor=8),
+    ]
     dest.commit()
     table = TopicTable(0, 1)
     table.store = dest

@@ -194,7 +194,7 @@ def test_the_table_of_a_run_is_its_struct() -> None:
     [
         ("TOPIC: a topic made", FRAMES[3]),
         ("START: a process began", FRAMES[4]),
-        ("ROUTER_SET: a router made", FRAMES[10]),
+        ("ROUTER_SET: a router made", FRAMES[12]),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
@@ -238,15 +238,15 @@ def test_the_bytes_of_a_topic_frame() -> None:
 
 
 def test_the_bytes_of_the_frames_of_routers() -> None:
-    assert body_of(FRAMES[10]).hex() == (
+    assert body_of(FRAMES[12]).hex() == (
         "a8646e616d6564612d3e6262696403"
         "66636f6e666967a266736f757263656161646465737461"
         "6269736f757263655f6964076565706f63680967646573745f696408"
         "6573746172741bffffffffffffffff65746f74616c0c"
     )
-    assert decode_router(memoryview(body_of(FRAMES[10]))) == ROUTER
-    assert body_of(FRAMES[11]).hex() == "820304"
-    assert decode_router_ids(memoryview(body_of(FRAMES[11]))) == [3, 4]
+    assert decode_router(memoryview(body_of(FRAMES[12]))) == ROUTER
+    assert body_of(FRAMES[13]).hex() == "820304"
+    assert decode_router_ids(memoryview(body_of(FRAMES[13]))) == [3, 4]
 
 
 def test_a_topic_frame_without_its_later_keys_is_read() -> None:

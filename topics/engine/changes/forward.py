@@ -43,9 +43,9 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class Forward(Append):
-    """Copies under way. ``reached``: where the router stands when they are committed; ``rows``: what
-    the frame names; ``view``: the copies as readers get them; ``locator``: where they are, once
-    they are committed.
+    """Copies under way. ``reached``: where the router stands when they are committed; ``rows``:
+    what the frame names; ``view``: the copies as readers get them; ``locator``: where they are,
+    once they are committed.
     """
 
     __slots__ = ("hop", "locator", "reached", "router", "rows", "view")
@@ -73,18 +73,20 @@ class Advance(Change):
     source has lost.
     """
 
-    __slots__ = ("burnt", "reached", "router")
+    __slots__ = ("burnt", "reached", "router", "trimmed")
 
     def __init__(
         self, topic: Topic, burnt: SeqRange | None, router: int, reached: Derivation
     ) -> None:
         super().__init__(topic, [], False)
         self.burnt, self.router, self.reached = burnt, router, reached
+        self.trimmed = 0 if burnt is None else burnt.last + 1 - burnt.first
 
     def commit(self, _: TopicTable, /) -> None:
         """As `Change.commit`."""
         self.note_settled()
         if self.burnt is not None:
+            self.topic.pending_burnt -= self.trimmed
             trim_to(self.topic, self.burnt)
         note_derivation(self.topic, self.router, self.reached)
 
@@ -92,6 +94,7 @@ class Advance(Change):
         """As `Change.undo`."""
         self.note_settled()
         if self.burnt is not None:
+            self.topic.pending_burnt -= self.trimmed
             assert self.topic.next_seq == self.burnt.last + 1, "the last write is undone first"
             self.topic.give_back(self.burnt.first)
 
@@ -171,7 +174,7 @@ def fitting(topic: Topic, encoded: EncodedRecords) -> int:
     if config.discard != "reject":
         return count
     if config.cap_records:
-        held = topic.count + topic.next_seq - topic.head_seq - 1
+        held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
         count = min(count, max(config.cap_records - held, 0))
     if config.cap_bytes:
         room = config.cap_bytes - topic.bytes - topic.pending_bytes
@@ -196,6 +199,7 @@ def advance(topic: Topic, router: int, reached: Derivation, trimmed: int, now: N
     change.sync = topic.pending_sync > 0
     if burnt is not None:
         topic.next_seq = burnt.last + 1
+        topic.pending_burnt += trimmed
         change.sync |= topic.config.durability == "fsync" or burnt.last > topic.reserved_seq
     first_seq = burnt.first if burnt is not None else 0
     change.frames.append(copies_frame(topic.id, first_seq, copy_ts(topic, now), 0, 0, body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from tests.support.shards import Shards
 
 
 @pytest.fixture
-def shards(tmp_path: Path, nursery: trio.Nursery) -> Iterator[Shards]:
+async def shards(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]:
     """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
     found = Shards(tmp_path, nursery)
     yield found
-    found.close()
+    await found.close()

@@ -73,9 +73,6 @@ class Pushes:
 
     def push_all(self, shard: int) -> None:
         """Tell the shard all. When its session opens, or inside of a turn."""
-        if not self._graph.last_id:
-            self._told.add(shard)  # there never was one
-            return
         self._told.discard(shard)
         shard_of = self._context.peers.shard_of
         rows = [

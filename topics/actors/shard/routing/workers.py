@@ -251,7 +251,7 @@ class Workers(Service):
                 return batch if from_seq == seen else batch.behind(seen)
         return None
 
-    def _pick(self, source: Source, worker: Worker) -> Picked | None:
+    def _pick(self, source: Source, worker: Worker, *, reads_all: bool = False) -> Picked | None:
         try:
             return pick(
                 source.topic,
@@ -263,6 +263,7 @@ class Workers(Service):
                 max_bytes=BATCH_BYTES,
                 max_runs=BATCH_RUNS,
                 scan_records=SCAN_RECORDS,
+                reads_all=reads_all,
             )
         except Unreadable:
             return None
@@ -286,14 +287,28 @@ class Workers(Service):
                     self._log_later(worker)
 
     def _batch(
-        self, source: Source, workers: list[Worker], picked: Picked, key: _BatchKey
+        self,
+        source: Source,
+        workers: list[Worker],
+        picked: Picked,
+        key: _BatchKey,
+        *,
+        is_read: bool = False,
     ) -> Batch | None:
-        """Rows for what was picked; None when the workers wait for its payload."""
+        """Rows for what was picked; None when the workers wait for its payload, or when there is
+        nothing to copy. ``is_read``: all that was picked can be read.
+        """
         first, context = workers[0], self._context
         try:
             found = batch_of(picked, context.store, context.wal, by_payload=first.needs_payload)
         except Unreadable:
-            self._retry(source, workers)
+            again = None if is_read else self._pick(source, first, reads_all=True)
+            if again is None:
+                self._retry(source, workers)
+            elif again.runs:
+                return self._batch(source, workers, again, key, is_read=True)
+            else:  # the dests are told of what is lost
+                self._pass_over(source, workers, again)
             return None
         if isinstance(found, Batch):
             return found
