@@ -143,7 +143,8 @@ class LinkedFile:
             if len(data) < header.size:
                 reason = f"the file is cut: it was made with {header.size} bytes"
                 raise Damaged(self.path, len(data), reason)
-            self._view, self.seed = data, header.seed
+            self.seed = header.seed
+            self._view = data  # last: another thread may look
         return self._view
 
     def body(self, fields: PayloadFields) -> memoryview:
@@ -339,17 +340,35 @@ class LinkedLogs:
                 self._finish(made)
 
     def _link_payload(self, shard: int, lsn: int, made: list[LinkedFile]) -> None:
-        fields = self._fields(shard, lsn)
-        if fields is not None:
-            self._touch(shard, lsn)
-            fields = self._fields(shard, lsn)  # unless it was released meanwhile
-        for linked in made:
-            if fields is None and linked.is_log and linked.shard == shard:
-                fields = linked.fields(lsn) if lsn >= linked.start else None
+        fields = self._linked_fields(shard, lsn, made)
+        if fields is None and shard == self.shard:
+            fields = self._own_fields(lsn)
         if fields is None:
             fields = self._link_log(shard, lsn, made)
         if fields.flags & _EXTERNAL and (shard, lsn) not in self._blobs:
             self._link_blob(shard, lsn, fields, made)
+
+    def _linked_fields(self, shard: int, lsn: int, made: list[LinkedFile]) -> PayloadFields | None:
+        """The payload, if a link holds it that stays until it is named."""
+        linked = self._linked_log(shard, lsn)
+        if linked is not None and _fields_in(linked, lsn) is not None:
+            self._touch(shard, lsn)
+        files = [each for each in made if each.is_log and each.shard == shard]
+        linked = self._linked_log(shard, lsn)  # unless it was released meanwhile
+        if linked is not None:
+            files.append(linked)
+        found = (_fields_in(linked, lsn) for linked in files if linked.start <= lsn)
+        return next((fields for fields in found if fields is not None), None)
+
+    def _own_fields(self, lsn: int) -> PayloadFields | None:
+        """The payload, if a file of the own log holds it, as the disk has it: the loop alone may
+        ask the log.
+        """
+        for _, path in self._sources.standing_files(self.shard, lsn):
+            found = _read_payload(path, self.shard, lsn)
+            if found is not None:
+                return found[0]
+        return None
 
     def _touch(self, shard: int, lsn: int) -> None:
         """A link that is there is about to be named: it is not released before that."""
@@ -367,10 +386,7 @@ class LinkedLogs:
             if linked is None:
                 continue
             # Only now the file cannot become another one.
-            try:
-                fields = linked.fields(lsn)
-            except Damaged:
-                fields = None
+            fields = _fields_in(linked, lsn)
             if fields is not None:
                 made.append(linked)
                 return fields
@@ -481,9 +497,10 @@ class LinkedLogs:
                 for file in files:
                     name = log_link_name(self.shard, file.base)
                     linked = self._make(file.path, name, self.shard, file.base)
-                    if linked is not None:
-                        linked.named_to = -1  # `give_up` knows
-                        made.append(linked)
+                    if linked is None:
+                        raise _gone(self.shard, file.base)
+                    linked.named_to = -1  # `give_up` knows
+                    made.append(linked)
             finally:
                 self._finish(made)
 
@@ -535,6 +552,13 @@ class LinkedLogs:
         if not linked.is_log:
             return (linked.shard, linked.start) in self._blobs
         return any(each.start == linked.start for each in self._files(linked.shard))
+
+
+def _fields_in(linked: LinkedFile, lsn: int) -> PayloadFields | None:
+    try:
+        return linked.fields(lsn)
+    except Damaged:
+        return None
 
 
 def check_payload(place: _Place, lsn: int) -> PayloadFields:
