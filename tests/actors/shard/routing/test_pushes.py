@@ -89,9 +89,12 @@ async def test_a_shard_is_told_all_that_have_an_end_there(bench: Bench) -> None:
     ]
 
 
-async def test_without_routers_there_is_nothing_to_tell(desk: Desk) -> None:
+async def test_a_shard_is_told_also_that_there_are_no_routers(desk: Desk) -> None:
     found = Pushes(desk.loop.context, lambda _: None)
     found.push_all(0)
+    assert not found.knows_all(0)
+    desk.loop.turn()
+    desk.loop.turn()
     assert found.knows_all(0)
 
 
