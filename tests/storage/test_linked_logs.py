@@ -271,6 +271,17 @@ def test_an_own_file_is_linked_when_it_is_given_up_and_named_by_a_frame_that_sta
     assert dest.links() == []
 
 
+def test_an_own_file_that_is_missing_is_told(shard: Open) -> None:
+    dest = shard(1)
+    lsn = dest.write()
+    limit = dest.next_file()
+    dest.name((1, lsn))
+    file = dest.wal.file(lsn)
+    file.path.unlink()
+    with pytest.raises(Gone):
+        dest.linked.keep(dest.linked.unkept(dest.wal.ending_at(limit), limit))
+
+
 # A restart
 
 

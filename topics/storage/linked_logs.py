@@ -34,7 +34,7 @@ from topics.formats.disk.blob import BadBlob
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, check_frame
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory
+from topics.storage.disk import Damaged, mapped, sync_directory
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
@@ -143,7 +143,8 @@ class LinkedFile:
             if len(data) < header.size:
                 reason = f"the file is cut: it was made with {header.size} bytes"
                 raise Damaged(self.path, len(data), reason)
-            self._view, self.seed = data, header.seed
+            self.seed = header.seed
+            self._view = data  # last: another thread may look
         return self._view
 
     def body(self, fields: PayloadFields) -> memoryview:
@@ -190,8 +191,7 @@ class LinkedLogs:
         self._own_named: dict[int, int] = {}  # by base of a standing file: highest frame
         self._foreign: set[Payload] = set()  # log files that the newest own file names
         self._foreign_of = -1  # base of that file
-        make_directory(folder)
-        for path in sorted(folder.iterdir()):
+        for path in self.paths():
             if name := _NAME.fullmatch(path.name):
                 shard_of, start = int(name[1]), int(name[2], 16)
                 self._register(LinkedFile(path, shard_of, start, kept_from - 1))
@@ -199,6 +199,18 @@ class LinkedLogs:
     def attach(self, own: OwnLog) -> None:
         """The log whose frames name the payloads."""
         self._own = own
+
+    def paths(self) -> list[Path]:
+        """All files of its folder."""
+        return sorted(self.folder.glob("*"))
+
+    def logs(self) -> list[LinkedFile]:
+        """The links to log files."""
+        return [linked for _, files in self._logs.values() for linked in files]
+
+    def add_log(self, path: Path, base: int) -> None:
+        """Read a file of the own log without a log that is written."""
+        self._register(LinkedFile(path, self.shard, base, 0))
 
     def damaged(self, frame_lsn: int, reason: str) -> Damaged:
         """What is to be raised for a frame of the own log that contradicts its payloads."""
@@ -328,17 +340,35 @@ class LinkedLogs:
                 self._finish(made)
 
     def _link_payload(self, shard: int, lsn: int, made: list[LinkedFile]) -> None:
-        fields = self._fields(shard, lsn)
-        if fields is not None:
-            self._touch(shard, lsn)
-            fields = self._fields(shard, lsn)  # unless it was released meanwhile
-        for linked in made:
-            if fields is None and linked.is_log and linked.shard == shard:
-                fields = linked.fields(lsn) if lsn >= linked.start else None
+        fields = self._linked_fields(shard, lsn, made)
+        if fields is None and shard == self.shard:
+            fields = self._own_fields(lsn)
         if fields is None:
             fields = self._link_log(shard, lsn, made)
         if fields.flags & _EXTERNAL and (shard, lsn) not in self._blobs:
             self._link_blob(shard, lsn, fields, made)
+
+    def _linked_fields(self, shard: int, lsn: int, made: list[LinkedFile]) -> PayloadFields | None:
+        """The payload, if a link holds it that stays until it is named."""
+        linked = self._linked_log(shard, lsn)
+        if linked is not None and _fields_in(linked, lsn) is not None:
+            self._touch(shard, lsn)
+        files = [each for each in made if each.is_log and each.shard == shard]
+        linked = self._linked_log(shard, lsn)  # unless it was released meanwhile
+        if linked is not None:
+            files.append(linked)
+        found = (_fields_in(linked, lsn) for linked in files if linked.start <= lsn)
+        return next((fields for fields in found if fields is not None), None)
+
+    def _own_fields(self, lsn: int) -> PayloadFields | None:
+        """The payload, if a file of the own log holds it, as the disk has it: the loop alone may
+        ask the log.
+        """
+        for _, path in self._sources.standing_files(self.shard, lsn):
+            found = _read_payload(path, self.shard, lsn)
+            if found is not None:
+                return found[0]
+        return None
 
     def _touch(self, shard: int, lsn: int) -> None:
         """A link that is there is about to be named: it is not released before that."""
@@ -356,10 +386,7 @@ class LinkedLogs:
             if linked is None:
                 continue
             # Only now the file cannot become another one.
-            try:
-                fields = linked.fields(lsn)
-            except Damaged:
-                fields = None
+            fields = _fields_in(linked, lsn)
             if fields is not None:
                 made.append(linked)
                 return fields
@@ -470,9 +497,10 @@ class LinkedLogs:
                 for file in files:
                     name = log_link_name(self.shard, file.base)
                     linked = self._make(file.path, name, self.shard, file.base)
-                    if linked is not None:
-                        linked.named_to = -1  # `give_up` knows
-                        made.append(linked)
+                    if linked is None:
+                        raise _gone(self.shard, file.base)
+                    linked.named_to = -1  # `give_up` knows
+                    made.append(linked)
             finally:
                 self._finish(made)
 
@@ -524,6 +552,13 @@ class LinkedLogs:
         if not linked.is_log:
             return (linked.shard, linked.start) in self._blobs
         return any(each.start == linked.start for each in self._files(linked.shard))
+
+
+def _fields_in(linked: LinkedFile, lsn: int) -> PayloadFields | None:
+    try:
+        return linked.fields(lsn)
+    except Damaged:
+        return None
 
 
 def check_payload(place: _Place, lsn: int) -> PayloadFields:
