@@ -392,27 +392,6 @@ def test_damage_of_a_payload_is_found_with_the_path_of_its_link(shard: Open) -> 
         assert damage.value.path == path
 
 
-@pytest.mark.parametrize("hurt", ["cut", "header", "missing", "another"])
-def test_a_link_that_is_not_what_its_name_says_is_damage(tmp_path: Path, hurt: str) -> None:
-    source, dest = ShardLog(tmp_path, 2), ShardLog(tmp_path, 1)
-    lsn, path = source.write(), dest.linked.folder / log_link(2, 0)
-    dest.name((2, lsn))
-    for each in (source, dest):
-        each.stop()
-    whole = path.read_bytes()
-    path.unlink()
-    if hurt == "another":
-        path.write_bytes((tmp_path / "wal" / "01" / f"{0:016x}.wal").read_bytes())
-    elif hurt != "missing":
-        path.write_bytes(whole[:-1] if hurt == "cut" else b"x" + whole[1:])
-    again = ShardLog(tmp_path, 1)
-    assert not again.linked.is_linked(2, lsn)
-    with pytest.raises(Damaged) as damage:
-        again.linked.payload(2, lsn)
-    assert damage.value.path.parent == path.parent
-    again.stop()
-
-
 # How many
 
 

@@ -27,14 +27,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, check_frame
+from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
-from topics.storage.disk import Damaged, mapped, sync_directory
+from topics.storage.disk import Damaged, sync_directory
+from topics.storage.linked_file import LinkedFile, Place, blob_data, check_payload
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
@@ -43,7 +43,7 @@ from topics.storage.payload_sources import (
     payload_fields,
     read_payload,
 )
-from topics.storage.wal.file import LOG, WalFile
+from topics.storage.wal.file import WalFile
 
 # Files of other shards that one log file may name, beyond the first of each shard: a log that
 # grows slowly does not keep the room of all the others.
@@ -112,65 +112,6 @@ class ReplayedLog:
         """As `OwnLog.end_file`: the log does that when it is written."""
 
 
-class LinkedFile:
-    """A link. ``start``: base of a log file, LSN of a blob's frame; ``named_to``: the highest LSN
-    of the own log at which a frame may name it.
-    """
-
-    __slots__ = ("_view", "named_to", "path", "seed", "shard", "start")
-
-    def __init__(self, path: Path, shard: int, start: int, named_to: int) -> None:
-        self.path, self.shard, self.start, self.named_to = path, shard, start, named_to
-        self._view: memoryview | None = None
-        self.seed = 0  # of the checksums, once the log file was viewed
-
-    @property
-    def is_log(self) -> bool:
-        """Whether it is a log file, and no blob."""
-        return self.path.suffix == LOG
-
-    def view(self) -> memoryview:
-        """The whole log file. Raises `Damaged` when it is not what its name says."""
-        if self._view is None:
-            data = _mapped(self.path)
-            try:
-                header = decode_file_header(bytes(data[:FILE_HEADER_BYTES]))
-            except BadHeader as error:
-                raise Damaged(self.path, 0, f"linked log file {error}") from error
-            if (header.shard, header.base) != (self.shard, self.start):
-                reason = f"belongs to shard {header.shard}, LSN {header.base:#x}"
-                raise Damaged(self.path, 12, reason)
-            if len(data) < header.size:
-                reason = f"the file is cut: it was made with {header.size} bytes"
-                raise Damaged(self.path, len(data), reason)
-            self.seed = header.seed
-            self._view = data  # last: another thread may look
-        return self._view
-
-    def body(self, fields: PayloadFields) -> memoryview:
-        """Body of the blob. Raises `Damaged`."""
-        if self._view is None:
-            self._view = blob_data(self.path, fields)
-        return blob.body_of(self._view)
-
-    def offset(self, lsn: int) -> int:
-        """Offset in the log file of the frame at ``lsn``."""
-        return FILE_HEADER_BYTES + lsn - self.start
-
-    def fields(self, lsn: int) -> PayloadFields | None:
-        """The payload frame at ``lsn``, if it is there. Raises `Damaged`."""
-        return payload_fields(self.view(), self.offset(lsn), lsn)
-
-
-class _Place(NamedTuple):
-    """Where a payload frame should stand."""
-
-    path: Path
-    view: memoryview
-    offset: int
-    seed: int
-
-
 class LinkedLogs:
     """The payloads that the frames of one shard name; implements `Payloads`.
 
@@ -237,15 +178,15 @@ class LinkedLogs:
         start = offset + FRAME_HEADER_BYTES
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
-    def _place(self, shard: int, lsn: int) -> _Place | None:
+    def _place(self, shard: int, lsn: int) -> Place | None:
         if shard == self.shard and self._own is not None:
             file = self._own.standing_file(lsn)
             if file is not None:
-                return _Place(file.path, file.view(), file.offset(lsn), file.seed)
+                return Place(file.path, file.view(), file.offset(lsn), file.seed)
         linked = self._linked_log(shard, lsn)
         if linked is None:
             return None
-        return _Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
+        return Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
 
     def _blob_body(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         linked = self._blobs.get((shard, lsn))
@@ -351,13 +292,13 @@ class LinkedLogs:
     def _linked_fields(self, shard: int, lsn: int, made: list[LinkedFile]) -> PayloadFields | None:
         """The payload, if a link holds it that stays until it is named."""
         linked = self._linked_log(shard, lsn)
-        if linked is not None and _fields_in(linked, lsn) is not None:
+        if linked is not None and linked.find(lsn) is not None:
             self._touch(shard, lsn)
         files = [each for each in made if each.is_log and each.shard == shard]
         linked = self._linked_log(shard, lsn)  # unless it was released meanwhile
         if linked is not None:
             files.append(linked)
-        found = (_fields_in(linked, lsn) for linked in files if linked.start <= lsn)
+        found = (linked.find(lsn) for linked in files if linked.start <= lsn)
         return next((fields for fields in found if fields is not None), None)
 
     def _own_fields(self, lsn: int) -> PayloadFields | None:
@@ -386,7 +327,7 @@ class LinkedLogs:
             if linked is None:
                 continue
             # Only now the file cannot become another one.
-            fields = _fields_in(linked, lsn)
+            fields = linked.find(lsn)
             if fields is not None:
                 made.append(linked)
                 return fields
@@ -552,40 +493,6 @@ class LinkedLogs:
         if not linked.is_log:
             return (linked.shard, linked.start) in self._blobs
         return any(each.start == linked.start for each in self._files(linked.shard))
-
-
-def _fields_in(linked: LinkedFile, lsn: int) -> PayloadFields | None:
-    try:
-        return linked.fields(lsn)
-    except Damaged:
-        return None
-
-
-def check_payload(place: _Place, lsn: int) -> PayloadFields:
-    """The payload frame, once it is found to be whole. Raises `Damaged`."""
-    path, view, offset, seed = place
-    fields = payload_fields(view, offset, lsn)
-    if fields is None or not isinstance(check_frame(view, offset, lsn, seed), FrameHeader):
-        raise Damaged(path, offset, "damaged payload frame")
-    return fields
-
-
-def blob_data(path: Path, fields: PayloadFields) -> memoryview:
-    """A whole blob; its header is checked. Raises `Damaged`."""
-    data = _mapped(path)
-    try:
-        header = bytes(data[: blob.HEADER_BYTES])
-        blob.check_header(header, len(data), fields.topic_id, fields.first_seq)
-    except BadBlob as error:
-        raise Damaged(path, error.offset, f"blob {error}") from error
-    return data
-
-
-def _mapped(path: Path) -> memoryview:
-    try:
-        return mapped(path)
-    except FileNotFoundError as error:
-        raise Damaged(path, 0, "file with payloads is missing") from error
 
 
 def _read_payload(path: Path, shard: int, lsn: int) -> tuple[PayloadFields, memoryview] | None:
