@@ -7,7 +7,7 @@ import re
 import pytest
 
 from topics import errors
-from topics.errors import ExitCode, TopicNotFound, TopicsError
+from topics.errors import ExitCode, RouterCycle, RouterNotFound, TopicNotFound, TopicsError
 
 KINDS = TopicsError.__subclasses__()
 
@@ -39,6 +39,15 @@ def test_a_failure_of_another_process_is_the_same_whatever_its_constructor_takes
 def test_a_topic_that_is_not_found_is_named() -> None:
     failure = TopicNotFound("a")
     assert (str(failure), failure.detail) == ('topic "a" does not exist', {"topic": "a"})
+
+
+def test_a_router_that_is_not_found_is_named_and_a_cycle_is_shown() -> None:
+    failure = RouterNotFound("a->b")
+    assert (str(failure), failure.detail) == (
+        'router "a->b" does not exist',
+        {"router": "a->b"},
+    )
+    assert RouterCycle(("a", "b", "a")).detail == {"cycle": ["a", "b", "a"]}
 
 
 def test_exit_codes_never_change_and_the_help_names_them_all() -> None:

@@ -158,7 +158,7 @@ class Settings:
 
 # Accepted and checked, so that an environment file need not change later; nothing reads them yet.
 # tests/test_config.py compares this table with the code.
-IDLE = frozenset({"max_topics", "max_routers", "max_total_bytes"})
+IDLE = frozenset({"max_topics", "max_total_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,10 @@
         Forbidden               forbidden
         NotFound                not_found
         TopicNotFound           topic_not_found
+        RouterNotFound          router_not_found
         MethodNotAllowed        method_not_allowed
         TopicExistsIncompatible topic_exists_incompatible
+        RouterCycle             router_cycle
         TopicNotEmpty           topic_not_empty
         NotAQueue               not_a_queue
         TopicFull               topic_full
@@ -29,6 +31,7 @@ wrong settings are not in this tree: readers get a tombstone, or the process sto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -118,6 +121,15 @@ class TopicNotFound(TopicsError):
         super().__init__(f'topic "{topic}" does not exist', topic=topic)
 
 
+class RouterNotFound(TopicsError):
+    """The router does not exist."""
+
+    code = "router_not_found"
+
+    def __init__(self, router: str) -> None:
+        super().__init__(f'router "{router}" does not exist', router=router)
+
+
 class MethodNotAllowed(TopicsError):
     """The path exists with other methods (``detail.allow``)."""
 
@@ -125,9 +137,18 @@ class MethodNotAllowed(TopicsError):
 
 
 class TopicExistsIncompatible(TopicsError):
-    """The topic exists with another ``type``."""
+    """The topic exists with another ``type``, or is the dest of a router with another source."""
 
     code = "topic_exists_incompatible"
+
+
+class RouterCycle(TopicsError):
+    """The router would close a cycle. ``cycle``: its topics, the first one again at the end."""
+
+    code = "router_cycle"
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        super().__init__("the router would close a cycle of routers", cycle=[*cycle])
 
 
 class TopicNotEmpty(TopicsError):

@@ -143,7 +143,7 @@ class RouterLoad:
         answer = api.call("PUT", f"/v0/routers/{route.router}", route.body)
         ended = time.monotonic_ns()
         assert answer.status == 201, str(answer)
-        told = {"router": route.router, "kind": route.kind, "root": route.root}
+        told: dict[str, Any] = {"router": route.router, "kind": route.kind, "root": route.root}
         told |= {
             "source": route.source,
             "guarantee": route.guarantee,

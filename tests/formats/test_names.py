@@ -1,4 +1,4 @@
-"""Names of topics (§1.1), their shard, and allowlists (§0.2)."""
+"""Names of topics (§1.1) and routers (§6), their shard, and allowlists (§0.2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.names import covered, shard_of, valid_topic_name
+from topics.formats.names import covered, shard_of, valid_router_name, valid_topic_name
 
 FIRST = set(string.ascii_letters + string.digits)
 OTHERS = FIRST | set("._:-")
@@ -54,6 +54,22 @@ def test_a_name_is_valid_when_every_character_may_stand_where_it_stands(name: st
     assert valid_topic_name(name) == (
         1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS
     )
+
+
+@given(st.text(max_size=300) | st.text("aZ9._:->\n", max_size=300))
+def test_a_router_may_be_named_by_its_ends(name: str) -> None:
+    assert valid_router_name(name) == (
+        1 <= len(name) <= 255 and name[0] in FIRST and set(name) <= OTHERS | {">"}
+    )
+    assert not valid_topic_name(name) or valid_router_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [("a->b", True), ("a" + ">" * 254, True), (">a", False), ("->", False), ("a->b\n", False)],
+)
+def test_a_router_begins_with_a_letter_or_digit(name: str, valid: bool) -> None:
+    assert valid_router_name(name) is valid
 
 
 def test_the_shard_of_a_name_never_changes() -> None:

@@ -37,6 +37,8 @@ TOPICS = [
     *(f'{{"TOPIC":{{"{field}":{text}}}}}' for field, text in START),
     *(f'{{"{name}":{{}}}}' for name in TOPIC_NAMES),
 ]
+# Of routers.
+GUARANTEE = ("5", "true", "null", "[]", '""', '"exactly-once"', '"AT_LEAST_ONCE"', '"at_most_once"')
 # Of calls to queues. A node there is one name.
 TEXT = ("5", "true", "null", "{}", "[]", '["a"]')
 SEQS = (

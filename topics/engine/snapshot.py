@@ -18,6 +18,8 @@ from topics.engine.queue.replay import ledger_of, open_ledger
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay
+from topics.engine.routing.derivations import Derivation, note_derivation
+from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.api.topic_config import TopicConfig
@@ -30,13 +32,21 @@ NEVER_EXPIRES_MS = 1 << 62
 # What is kept
 
 
-def snapshot_shard(table: TopicTable) -> dict[str, int]:
-    """What a checkpoint keeps of the shard itself."""
-    return {
+def snapshot_shard(table: TopicTable) -> dict[str, Any]:
+    """What a checkpoint keeps of the shard itself.
+
+    Routers may be ahead of the LSN from which on frames are replayed. Each frame about routers says
+    all of a router, or that it is gone, so replaying all of them again comes to the same end.
+    """
+    kept: dict[str, Any] = {
         "last_id": table.last_id,
         "last_epoch": table.last_epoch,
         "reserved_ts": table.reserving_ts,
     }
+    if table.routers.last_id:
+        kept["last_router_id"] = table.routers.last_id
+        kept["routers"] = [router.packed for router in table.routers.by_id.values()]
+    return kept
 
 
 def topics_to_keep(table: TopicTable) -> Iterator[Topic]:
@@ -63,6 +73,7 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
         "floors": tuple(topic.floors),
         "losses": topic.losses_at_restart(topic.head_seq),
         "damaged": topic.damaged,
+        "trimmed": topic.trimmed,
         "last_ts": topic.last_ts,
         "last_write_ts": topic.last_write_ts,
         "reserved": topic.reserved_seq,
@@ -72,6 +83,8 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     }
     if topic.jobs is not None:
         kept["queue"] = {"dead_lettered": topic.jobs.dead_lettered, "parts": []}
+    if topic.derivations is not None:
+        kept["derivations"] = [(router, *at) for router, at in topic.derivations.items()]
     return kept
 
 
@@ -108,11 +121,14 @@ def keys_to_keep(topic: Topic, now: Now) -> Iterator[tuple[str, int, int, int] |
 # How it comes back
 
 
-def restore_shard(table: TopicTable, kept: dict[str, int]) -> None:
+def restore_shard(table: TopicTable, kept: dict[str, Any]) -> None:
     """Take over what `snapshot_shard` gave."""
     table.last_id = max(table.last_id, kept["last_id"])
     table.last_epoch = max(table.last_epoch, kept["last_epoch"])
     table.reserved_ts = kept.get("reserved_ts", 0)
+    for packed in kept.get("routers", ()):
+        table.routers.put(Router.unpack(packed))
+    table.routers.last_id = max(table.routers.last_id, kept.get("last_router_id", 0))
 
 
 def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
@@ -125,9 +141,12 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.raise_floors(floors_from(kept["floors"]))
     topic.losses = seq_ranges(kept["losses"])
     topic.damaged = seq_ranges(kept.get("damaged", ()))
+    topic.trimmed = seq_ranges(kept.get("trimmed", ()))
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
     _restore_jobs(topic, kept.get("queue"))
+    for router, cursor, total in kept.get("derivations", ()):
+        note_derivation(topic, router, Derivation(cursor, total))
     replay.note_restored(topic, kept["head"], kept["position"])
     replay.table.add(topic)
     return topic

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from topics.engine.now import Now
+from topics.engine.routing.graph import RouterGraph
 from topics.engine.store import DeleteFlags, Store
 from topics.engine.topic import RESERVE_MIN, Topic
 from topics.errors import TopicNotFound
@@ -38,6 +39,9 @@ class TopicTable:
         # A process begins at a random one: no token of an earlier process holds.
         self.next_lease_number = 1
         self.delete_flags = DeleteFlags()  # of records that are in no segment; the store keeps them
+        self.routers = RouterGraph()  # all routers of the server, in the shard that owns them
+        # What changes of the shard itself are about. It is in no table.
+        self.shard_topic = Topic(0, "", 0, TopicConfig())
 
     def topic(self, name: str) -> Topic:
         """The topic of that name. Raises `TopicNotFound`."""

@@ -1,4 +1,4 @@
-"""Names of topics, and the shard that a name belongs to."""
+"""Names of topics and routers, and the shard that a name belongs to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import crc32c
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+_ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 
 
 def valid_topic_name(name: str) -> bool:
@@ -14,6 +15,11 @@ def valid_topic_name(name: str) -> bool:
     digit.
     """
     return _TOPIC_NAME.fullmatch(name) is not None
+
+
+def valid_router_name(name: str) -> bool:
+    """Whether ``name`` may name a router (§6): as that of a topic, with ``>`` for ``a->b``."""
+    return _ROUTER_NAME.fullmatch(name) is not None
 
 
 def shard_of(name: str, shards: int) -> int:

@@ -13,11 +13,12 @@ One file each. Integers little-endian:
     40      8     body_len
     48      ...   body         CBOR maps, one after the other
 
-The first map is the shard's: last_id, last_epoch, reserved_ts, segments (numbers), boot. Then comes
-one for each topic, as `snapshot_topic` makes it; its ``position`` is the LSN as of which it holds
-the topic. A queue has the key ``queue`` (``engine/queue/ledger.py``), which may know of leases
-beyond that LSN. Maps with ``id`` and ``keys`` hold idempotency keys that outlive their records:
-key, first seq, count, `$ts`.
+The first map is the shard's: last_id, last_epoch, reserved_ts, segments (numbers), boot, and where
+there ever were routers last_router_id and routers (byte strings, each as the body of a ROUTER_SET
+frame). Then comes one for each topic, as `snapshot_topic` makes it; its ``position`` is the LSN as
+of which it holds the topic. A queue has the key ``queue`` (``engine/queue/ledger.py``), which may
+know of leases beyond that LSN. Maps with ``id`` and ``keys`` hold idempotency keys that outlive
+their records: key, first seq, count, `$ts`.
 
 A checkpoint is written aside, synced and renamed to NUMBER.ckpt. The newest two are kept, and the
 newest that is whole is used. The file ``next.reserve`` has no content: it holds room for the next

@@ -150,6 +150,22 @@ def test_a_peer_that_has_come_back_is_asked_on_its_new_session() -> None:
     assert bench.told == ["reply"]
 
 
+def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
+    bench, told = PeersBench(), list[tuple[int, bool]]()
+
+    def opened(shard: int) -> None:
+        told.append((shard, bench.peers.is_there(shard)))
+        bench.ask(shard)
+
+    bench.peers.on_open.append(opened)
+    wire, _, close = bench.connect(2)
+    assert len(wire.message_ids) == 1
+    close()
+    assert not bench.peers.is_there(2)
+    bench.connect(2)
+    assert told == [(2, True), (2, True)]
+
+
 def test_peers_know_the_shard_of_a_topic() -> None:
     assert PeersBench().peers.shard_of("jobs") == shard_of("jobs", 4)
 

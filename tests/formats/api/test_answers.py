@@ -118,6 +118,13 @@ def test_a_delete(existed: bool) -> None:
     }
 
 
+def test_a_delete_lists_the_routers_that_went_with_the_topic_by_name() -> None:
+    body = answers.deleted("jobs", existed=True, routers={"jobs->mirror", "a", "jobs->audit"})
+    assert body == (
+        b'{"topic":"jobs","deleted":true,"routers_removed":["a","jobs->audit","jobs->mirror"]'
+    )
+
+
 def test_a_state() -> None:
     fields = {
         "topic": "jobs",

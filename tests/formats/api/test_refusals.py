@@ -26,6 +26,7 @@ from topics.formats.api.queue_bodies import (
     decode_redrive,
 )
 from topics.formats.api.refusals import CHOICES
+from topics.formats.api.router_bodies import decode_router
 from topics.formats.api.surrogates import SEARCH_MAX_BYTES
 from topics.formats.api.watch import decode_watch
 
@@ -41,6 +42,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "nack": lambda body: decode_nack(body, LIMITS),
     "extend": lambda body: decode_extend(body, LIMITS),
     "redrive": decode_redrive,
+    "router": decode_router,
 }
 
 
@@ -142,6 +144,13 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
         ),
         ("extend", '{"node":"w","seqs":[7]}', "lease_ms is required", "lease_ms"),
         ("redrive", '{"to":5}', "to must be a string or null, not an integer", "to"),
+        ("router", '{"source":"a"}', "dest is required", "dest"),
+        (
+            "router",
+            '{"source":"a","dest":"b","guarantee":"once"}',
+            "guarantee must be one of at_least_once, exactly_once",
+            "guarantee",
+        ),
     ],
 )
 def test_a_wrong_body_is_told_by_field_and_by_what_is_allowed(

@@ -73,6 +73,8 @@ class ShardContext:
         self.held = HeldTopics()
         self.now = clock()
         self.is_stopping = False  # no work is begun that nobody has asked for
+        # Whether routers name the topic, as far as the shard knows.
+        self.routers_of: Callable[[str], bool] = lambda _: False
         self.peers: Peers
         self.nursery: trio.Nursery
         self.end_turn: Callable[[], None]

@@ -3,29 +3,45 @@
 
 A delete may use the log's reserve when all frames of its group make room. One that had no room
 beside an append is handled once more (`retries.py`).
+
+A topic that routers name goes in two steps: it is held while the owner of the routers removes them,
+and then deleted. When the owner is away, it stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias
+
 from topics.actors.rpc.message_router import MessageRouter
-from topics.actors.rpc.replies import reply_json
+from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import Request
+from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.service import Service
 from topics.engine.topic import Topic
+from topics.errors import TopicsError
 from topics.formats.api import answers
 from topics.formats.api.delete_body import decode_delete
+from topics.formats.names import covered
 from topics.formats.wire.calls import (
     DELETE_RECORDS,
     NO_RESULT,
+    ROUTER_CASCADE,
+    ROUTER_OWNER,
     TOPIC_DELETE,
+    CascadeParams,
+    CascadeResult,
     DeleteRecordsParams,
     NoResult,
     TopicDeleteParams,
 )
 from topics.storage.wal.progress import Progress
+
+DeleteCall: TypeAlias = InboundCall[TopicDeleteParams, NoResult]
 
 
 class Deletes(Service):
@@ -41,24 +57,61 @@ class Deletes(Service):
         serve(router, DELETE_RECORDS, self._delete_records)
 
     def _delete(
-        self, request: InboundCall[TopicDeleteParams, NoResult], *, again: bool = False
+        self, request: DeleteCall, *, routers: Sequence[str] = (), again: bool = False
     ) -> None:
+        """``routers``: names of those that went with it so far."""
         params = request.params
         self._context.check_writable()
         name = params.topic
-        if self._context.held.defer_if_held(name, self._delete, request):
-            return None
+        handler = partial(self._delete, routers=routers)
+        if self._context.held.defer_if_held(name, handler, request):
+            return
         self._context.freshen(self._engine.topics.get(name))
-        change = self._engine.delete(name, params.if_empty, self._context.now)
+        if self._context.routers_of(name) and name in self._engine.topics:
+            self._engine.check_deletable(name, params.if_empty)
+            self._remove_routers(request, routers)
+        else:
+            self._delete_now(request, routers, again=again)
+
+    def _remove_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
+        """Delete the topic once its routers are gone."""
+        name, context = request.params.topic, self._context
+        context.held.take(name)
+        request.outlast()  # from here on routers may be gone
+
+        def then(answer: PeerReply[CascadeResult] | TopicsError) -> None:
+            deferred = context.held.give_back(name)
+            if isinstance(answer, TopicsError):
+                answer_error(request, answer)
+            else:
+                answer.release()
+                self._delete_behind_routers(request, [*routers, *answer.result.routers])
+            for call in deferred:
+                call()
+
+        context.peers.ask(ROUTER_OWNER, ROUTER_CASCADE, CascadeParams(name), b"", then)
+
+    def _delete_behind_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
+        # Also when the client's front has gone: half of it is done.
+        try:
+            self._context.check_writable()
+            self._delete_now(request, routers, again=False)
+        except Exception as error:
+            answer_error(request, error)
+
+    def _delete_now(self, request: DeleteCall, routers: Sequence[str], *, again: bool) -> None:
+        params = request.params
+        change = self._engine.delete(params.topic, params.if_empty, self._context.now)
+        visible = [name for name in routers if covered(name, params.prefixes)]
+        body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
-            body = answers.deleted(name, existed=False)
             return reply_json(request, NO_RESULT, body, params.at)
         request.outlast()
 
         def settle(result: Progress | OSError) -> None:
             if isinstance(result, OSError):
-                return self._retries.refuse(self._delete, request, result, again=again)
-            body = answers.deleted(name, existed=True)
+                handler = partial(self._delete, routers=routers)
+                return self._retries.refuse(handler, request, result, again=again)
             return reply_json(request, NO_RESULT, body, params.at)
 
         return self._commits.submit(change, settle)

@@ -65,6 +65,9 @@ class Peers(Service):
         self._sessions: dict[int, LinkSession] = {}
         self._open: set[PeerSession] = set()
         self._failed: list[tuple[Failed, TopicsError]] = []  # told of in the next turn
+        # Called when a shard can be asked, the own one too, and again on each new session. What
+        # they ask it comes before all that is asked later.
+        self.on_open: list[Callable[[int], None]] = []
 
     def shard_of(self, topic: str) -> int:
         """The shard that owns the topic."""
@@ -79,11 +82,17 @@ class Peers(Service):
         self._sessions[shard] = session
         self._open.add(session)
         session.on_closed(partial(self._remove, shard))
+        for on_open in self.on_open:
+            on_open(shard)
 
     def _remove(self, shard: int, session: PeerSession) -> None:
         self._open.discard(session)
         if self._sessions.get(shard) is session:
             del self._sessions[shard]
+
+    def is_there(self, shard: int) -> bool:
+        """Whether ``shard`` can be asked now."""
+        return shard in self._sessions
 
     def ask(
         self,

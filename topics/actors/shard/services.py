@@ -22,6 +22,13 @@ from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
+from topics.actors.shard.routing.barriers import Barriers
+from topics.actors.shard.routing.endpoints import Endpoints
+from topics.actors.shard.routing.forwards import Forwards
+from topics.actors.shard.routing.owner import Routers
+from topics.actors.shard.routing.registry import Registry
+from topics.actors.shard.routing.views import RouterViews
+from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
@@ -43,6 +50,13 @@ class ShardServices(NamedTuple):
     lines: Lines
     dead_letters: DeadLetters
     redrives: Redrives
+    endpoints: Endpoints
+    routers: Routers
+    router_views: RouterViews
+    workers: Workers
+    registry: Registry
+    barriers: Barriers
+    forwards: Forwards
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -59,23 +73,34 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     # Each is told by the other: of dead jobs, and of those that are claimable again.
     lines = Lines(context, lambda topic: dead_letters.wake(topic))
     dead_letters = DeadLetters(context, lines.note_claimable)
+    routers = Routers(context)
+    workers = Workers(context)
+    registry = Registry(context, workers)
+    barriers = Barriers(context, registry, workers)
     return ShardServices(
         retries,
         context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
-        TopicCalls(context),
+        TopicCalls(context, barriers),
         Deletes(context, retries),
-        Claims(context, lines),
+        Claims(context, lines, barriers),
         JobCalls(context, lines, retries),
         WorkStreams(context, lines),
         lines,
         dead_letters,
         Redrives(context, lines.note_claimable),
-        Reads(context, long_polls, HeadWriter(heads)),
+        Endpoints(context),
+        routers,
+        RouterViews(context, routers.mutations),
+        workers,
+        registry,
+        barriers,
+        Forwards(context),
+        Reads(context, long_polls, HeadWriter(heads), barriers),
         long_polls,
         Feeds(context),
-        FeedReads(context),
+        FeedReads(context, barriers),
         context.room,
         Sealing(shard, context.commits),
         Heartbeat(context),

@@ -8,8 +8,10 @@ from topics.engine.changes import (
     delete_records,
     delete_topic,
     floor,
+    forward,
     put_topic,
     reservation,
+    routers,
     start,
 )
 from topics.engine.queue import replay as queue_replay
@@ -26,6 +28,10 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.SEQS_RESERVED: reservation.replay_seqs,
     FrameKind.TS_RESERVED: reservation.replay_ts,
     FrameKind.START: start.replay,
+    FrameKind.ROUTER: forward.replay,
+    FrameKind.PAYLOAD: forward.replay_payload,
+    FrameKind.ROUTER_SET: routers.replay_set,
+    FrameKind.ROUTERS_GONE: routers.replay_gone,
 }
 
 

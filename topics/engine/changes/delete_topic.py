@@ -33,13 +33,19 @@ class DeleteTopic(Change):
         table.add(self.topic)
 
 
+def check(table: TopicTable, name: str, if_empty: bool) -> None:
+    """As `ShardEngine.check_deletable`."""
+    topic = table.by_name.get(name)
+    if if_empty and topic and (topic.count or topic.next_seq > topic.head_seq + 1):
+        raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
+
+
 def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
     """As `ShardEngine.delete`."""
     topic = table.by_name.get(name)
     if topic is None:
         return None
-    if if_empty and (topic.count or topic.next_seq > topic.head_seq + 1):
-        raise TopicNotEmpty(f'topic "{name}" holds records', topic=name, count=topic.count)
+    check(table, name, if_empty)
     table.remove(topic)
     change = DeleteTopic(topic, [topic_deleted_frame(topic.id, now.ts)], True)
     change.note_pending()

@@ -6,7 +6,7 @@ is known later: up to ``performance``, and from there on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from topics.formats.api.topic_config import TopicConfig
@@ -105,9 +105,16 @@ def configured(topic: str, config: TopicConfig, *, created: bool, epoch: int) ->
     )[:-1]
 
 
-def deleted(topic: str, *, existed: bool) -> bytes:
-    """Answer to a topic DELETE (§1.4) up to ``performance``."""
-    return b'{"topic":"%b","deleted":%b,"routers_removed":[]' % (topic.encode(), _BOOL[existed])
+def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
+    """Answer to a topic DELETE (§1.4) up to ``performance``. ``routers``: those that went with it
+    and that the key may see.
+    """
+    removed = json_bytes(sorted(routers))
+    return b'{"topic":"%b","deleted":%b,"routers_removed":%b' % (
+        topic.encode(),
+        _BOOL[existed],
+        removed,
+    )
 
 
 def records_deleted(

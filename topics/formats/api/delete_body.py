@@ -13,8 +13,8 @@ from topics.formats.buffers import Buffer
 
 
 class TagMatch(NamedTuple):
-    """Which tags a delete is about (§5): ``Eq`` the text itself, ``Glob`` every tag that begins
-    with it.
+    """Which tags a delete (§5) or a router (§6) is about: ``Eq`` the text itself, ``Glob`` every
+    tag that begins with it.
     """
 
     op: Literal["Eq", "Glob"]
@@ -49,8 +49,10 @@ def decode_delete(body: Buffer) -> DeleteRequest:
     return DeleteRequest(asked.before_seq, match)
 
 
-def tag_match(given: Any) -> TagMatch:
-    """The tags that a ``match`` names, which is there. Raises `InvalidRequest`."""
+def tag_match(given: Any, field: str = "match") -> TagMatch:
+    """The tags that a ``match`` names, which is there; or another ``field`` of the same language.
+    Raises `InvalidRequest`.
+    """
     if isinstance(given, str):
         return TagMatch("Eq", given)
     if (
@@ -60,14 +62,14 @@ def tag_match(given: Any) -> TagMatch:
         or not isinstance(given[2], str)
     ):
         raise InvalidRequest(
-            'match must be a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]',
-            field="match",
+            f'{field} must be a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]',
+            field=field,
         )
     _, op, text = given
     if op == "Eq":
         return TagMatch("Eq", text)
     if op != "Glob":
-        raise InvalidRequest("match knows Eq and Glob", field="match")
+        raise InvalidRequest(f"{field} knows Eq and Glob", field=field)
     if not text.endswith("*") or "*" in text[:-1]:
-        raise InvalidRequest("a Glob has one *, at its end", field="match")
+        raise InvalidRequest("a Glob has one *, at its end", field=field)
     return TagMatch("Glob", text[:-1])

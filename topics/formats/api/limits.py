@@ -34,6 +34,7 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
+    routers: int = 0  # of the server; 0: no cap
     meta_keys: int = META_MAX_KEYS
     key_chars: int = KEY_MAX_CHARS
 
@@ -48,6 +49,7 @@ def limits_of(settings: Settings) -> Limits:
         node_bytes=settings.max_node_bytes,
         limit=settings.max_limit,
         claim=settings.max_claim,
+        routers=settings.max_routers,
     )
 
 

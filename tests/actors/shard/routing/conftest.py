@@ -1,0 +1,19 @@
+"""Shards with routers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.shards import Shards
+
+
+@pytest.fixture
+async def shards(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]:
+    """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
+    found = Shards(tmp_path, nursery)
+    yield found
+    await found.close()

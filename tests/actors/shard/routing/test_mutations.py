@@ -1,0 +1,123 @@
+"""Mutations: one after another, and none for a caller who has gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.support.shard import Desk
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.held_topics import Request
+from topics.actors.shard.routing.mutations import ASK_MAX_S, Mutations, ask
+from topics.errors import NotReady, TopicFull, TopicNotFound
+from topics.formats.wire.calls import (
+    NO_RESULT,
+    TOPIC_GET,
+    TOPIC_LIST,
+    NoResult,
+    TopicGetParams,
+    TopicListParams,
+)
+
+
+class Bench:
+    """Requests that are mutations. ``gate`` lets them go on."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.done, self.gate = desk, list[int](), trio.Event()
+        self.mutations = Mutations(desk.loop.context)
+        self.failure: Exception | None = None
+        desk.loop.router.unroute(TOPIC_GET.subject)
+        serve(desk.loop.router, TOPIC_GET, self._take)
+
+    def _take(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+        self.mutations.add(partial(self._mutate, request), request)
+
+    async def _mutate(self, request: Request) -> None:
+        await self.gate.wait()
+        self.done.append(request.cid)
+        if self.failure is not None:
+            raise self.failure
+        request.reply(NO_RESULT, b"{}")
+
+    def ask(self) -> int:
+        return self.desk.ask(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
+
+
+async def test_mutations_are_done_in_the_order_of_their_requests(desk: Desk) -> None:
+    bench = Bench(desk)
+    asked = [bench.ask() for _ in range(3)]
+    await wait_all_tasks_blocked()
+    assert bench.done == []
+    bench.gate.set()
+    await wait_all_tasks_blocked()
+    assert bench.done == asked
+    later = bench.ask()
+    await wait_all_tasks_blocked()
+    assert bench.done == [*asked, later]
+
+
+@pytest.mark.parametrize("failure", [TopicFull("full"), ValueError("a bug")])
+async def test_one_that_fails_is_told_and_the_next_one_is_done(
+    desk: Desk, failure: Exception
+) -> None:
+    bench = Bench(desk)
+    bench.failure = failure
+    first, second = bench.ask(), bench.ask()
+    bench.gate.set()
+    await wait_all_tasks_blocked()
+    assert bench.done == [first, second]
+    code = failure.code if isinstance(failure, TopicFull) else 2000
+    assert desk.answers() == [(first, code), (second, code)]
+
+
+async def test_one_without_a_request_may_fail(desk: Desk) -> None:
+    bench = Bench(desk)
+
+    async def fail() -> None:
+        raise NotReady("no room")
+
+    broken: Callable[[], Awaitable[None]] = fail
+    bench.mutations.add(broken)
+    bench.gate.set()
+    asked = bench.ask()
+    await wait_all_tasks_blocked()
+    assert bench.done == [asked]
+
+
+async def test_nothing_is_done_for_a_caller_who_has_gone(desk: Desk) -> None:
+    bench = Bench(desk)
+    first = bench.ask()
+    bench.ask()
+    await wait_all_tasks_blocked()
+    desk.session.close()
+    bench.gate.set()
+    await wait_all_tasks_blocked()
+    assert bench.done == [first], "which was under way"
+
+
+async def test_what_a_shard_answers(desk: Desk) -> None:
+    context = desk.loop.context
+    found = await ask(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
+    assert found.items == []
+    with pytest.raises(TopicNotFound):
+        await ask(context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
+    with pytest.raises(NotReady):
+        await ask(context, 1, TOPIC_GET, TopicGetParams("a", False, 1))
+
+
+async def test_a_shard_that_does_not_answer_is_not_waited_for(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    bench, began = Bench(desk), trio.current_time()
+    with pytest.raises(NotReady, match="does not answer"):
+        await ask(desk.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
+    assert trio.current_time() - began == ASK_MAX_S
+    bench.gate.set()
+    await wait_all_tasks_blocked()
+    assert len(bench.done) == 1, "its late answer is dropped"

@@ -1,0 +1,504 @@
+"""The owner of the routers: one mutation after another, and every shard hears of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.shards import Shards
+from topics.actors.shard.group_commit import GroupCommit
+from topics.actors.shard.routing import mutations, owner, pushes
+from topics.engine.changes.change import Change
+from topics.engine.routing.graph import FAN_IN
+from topics.errors import (
+    Forbidden,
+    Internal,
+    InvalidRequest,
+    NotReady,
+    RouterCycle,
+    Throttled,
+    TopicExistsIncompatible,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.formats.wire import calls
+from topics.formats.wire.calls import ROUTER_OWNER, ROUTER_SYNC
+
+SYNC = ROUTER_SYNC.subject
+ENDPOINT = calls.ROUTER_ENDPOINT.subject
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that does not answer is given up soon, and asked again soon."""
+    monkeypatch.setattr(mutations, "ASK_MAX_S", 0.1)
+    monkeypatch.setattr(pushes, "RETRY_S", 0.02)
+    for module in (pushes, owner):
+        monkeypatch.setattr(module, "ANSWER_MAX_S", 0.1)
+
+
+def frames_of(shards: Shards, shard: int = ROUTER_OWNER) -> int:
+    """Where the log of a shard ends."""
+    return shards.loops[shard].context.wal.next_lsn
+
+
+def topics_of(shards: Shards) -> set[str]:
+    return {name for loop in shards.loops.values() for name in loop.context.engine.topics}
+
+
+def life(shards: Shards, name: str) -> int:
+    """The id of the router."""
+    return shards.loops[ROUTER_OWNER].context.engine.routers.router(name).id
+
+
+async def gather(*calls_: Callable[[], Any]) -> list[Any]:
+    """What each of these calls gives, all made at once."""
+    found: list[Any] = [None] * len(calls_)
+
+    async def one(at: int) -> None:
+        found[at] = await calls_[at]()
+
+    async with trio.open_nursery() as nursery:
+        for at in range(len(calls_)):
+            nursery.start_soon(one, at)
+    return found
+
+
+# New routers
+
+
+async def test_a_router_is_made_with_its_ends_and_the_shards_of_both_know_it(
+    shards: Shards,
+) -> None:
+    await shards.append("c", 1, 2, 3)
+    answer = await shards.put("c->b", "c", "b", filter=["tag", "Glob", "x*"])
+    answer.pop("performance")
+    assert answer == {
+        "router": "c->b",
+        "created": True,
+        "source": "c",
+        "dest": "b",
+        "preserve_node": True,
+        "preserve_tag": True,
+        "filter": ["tag", "Glob", "x*"],
+        "allow_cycle": False,
+        "guarantee": "at_least_once",
+    }
+    (row,) = shards.registries[1].rows.values()
+    assert (row.start_seq, row.filter, row.dest) == (3, ["Glob", "x"], "b")
+    assert topics_of(shards) == {"b", "c"}
+    assert shards.ends_agree()
+
+
+async def test_a_router_whose_ends_live_with_the_owner(shards: Shards) -> None:
+    assert (await shards.put("r", "a", "d"))["created"]
+    assert shards.registries[0].names == ["r"]
+    assert len(shards.registries[0].messages) == 2, "that there is none, and then that one"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prefixes", "failure", "detail"),
+    [
+        ({"dest": "a"}, None, InvalidRequest, "field"),
+        ({"dest": "x"}, ["r", "a"], Forbidden, "field"),
+        ({"dest": "x", "create_dest": False}, None, TopicNotFound, "topic"),
+        ({"dest": "b"}, None, TopicExistsIncompatible, "reason"),
+        ({"source": "b", "dest": "c"}, None, RouterCycle, "cycle"),
+        ({"dest": "x"}, None, Throttled, "max"),
+    ],
+)
+async def test_what_is_refused_leaves_nothing(
+    tmp_path: Path,
+    nursery: trio.Nursery,
+    fields: dict[str, Any],
+    prefixes: list[str] | None,
+    failure: type[TopicsError],
+    detail: str,
+) -> None:
+    shards = Shards(tmp_path, nursery, max_routers=1)
+    await shards.put("c->b", "c", "b")
+    before = frames_of(shards)
+    answer = await shards.put("r", **{"source": "a", "prefixes": prefixes, **fields})
+    assert type(answer) is failure
+    assert detail in answer.detail
+    assert (shards.names, topics_of(shards), frames_of(shards)) == (["c->b"], {"b", "c"}, before)
+    await shards.close()
+
+
+async def test_what_is_told_of_a_refusal(tmp_path: Path, nursery: trio.Nursery) -> None:
+    shards = Shards(tmp_path, nursery, max_routers=2)
+    await shards.put("c->b", "c", "b")
+    await shards.put("b->a", "b", "a")
+    assert (await shards.put("r", "a", "c")).detail == {"cycle": ["a", "c", "b", "a"]}
+    assert (await shards.put("r", "d", "b")).detail["reason"] == FAN_IN
+    assert (await shards.put("r", "a", "d")).detail == {"limit": "max_routers", "max": 2}
+    assert (await shards.put("b->a", "b", "a", preserve_tag=False))["created"] is False
+    await shards.close()
+
+
+async def test_requests_at_once_are_done_one_after_another(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """So the cap is exact, a dest has one source, and no cycle closes."""
+    shards = Shards(tmp_path, nursery, max_routers=4)
+    answers = await gather(*(lambda n=n: shards.put(f"r{n}", "c", f"to{n}") for n in range(9)))
+    assert [isinstance(each, Throttled) for each in answers].count(True) == 5
+    assert [isinstance(each, dict) and each["created"] for each in answers].count(True) == 4
+    assert len(shards.names) == 4
+    await gather(*(lambda name=name: shards.delete(name) for name in shards.names))
+    ring = [("a", "b"), ("b", "c"), ("c", "a")]
+    answers = await gather(*(lambda e=e: shards.put("->".join(e), *e) for e in ring))
+    assert [isinstance(each, RouterCycle) for each in answers].count(True) == 1
+    answers = await gather(*(lambda s=s: shards.put(f"into-f-{s}", s, "f") for s in "ghi"))
+    assert [isinstance(each, TopicExistsIncompatible) for each in answers].count(True) >= 1
+    assert len({router.source for router in graph_of(shards).of_topic("f")}) == 1
+    assert shards.ends_agree()
+    await shards.close()
+
+
+def graph_of(shards: Shards) -> Any:
+    return shards.loops[ROUTER_OWNER].context.engine.routers
+
+
+# Changed routers
+
+
+async def test_an_identical_put_writes_and_tells_nothing(shards: Shards) -> None:
+    await shards.put("r", "c", "b", preserve_tag=False)
+    before = frames_of(shards)
+    messages = [len(registry.messages) for registry in shards.registries.values()]
+    answer = await shards.put("r", "c", "b")
+    assert (answer["created"], answer["preserve_tag"]) == (False, False)
+    assert frames_of(shards) == before
+    assert [len(registry.messages) for registry in shards.registries.values()] == messages
+
+
+async def test_a_router_with_other_settings_goes_on_with_its_life(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    earlier = life(shards, "r")
+    await shards.append("c", 1)
+    assert (await shards.put("r", "c", "b", preserve_node=False))["created"] is False
+    (row,) = shards.registries[1].rows.values()
+    assert (row.id, row.preserve_node, row.start_seq) == (earlier, False, 0)
+    assert shards.ends_agree()
+
+
+async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_total(
+    shards: Shards,
+) -> None:
+    await shards.put("r", "c", "b")
+    earlier = life(shards, "r")
+    shards.registries[1].totals[earlier] = 5
+    await shards.append("a", 1, 2)
+    assert (await shards.put("r", "a", "b"))["created"] is False
+    (row,) = shards.registries[0].rows.values()
+    assert (row.id, row.start_seq) == (earlier + 1, 2)
+    shards.registries[0].totals[row.id] = 7
+    assert (await shards.get("r"))["forwarded_total"] == 12
+    await shards.put("r", "a", "f")
+    assert (await shards.get("r"))["forwarded_total"] == 12
+    assert shards.ends_agree()
+
+
+async def test_an_id_is_not_used_again(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    earlier = life(shards, "r")
+    await shards.delete("r")
+    for shard in range(3):
+        await shards.kill(shard)
+    for shard in range(3):
+        shards.start(shard)
+    await shards.put("r", "c", "b")
+    assert life(shards, "r") > earlier
+
+
+async def test_a_router_whose_change_cannot_be_logged_goes_on(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shards.put("r", "c", "b")
+    before = life(shards, "r"), (await shards.get("r"))
+
+    async def fail(commits: GroupCommit, change: Change) -> OSError:
+        commits.engine.undo(change)
+        return OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupCommit, "submit_and_wait", fail)
+        answer = await shards.put("r", "a", "b")
+    assert isinstance(answer, NotReady)
+    await shards.agree()
+    after = await shards.get("r")
+    after.pop("performance"), before[1].pop("performance")
+    assert (life(shards, "r"), after) == before
+    assert (await shards.put("r", "a", "b"))["source"] == "a"
+    assert shards.ends_agree()
+
+
+async def test_a_key_needs_the_ends_that_a_router_has_and_those_that_it_gets(
+    shards: Shards,
+) -> None:
+    await shards.put("r", "c", "b")
+    assert isinstance(await shards.put("r", "c", "f", ["r", "c", "f"]), Forbidden)
+    assert isinstance(await shards.put("r", "c", "f", ["r", "c", "b"]), Forbidden)
+    assert isinstance(await shards.delete("r", ["r", "c"]), Forbidden)
+    assert (await shards.put("r", "c", "f", ["r", "c", "b", "f"]))["dest"] == "f"
+    assert (await shards.delete("r", ["r", "c", "f"]))["deleted"] is True
+
+
+# Shards that are away
+
+
+@pytest.mark.parametrize("away", [1, 2])
+async def test_while_a_shard_of_an_end_is_away_nothing_is_made(shards: Shards, away: int) -> None:
+    shards.disconnect(ROUTER_OWNER, away)
+    answer = await shards.put("r", "c", "b")
+    assert isinstance(answer, NotReady)
+    assert answer.detail["reason"] == "shard_away"
+    assert (shards.names, topics_of(shards)) == ([], set())
+    shards.connect(ROUTER_OWNER, away)
+    assert (await shards.put("r", "c", "b"))["created"]
+
+
+async def test_a_router_is_not_taken_from_a_source_whose_shard_is_away(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    before = life(shards, "r")
+    shards.disconnect(ROUTER_OWNER, 1)
+    assert isinstance(await shards.put("r", "a", "b"), NotReady)
+    assert isinstance(await shards.put("r", "c", "b", preserve_tag=False), NotReady)
+    assert life(shards, "r") == before
+    shards.connect(ROUTER_OWNER, 1)
+    await shards.agree()
+    assert shards.registries[1].names == ["r"]
+
+
+async def test_a_removal_does_not_wait_for_a_shard_that_is_away(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    await shards.put("s", "c", "f")
+    shards.disconnect(ROUTER_OWNER, 1)
+    assert (await shards.delete("r"))["deleted"] is True
+    assert shards.registries[2].names == ["s"]
+    assert shards.registries[1].names == ["r", "s"]
+    shards.connect(ROUTER_OWNER, 1)
+    await shards.agree()
+    assert shards.registries[1].names == ["s"]
+
+
+async def test_a_shard_that_does_not_answer_holds_up_nobody_for_long(
+    shards: Shards, impatient: None
+) -> None:
+    await shards.put("r", "c", "b")
+    shards.on_message = lambda _, to, subject: (to, subject) != (2, SYNC)
+    assert isinstance(await shards.put("s", "c", "k"), NotReady)
+    assert (await shards.delete("r"))["deleted"] is True
+    assert (await shards.put("t", "c", "a"))["created"] is True
+    shards.on_message = lambda *_: True
+    shards.let_go()
+    await shards.agree()
+    assert shards.names == ["s", "t"]
+    assert (await shards.put("s", "c", "k"))["created"] is False
+
+
+async def test_a_shard_that_refuses_is_told_all_again(shards: Shards, impatient: None) -> None:
+    await shards.put("r", "c", "b")
+    shards.registries[1].failure = Internal("a bug")
+    assert isinstance(await shards.put("s", "c", "b"), Internal)
+    assert shards.names == ["r", "s"]
+    shards.registries[1].failure = None
+    await shards.agree()
+    assert shards.registries[1].names == ["r", "s"]
+    assert (await shards.put("s", "c", "b"))["created"] is False
+
+
+async def test_a_put_that_was_not_taken_is_told_again_when_it_is_repeated(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "RETRY_S", 3600)
+    shards.registries[1].failure = Internal("a bug")
+    assert isinstance(await shards.put("s", "c", "b"), Internal)
+    assert isinstance(await shards.put("s", "c", "b"), Internal)
+    shards.registries[1].failure = None
+    assert (await shards.put("s", "c", "b"))["created"] is False
+    assert shards.ends_agree()
+
+
+# Topics that go
+
+
+async def test_a_topic_takes_its_routers_along(shards: Shards) -> None:
+    ends = {"x1": ("c", "b"), "x2": ("b", "a"), "y": ("b", "f"), "z": ("c", "d")}
+    for name, (source, dest) in ends.items():
+        await shards.put(name, source, dest)
+    answer = await shards.delete_topic("b", prefixes=["b", "x"])
+    assert (answer["deleted"], answer["routers_removed"]) == (True, ["x1", "x2"])
+    assert shards.names == ["z"]
+    assert shards.ends_agree()
+    assert "b" not in topics_of(shards)
+    assert (await shards.delete_topic("f"))["routers_removed"] == []
+
+
+async def test_an_end_that_goes_while_a_router_is_made_is_made_again(shards: Shards) -> None:
+    topic_ids: list[int] = []
+
+    def let_it_go(_: int, to: int, subject: str) -> bool:
+        """The dest is deleted when it was seen, and before its shard hears of the router."""
+        engine = shards.loops[2].context.engine
+        is_sync = (to, subject) == (2, SYNC) and "b" in engine.topics
+        if is_sync and len(topic_ids) < 2:
+            topic_ids.append(engine.topics["b"].id)
+            change = engine.delete("b", False, shards.loops[2].context.now)
+            assert change is not None
+            shards.loops[2].commits.submit(change, None)
+        return True
+
+    shards.on_message = let_it_go
+    answer = await shards.put("r", "c", "b")
+    assert answer["created"] is True
+    assert len({*topic_ids, shards.loops[2].context.engine.topic("b").id}) == 3
+    assert shards.ends_agree()
+
+
+async def test_a_router_whose_end_goes_again_and_again_is_given_up(shards: Shards) -> None:
+    def let_it_go(_: int, to: int, subject: str) -> bool:
+        context = shards.loops[2].context
+        if (to, subject) == (2, SYNC) and "b" in context.engine.topics:
+            change = context.engine.delete("b", False, context.now)
+            assert change is not None
+            context.commits.submit(change, None)
+        return True
+
+    shards.on_message = let_it_go
+    assert isinstance(await shards.put("r", "c", "b"), NotReady)
+    assert shards.names == []
+    assert shards.ends_agree()
+
+
+async def test_routers_without_an_end_are_removed_when_their_shard_tells(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    await shards.put("s", "c", "f")
+    context = shards.loops[2].context
+    context.routers_of = lambda _: False
+    assert (await shards.delete_topic("b"))["routers_removed"] == []
+    assert shards.names == ["r", "s"]
+    shards.disconnect(ROUTER_OWNER, 2)
+    shards.connect(ROUTER_OWNER, 2)
+    with trio.fail_after(10):
+        while shards.names != ["s"]:
+            await trio.lowlevel.checkpoint()
+    await shards.agree()
+
+
+async def test_other_shards_do_not_answer_for_the_owner(shards: Shards) -> None:
+    for call, params in (
+        (calls.ROUTER_GET, calls.RouterGetParams("r", None, 1)),
+        (calls.ROUTER_DELETE, calls.RouterDeleteParams("r", None, 1)),
+        (calls.ROUTER_CASCADE, calls.CascadeParams("b")),
+        (calls.ROUTER_LIST, calls.RouterListParams("", None, None, None, 9, None)),
+    ):
+        assert isinstance(await shards.call(call, params, shard=1), Internal)
+
+
+# Kills
+
+
+async def test_a_restart_knows_all_routers_and_tells_them(shards: Shards) -> None:
+    await shards.put("r", "c", "b", filter="t")
+    await shards.put("s", "a", "f")
+    await shards.delete("s")
+    before = shards.registries[1].rows.copy()
+    for shard in range(3):
+        await shards.kill(shard)
+    for shard in range(3):
+        shards.start(shard)
+    await shards.agree()
+    assert shards.registries[1].rows == before
+    assert shards.names == ["r"]
+
+
+async def make(shards: Shards) -> Any:
+    return await shards.put("r", "c", "b")
+
+
+async def point_elsewhere(shards: Shards) -> Any:
+    return await shards.put("r", "l", "k")
+
+
+async def configure(shards: Shards) -> Any:
+    return await shards.put("r", "c", "b", preserve_tag=False)
+
+
+async def remove(shards: Shards) -> Any:
+    return await shards.delete("r")
+
+
+async def delete_dest(shards: Shards) -> Any:
+    return await shards.delete_topic("b")
+
+
+@pytest.mark.parametrize("act", [make, configure, point_elsewhere, remove, delete_dest])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_whoever_is_killed_between_two_steps_all_agree_afterwards(
+    tmp_path: Path, nursery: trio.Nursery, act: Callable[[Shards], Any], victim: int
+) -> None:
+    """And what is asked again is done."""
+    for step in range(1, 50):
+        shards = Shards(tmp_path / str(step), nursery)
+        if act is not make:
+            await make(shards)
+            shards.registries[1].totals[1] = 5
+        shards.caller = 2 if victim == 1 else 1
+        is_over = await _kill_at(shards, act, victim, step)
+        await shards.agree()
+        answer = await act(shards)
+        if act is delete_dest and "b" not in topics_of(shards):
+            assert answer["deleted"] in (True, False)
+            assert shards.names == []
+        else:
+            assert isinstance(answer, dict)
+        await shards.agree()
+        if act is point_elsewhere and victim != 1:  # whose counts are in memory
+            assert graph_of(shards).router("r").base_total == 5
+        await shards.close()
+        if is_over:
+            assert step > 4
+            return
+    raise AssertionError("it never ends")
+
+
+async def _kill_at(shards: Shards, act: Callable[[Shards], Any], victim: int, step: int) -> bool:
+    """Kill ``victim`` when the message of that number is sent; whether there are fewer."""
+    count = 0
+    reached = trio.Event()
+
+    def on_message(*_: object) -> bool:
+        nonlocal count
+        count += 1
+        if count >= step:
+            reached.set()
+        return count < step
+
+    shards.on_message = on_message
+    done = trio.Event()
+
+    async def try_it() -> None:
+        await act(shards)
+        done.set()
+        reached.set()
+
+    shards.nursery.start_soon(try_it)
+    await reached.wait()
+    is_over = done.is_set()
+    if is_over:
+        shards.on_message = lambda *_: True
+        return True
+    await shards.kill(victim)
+    shards.on_message = lambda *_: True
+    shards.let_go()
+    shards.start(victim)
+    with trio.move_on_after(2):
+        await done.wait()
+    return False

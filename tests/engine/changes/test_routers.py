@@ -1,0 +1,122 @@
+"""Changes of routers: what is committed is in the graph, and a replay comes to the same end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.routing.test_graph import router
+from topics.engine.changes import routers
+from topics.engine.changes.by_kind import replay_frame
+from topics.engine.changes.routers import RouterChange
+from topics.engine.now import Now
+from topics.engine.replay import Replay
+from topics.engine.routing.graph import Router
+from topics.engine.shard import ShardEngine
+from topics.engine.snapshot import restore_shard, snapshot_shard
+from topics.engine.topic_table import TopicTable
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+
+NOW = Now(1000, 5)
+
+
+def play(table: TopicTable, frame: Frame) -> None:
+    """Replay a frame as the log has it."""
+    body = b"".join(map(bytes, frame.parts))
+    header = FrameHeader(b"", 0, 0, 0, 0, 0, frame.ts_ms, len(body), 0, len(body), frame.kind, 0, 0)
+    replay_frame(Replay(table), header, memoryview(body), False)
+
+
+def contents(table: TopicTable) -> tuple[dict[int, Router], list[str], int]:
+    graph = table.routers
+    assert {each.name: each for each in graph.by_id.values()} == graph.by_name
+    return dict(graph.by_id), [*graph.names("", None)], graph.last_id
+
+
+def test_a_change_is_in_the_graph_when_it_is_committed() -> None:
+    engine = ShardEngine()
+    change = engine.put_router(router(1, "ab"), NOW)
+    assert change.sync
+    assert [frame.kind for frame in change.frames] == [FrameKind.ROUTER_SET]
+    assert not engine.routers.by_name
+    change.commit(engine.table)
+    assert engine.routers.by_name == {"a->b": router(1, "ab")}
+    gone = engine.remove_routers([1, 7], NOW)
+    assert [frame.kind for frame in gone.frames] == [FrameKind.ROUTERS_GONE]
+    assert engine.routers.by_name
+    gone.commit(engine.table)
+    assert not engine.routers.by_name
+    assert engine.table.shard_topic.pending == 0
+
+
+def test_what_is_undone_leaves_nothing() -> None:
+    engine = ShardEngine()
+    engine.put_router(router(1, "ab"), NOW).commit(engine.table)
+    before = contents(engine.table)
+    engine.undo(engine.put_router(router(2, "cd", "a->b"), NOW))
+    engine.undo(engine.remove_routers([1], NOW))
+    assert contents(engine.table) == before
+    assert (engine.table.shard_topic.pending, engine.table.shard_topic.pending_sync) == (0, 0)
+
+
+def test_routers_are_changed_one_after_another() -> None:
+    engine = ShardEngine()
+    engine.put_router(router(1, "ab"), NOW)
+    with pytest.raises(AssertionError, match="one after another"):
+        engine.remove_routers([1], NOW)
+
+
+def test_the_topic_of_the_shard_is_in_no_table() -> None:
+    engine = ShardEngine()
+    assert engine.table.shard_topic.id == 0
+    assert not engine.by_id
+    assert not engine.topics
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["new", "config", "ends", "gone"]), st.integers(0, 3)), max_size=12
+)
+
+
+def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
+    """What the owner may do next with one of four names."""
+    graph, name = table.routers, f"r{number}"
+    now = graph.by_name.get(name)
+    if step == "gone":
+        return None if now is None else routers.remove(table, [now.id], NOW)
+    if step == "config" and now is not None:
+        flipped = not now.config.preserve_tag
+        config = type(now.config)(source=now.source, dest=now.dest, preserve_tag=flipped)
+        return routers.put(table, replace(now, config=config), NOW)
+    if step == "ends" and now is not None:
+        ends = "cd" if now.source == "a" else "ab"
+        return routers.put(table, router(graph.last_id + 1, ends, name), NOW)
+    return None if now else routers.put(table, router(graph.last_id + 1, "ab", name), NOW)
+
+
+@given(steps)
+def test_a_checkpoint_and_all_frames_behind_an_earlier_lsn_come_to_the_same_end(
+    asked: list[tuple[str, int]],
+) -> None:
+    """Whatever of them it knows already, and wherever the log ends."""
+    table, frames = TopicTable(), list[Frame]()
+    snapshots, ends = [snapshot_shard(table)], [contents(table)]
+    for step, number in asked:
+        change = change_of(table, step, number)
+        if change is not None:
+            frames += change.frames
+            change.commit(table)
+            snapshots.append(cbor2.loads(cbor2.dumps(snapshot_shard(table))))
+            ends.append(contents(table))
+    for replay_from in range(len(frames) + 1):
+        for known in range(replay_from, len(frames) + 1):
+            for end in range(known, len(frames) + 1):
+                again = TopicTable()
+                restore_shard(again, snapshots[known])
+                for frame in frames[replay_from:end]:
+                    play(again, frame)
+                assert contents(again) == ends[end]

@@ -1,0 +1,181 @@
+"""The graph of routers: who may be made, and who comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.engine.routing.graph import FAN_IN, Router, RouterGraph
+from topics.errors import RouterCycle, RouterNotFound, TopicExistsIncompatible
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.router_bodies import RouterConfig
+
+
+def router(router_id: int, ends: str, name: str | None = None, **config: Any) -> Router:
+    """``ends``: such as "ab", from "a" to "b"."""
+    source, dest = ends[0], ends[1]
+    return Router(
+        id=router_id,
+        name=name or f"{source}->{dest}",
+        config=RouterConfig(source=source, dest=dest, **config),
+        source_id=ord(source),
+        source_epoch=7,
+        dest_id=ord(dest),
+        start_seq=0,
+    )
+
+
+def graph_of(*ends: str, **config: Any) -> RouterGraph:
+    graph = RouterGraph()
+    for number, each in enumerate(ends, 1):
+        graph.put(router(number, each, **config))
+    return graph
+
+
+def check(graph: RouterGraph, ends: str, name: str | None = None, **config: Any) -> list[str]:
+    """The cycle that keeps the router out; none: it may be made."""
+    asked = router(99, ends, name, **config)
+    try:
+        graph.check(asked.name, asked.config)
+    except RouterCycle as error:
+        cycle: list[str] = error.detail["cycle"]
+        return cycle
+    return []
+
+
+# Cycles
+
+
+def test_a_router_that_closes_a_cycle_is_told_the_cycle() -> None:
+    graph = graph_of("ab", "bc", "cd")
+    assert check(graph, "da") == ["d", "a", "b", "c", "d"]
+    assert check(graph, "ba") == ["b", "a", "b"]
+    assert check(graph, "ax") == []
+
+
+def test_the_cycle_is_the_shortest_one() -> None:
+    graph = graph_of("ab", "bc", "cd", "de", "bx", "xe", allow_cycle=True)
+    assert check(graph, "ea") == ["e", "a", "b", "x", "e"]
+
+
+def test_a_cycle_is_allowed_to_the_router_that_allows_it() -> None:
+    graph = graph_of("ab")
+    assert check(graph, "ba", allow_cycle=True) == []
+    graph.put(router(2, "ba", allow_cycle=True))
+    assert check(graph, "bc") == []
+    assert check(graph, "ab", "second") == ["a", "b", "a"]
+
+
+def test_a_router_on_a_cycle_keeps_its_right_to_be_there() -> None:
+    graph = graph_of("ab", "ba", allow_cycle=True)
+    assert check(graph, "ba") == ["b", "a", "b"], "it may not take back that it allows a cycle"
+    graph.put(router(3, "ab"))
+    assert check(graph, "ab", preserve_tag=False) == [], "the other one has closed the cycle"
+
+
+def test_a_router_that_gets_other_ends_is_not_in_its_own_way() -> None:
+    graph = graph_of("ab", "bc")
+    assert check(graph, "ca", "b->c") == []
+    assert check(graph, "ba", "b->c") == ["b", "a", "b"]
+
+
+@given(st.sets(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=8))
+def test_without_leave_no_cycle_ever_closes(pairs: set[tuple[str, str]]) -> None:
+    graph, edges = RouterGraph(), set[tuple[str, str]]()
+    for number, (source, dest) in enumerate(sorted(pairs), 1):
+        if source == dest or any(other == dest for _, other in edges):
+            continue
+        if not check(graph, source + dest):
+            graph.put(router(number, source + dest))
+            edges.add((source, dest))
+    for size in range(1, 6):
+        for path in permutations("abcde", size):
+            ring = set(zip(path, (*path[1:], path[0]), strict=True))
+            assert not ring <= edges
+
+
+# Fan-in
+
+
+def test_a_dest_has_one_source() -> None:
+    graph = graph_of("ab")
+    assert check(graph, "ab", "twice") == []
+    with pytest.raises(TopicExistsIncompatible) as refused:
+        check(graph, "cb")
+    assert refused.value.detail["reason"] == FAN_IN
+
+
+def test_the_source_of_a_dest_changes_with_its_only_router() -> None:
+    graph = graph_of("ab")
+    assert check(graph, "cb", "a->b") == []
+    graph.put(router(2, "ab", "second"))
+    with pytest.raises(TopicExistsIncompatible):
+        check(graph, "cb", "a->b")
+
+
+# Names and ids
+
+
+def test_routers_are_found_by_name_id_and_topic() -> None:
+    graph = graph_of("ab", "bc", "bd")
+    assert graph.router("b->c") is graph.by_id[2]
+    assert [each.id for each in graph.of_topic("b")] == [1, 2, 3]
+    assert graph.of_topic("x") == []
+    with pytest.raises(RouterNotFound):
+        graph.router("x")
+    assert len(graph) == 3
+
+
+def test_names_come_in_order_from_behind_a_cursor_on() -> None:
+    graph = graph_of("ce", "ab", "bc", "bd")
+    assert [*graph.names("", None)] == ["a->b", "b->c", "b->d", "c->e"]
+    assert [*graph.names("b", None)] == ["b->c", "b->d"]
+    assert [*graph.names("b", "b->c")] == ["b->d"]
+    assert [*graph.names("c", "a")] == ["c->e"]
+    assert [*graph.names("x", None)] == []
+
+
+def names(graph: RouterGraph, *asked: Any) -> list[str]:
+    return [each.name for each in graph.select(*asked)]
+
+
+def test_a_selection_has_the_ends_that_are_asked_for() -> None:
+    graph = graph_of("ab", "bc", "bd")
+    graph.put(router(4, "bd", "a-second"))
+    assert names(graph, "", None, "b", None) == ["a-second", "b->c", "b->d"]
+    assert names(graph, "b", None, "b", None) == ["b->c", "b->d"]
+    assert names(graph, "", "a-second", None, "d") == ["b->d"]
+    assert names(graph, "", None, "b", "c") == ["b->c"]
+    assert names(graph, "", None, "x", "c") == names(graph, "", None, None, "x") == []
+    assert len(names(graph, "", None, None, None)) == 4
+
+
+def test_a_later_life_replaces_an_earlier_one_and_never_the_other_way_round() -> None:
+    graph = graph_of("ab")
+    earlier, later = graph.by_id[1], router(2, "cd", "a->b")
+    graph.put(later)
+    graph.put(earlier)
+    assert graph.by_name == {"a->b": later}
+    assert graph.by_id == {2: later}
+    assert (graph.of_topic("a"), graph.of_topic("c")) == ([], [later])
+    assert [*graph.names("", None)] == ["a->b"]
+
+
+def test_an_id_is_never_used_again() -> None:
+    graph = graph_of("ab", "bc")
+    assert graph.remove(2) is not None
+    assert graph.remove(2) is None
+    assert (graph.last_id, [*graph.by_name]) == (2, ["a->b"])
+    graph.remove(7)
+    assert graph.last_id == 7, "a frame names one that the checkpoint does not know"
+
+
+def test_a_router_comes_back_as_it_was_packed() -> None:
+    one = router(3, "ab", filter=TagMatch("Glob", "x"), guarantee="exactly_once")
+    one = replace(one, base_total=9, start_seq=2**64 - 1)
+    assert Router.unpack(memoryview(one.packed)) == one

@@ -1,0 +1,158 @@
+"""Router bodies (§6): defaults, what a request changes, the form at rest, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.wrong_types import FLAG, GUARANTEE, MATCH, TOPIC_NAMES
+from topics.errors import InvalidRequest
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.router_bodies import RouterConfig, decode_router, merge
+from topics.formats.json_text import json_bytes
+
+ENDS = {"source": "orders", "dest": "audit"}
+# The object of §6, in its order.
+DEFAULTS: dict[str, Any] = {
+    **ENDS,
+    "preserve_node": True,
+    "preserve_tag": True,
+    "filter": None,
+    "allow_cycle": False,
+    "guarantee": "at_least_once",
+}
+OTHERS: dict[str, Any] = {
+    "preserve_node": False,
+    "preserve_tag": False,
+    "filter": ["tag", "Glob", "public:*"],
+    "allow_cycle": True,
+    "guarantee": "exactly_once",
+}
+
+
+def merged(base: RouterConfig | None = None, /, **fields: Any) -> RouterConfig:
+    return merge(base, decode_router(json_bytes(ENDS | fields)))
+
+
+def test_a_new_router_has_the_defaults_in_the_documents_order() -> None:
+    assert list(merged().as_json().items()) == list(DEFAULTS.items())
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_only_the_named_field_changes_and_can_be_set_back(field: str) -> None:
+    changed = merged(merged(), **{field: OTHERS[field]})
+    assert changed.as_json() == DEFAULTS | {field: OTHERS[field]}
+    assert merged(changed).as_json() == changed.as_json()
+    assert merged(changed, **{field: DEFAULTS[field]}).as_json() == DEFAULTS
+
+
+def test_the_ends_are_those_of_the_latest_body() -> None:
+    config = merged(merged(**OTHERS), source="other", dest="end")
+    assert config.as_json() == DEFAULTS | OTHERS | {"source": "other", "dest": "end"}
+
+
+@given(st.sets(st.sampled_from(sorted(OTHERS))), st.sets(st.sampled_from(sorted(OTHERS))))
+def test_a_merge_is_the_old_one_with_the_named_fields_over_it(one: set[str], two: set[str]) -> None:
+    first = {name: OTHERS[name] for name in one}
+    second = {name: DEFAULTS[name] for name in two}
+    assert merged(merged(**first), **second).as_json() == DEFAULTS | first | second
+
+
+@pytest.mark.parametrize(
+    ("sent", "match", "echoed"),
+    [
+        (None, None, None),
+        ("t", TagMatch("Eq", "t"), ["tag", "Eq", "t"]),
+        ("t*", TagMatch("Eq", "t*"), ["tag", "Eq", "t*"]),
+        (["tag", "Eq", "t*"], TagMatch("Eq", "t*"), ["tag", "Eq", "t*"]),
+        (["tag", "Glob", "t*"], TagMatch("Glob", "t"), ["tag", "Glob", "t*"]),
+        (["tag", "Glob", "*"], TagMatch("Glob", ""), ["tag", "Glob", "*"]),
+    ],
+)
+def test_a_filter_is_a_tuple_or_a_tag_and_the_echo_is_the_tuple(
+    sent: Any, match: TagMatch | None, echoed: Any
+) -> None:
+    config = merged(filter=sent)
+    assert (config.filter, config.as_json()["filter"]) == (match, echoed)
+    assert merged(filter=echoed) == config
+
+
+@pytest.mark.parametrize("fields", [{}, OTHERS])
+def test_what_is_written_to_disk_is_read_as_it_was(fields: dict[str, Any]) -> None:
+    config = merged(**fields)
+    stored = cbor2.loads(cbor2.dumps(msgspec.structs.asdict(config)))
+    assert list(stored) == list(DEFAULTS)
+    assert msgspec.convert(stored, RouterConfig) == config
+
+
+def test_create_dest_is_about_the_request_alone() -> None:
+    assert decode_router(json_bytes(ENDS)).create_dest is True
+    assert decode_router(json_bytes(ENDS | {"create_dest": False})).create_dest is False
+    assert merged(create_dest=False) == merged()
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert merged(later=[1], id=7, cursor="x", DEST=5) == merged()
+
+
+@pytest.mark.parametrize("field", ["source", "dest"])
+def test_both_ends_are_topics_and_stand_in_every_body(field: str) -> None:
+    rest = {name: value for name, value in ENDS.items() if name != field}
+    bodies = [json_bytes(rest)]
+    values = ["5", "null", "true", "[]", *(f'"{name}"' for name in TOPIC_NAMES), '"a->b"']
+    bodies += [b'%b,"%b":%b}' % (bodies[0][:-1], field.encode(), v.encode()) for v in values]
+    for body in bodies:
+        with pytest.raises(InvalidRequest) as raised:
+            decode_router(body)
+        assert raised.value.detail == {"field": field}, body
+
+
+def test_the_ends_differ_by_every_byte() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        merged(source="a", dest="a")
+    assert raised.value.detail == {"field": "dest"}
+    assert merged(source="a", dest="A").dest == "A"
+
+
+WRONG = [
+    *((field, text) for field in ("preserve_node", "preserve_tag", "create_dest") for text in FLAG),
+    *(("allow_cycle", text) for text in FLAG),
+    *(("guarantee", text) for text in GUARANTEE),
+    *(("filter", text) for text in MATCH),
+    *(("filter", text) for text in ('["tag","Glob","a**"]', '["tag","Glob","*a"]')),
+    *(("filter", text) for text in ('["tag","eq","a"]', '["tag","Eq","a","b"]')),
+]
+
+
+@pytest.mark.parametrize(("field", "text"), WRONG, ids=lambda value: f"6 {value}")
+def test_a_wrong_value_is_refused_with_its_field(field: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode_router(f'{{"source":"a","dest":"b","{field}":{text}}}'.encode())
+    assert raised.value.detail["field"] == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{}", b"[]", b"null", b"7", b"{", b"{} {}"),
+        b'{"source":"a","dest":"b","filter":"\\ud800"}',
+        b'{"source":"a","dest":"b","filter":"\xff"}',
+        b'{"source":"a","dest":"b","filter":' + b"[" * 100_000,
+        b'{"source":"a","dest":"b","filter":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda body: body[:40],
+)
+def test_any_other_body_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_router(body)
+
+
+@given(st.binary() | st.text().map(json_bytes))
+def test_any_bytes_give_an_answer(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_router(body)

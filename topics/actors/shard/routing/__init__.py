@@ -1,0 +1,1 @@
+"""Routers in a shard (§6): the owner of their graph, workers at sources, copies into dests."""

@@ -1,0 +1,279 @@
+"""Owner of the routers: makes, configures, removes and shows them, in one shard for all (§6).
+
+    PUT      ends are there or made -> log -> both shards know it -> answered
+    DELETE   log -> the shards that are there know it -> answered
+    CASCADE  as DELETE, of all routers that name a topic: before that topic is deleted
+
+Mutations are done one after another (`mutations.py`), so what one has checked holds until it is in
+the log. The graph is changed when the log has the change, and shards are told of what the graph is
+(`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
+shards hear when they connect.
+
+A router whose source or dest changes is taken from the shard of its old source first: the total
+that it has counted by then goes on in its next life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeAlias
+
+import trio
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.replies import reply_json
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.room import unwritable
+from topics.actors.shard.routing.mutations import Mutations, ask
+from topics.actors.shard.routing.pushes import ANSWER_MAX_S, Pushes
+from topics.actors.shard.service import Service
+from topics.engine.changes.routers import RouterChange
+from topics.engine.routing.graph import Router
+from topics.errors import Forbidden, Internal, NotReady, Throttled, TopicNotFound
+from topics.formats.api import router_answers
+from topics.formats.api.router_bodies import RouterConfig, RouterPatch, decode_router, merge
+from topics.formats.names import covered
+from topics.formats.wire.calls import (
+    NO_RESULT,
+    ROUTER_CASCADE,
+    ROUTER_DELETE,
+    ROUTER_ENDPOINT,
+    ROUTER_OWNER,
+    ROUTER_PUT,
+    CascadeParams,
+    CascadeResult,
+    EndpointParams,
+    EndpointResult,
+    NoResult,
+    RouterDeleteParams,
+    RouterPutParams,
+    RouterPutResult,
+)
+from topics.storage.wal.file import NoRoom
+
+ATTEMPTS: Final = 3  # to make a router whose ends are deleted meanwhile
+
+PutCall: TypeAlias = InboundCall[RouterPutParams, RouterPutResult]
+DeleteCall: TypeAlias = InboundCall[RouterDeleteParams, NoResult]
+CascadeCall: TypeAlias = InboundCall[CascadeParams, CascadeResult]
+
+
+class Routers(Service):
+    """Handles `router.put`, `router.delete` and `router.cascade`. ``mutations``: one at a time."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._graph, self._peers = context.engine.routers, context.peers
+        self.mutations = Mutations(context)
+        self._pushes = Pushes(context, self._note_orphans)
+        if context.engine.table.shard == ROUTER_OWNER:
+            context.peers.on_open.append(self._pushes.push_all)
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, ROUTER_PUT, self._put)
+        serve(router, ROUTER_DELETE, self._delete)
+        serve(router, ROUTER_CASCADE, self._cascade)
+
+    # Requests
+
+    def _put(self, request: PutCall) -> None:
+        check_owner(self._context)
+        asked = decode_router(request.attachment)
+        request.release()
+        self.mutations.add(partial(self._configure, request, asked), request)
+
+    def _delete(self, request: DeleteCall) -> None:
+        check_owner(self._context)
+        self.mutations.add(partial(self._remove_one, request), request)
+
+    def _cascade(self, request: CascadeCall) -> None:
+        check_owner(self._context)
+        self.mutations.add(partial(self._remove_all_of, request), request)
+
+    def _note_orphans(self, router_ids: Sequence[int]) -> None:
+        self.mutations.add(partial(self._remove_orphans, router_ids))
+
+    # One is made or configured
+
+    async def _configure(self, request: PutCall, asked: RouterPatch) -> None:
+        params = request.params
+        before = self._graph.by_name.get(params.router)
+        config = merge(before.config if before else None, asked)
+        check_covered(params.router, config, params.prefixes)
+        if before is not None:
+            check_covered(params.router, before.config, params.prefixes)
+        if before is None or before.config != config or not self._is_known(before):
+            await self._make(params.router, config, create_dest=asked.create_dest)
+        is_new = before is None
+        body = router_answers.configured(params.router, config, created=is_new)
+        self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
+
+    def _is_known(self, router: Router) -> bool:
+        """Whether the shards of its ends have taken it."""
+        shards = map(self._peers.shard_of, (router.source, router.dest))
+        return all(map(self._pushes.knows_all, shards))
+
+    async def _make(self, name: str, config: RouterConfig, *, create_dest: bool) -> None:
+        """Afterwards the router has this config, and the shards of its ends know it."""
+        total = 0  # of lives that ended here
+        for _ in range(ATTEMPTS):
+            self._context.check_writable(grows=True)
+            source, dest = await self._ends(name, config, create_dest=create_dest)
+            router = self._next(name, config, source, dest, total)
+            before = self._graph.by_name.get(name)
+            if router != before:
+                router = await self._replace(before, router)
+            replaced = [before] if before and before.id != router.id else []
+            pushes = await self._pushes.push_each([router], replaced)
+            results = [pushes[shard].result for shard in self._shards_of(router)]
+            if not any(router.id in result.orphans for result in results):
+                return
+            # A topic went, or went and came again, after it was looked at.
+            total = router.base_total
+            await self._remove([router])
+        raise NotReady("the ends of the router are being deleted", router=name)
+
+    async def _ends(
+        self, name: str, config: RouterConfig, *, create_dest: bool
+    ) -> tuple[EndpointResult, EndpointResult]:
+        """Source and dest, which are there now. Nothing is made of a router that is refused."""
+        source = await self._end(config.source)
+        dest = await self._end(config.dest)
+        if not dest.id and not create_dest:
+            raise TopicNotFound(config.dest)
+        self._graph.check(name, config)
+        most = self._context.limits.routers
+        if most and name not in self._graph.by_name and len(self._graph) >= most:
+            raise Throttled(f"there are {most} routers", limit="max_routers", max=most)
+        if not source.id:
+            source = await self._end(config.source, create=True)
+        if not dest.id:
+            dest = await self._end(config.dest, create=True)
+        return source, dest
+
+    async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
+        shard, params = self._peers.shard_of(topic), EndpointParams(topic, create)
+        return await ask(self._context, shard, ROUTER_ENDPOINT, params)
+
+    def _next(
+        self,
+        name: str,
+        config: RouterConfig,
+        source: EndpointResult,
+        dest: EndpointResult,
+        total: int,
+    ) -> Router:
+        """What the router is to be: the life that it has, with another config, or a new one."""
+        before = self._graph.by_name.get(name)
+        if (
+            before is not None
+            and (before.source, before.dest) == (config.source, config.dest)
+            and (before.source_id, before.dest_id) == (source.id, dest.id)
+        ):
+            return replace(before, config=config)
+        return Router(
+            id=self._graph.last_id + 1,
+            name=name,
+            config=config,
+            source_id=source.id,
+            source_epoch=source.epoch,
+            dest_id=dest.id,
+            start_seq=source.head_seq,
+            base_total=total,
+        )
+
+    async def _replace(self, before: Router | None, router: Router) -> Router:
+        """Log the router; a new life goes on with the total of the one before."""
+        if before is None or before.id == router.id:
+            await self._log(lambda: self._engine.put_router(router, self._context.now))
+            return router
+        shard = self._peers.shard_of(before.source)
+        self._pushes.withdrawn.add(before.id)
+        try:
+            total = await self._withdraw(shard, before)
+            router = replace(router, base_total=before.base_total + total)
+            await self._log(lambda: self._engine.put_router(router, self._context.now))
+        except Exception:
+            self._pushes.withdrawn.discard(before.id)
+            self._in_turn(lambda: self._pushes.push_all(shard))
+            raise
+        self._pushes.withdrawn.discard(before.id)
+        return router
+
+    async def _withdraw(self, shard: int, router: Router) -> int:
+        """Stop the router in the shard of its source; what it has forwarded in this life."""
+        self._context.begin_turn()
+        push = self._pushes.push(shard, [], [router])
+        self._context.end_turn()
+        with trio.move_on_after(ANSWER_MAX_S):
+            await push.answered.wait()
+        return dict(push.result.totals).get(router.id, 0)
+
+    # Some are removed
+
+    async def _remove_one(self, request: DeleteCall) -> None:
+        params = request.params
+        router = self._graph.by_name.get(params.router)
+        if router is not None:
+            check_covered(params.router, router.config, params.prefixes)
+            await self._remove([router])
+        body = router_answers.deleted(params.router, existed=router is not None)
+        self._in_turn(lambda: reply_json(request, NO_RESULT, body, params.at))
+
+    async def _remove_all_of(self, request: CascadeCall) -> None:
+        routers = self._graph.of_topic(request.params.topic)
+        if routers:
+            await self._remove(routers)
+        result = CascadeResult([router.name for router in routers])
+        self._in_turn(lambda: request.reply(result))
+
+    async def _remove_orphans(self, router_ids: Sequence[int]) -> None:
+        by_id = self._graph.by_id
+        routers = [by_id[router_id] for router_id in router_ids if router_id in by_id]
+        if routers:
+            await self._remove(routers)
+
+    async def _remove(self, routers: Sequence[Router]) -> None:
+        """Afterwards they are gone; shards that are away hear of it when they are back."""
+        router_ids = [router.id for router in routers]
+        self._context.check_writable()
+        await self._log(lambda: self._engine.remove_routers(router_ids, self._context.now))
+        await self._pushes.push_each([], routers)
+
+    # Small steps
+
+    async def _log(self, decide: Callable[[], RouterChange]) -> None:
+        """Make a change durable. Raises `NotReady`: then nothing is changed."""
+        self._context.begin_turn()
+        result = await self._commits.submit_and_wait(decide())
+        if isinstance(result, NoRoom):
+            # Beside an append nothing may use the log's reserve. Alone, a removal may.
+            self._context.begin_turn()
+            result = await self._commits.submit_and_wait(decide())
+        if isinstance(result, OSError):
+            raise unwritable(result)
+
+    def _in_turn(self, call: Callable[[], object]) -> None:
+        self._context.begin_turn()
+        call()
+        self._context.end_turn()
+
+    def _shards_of(self, router: Router) -> set[int]:
+        return {self._peers.shard_of(router.source), self._peers.shard_of(router.dest)}
+
+
+def check_owner(context: ShardContext) -> None:
+    """Raises `Internal` in a shard that does not own the routers."""
+    if context.engine.table.shard != ROUTER_OWNER:
+        raise Internal("another shard owns the routers")
+
+
+def check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -> None:
+    """Raises `Forbidden` when the router or one of its ends is outside of the key's prefixes."""
+    for what, text in (("router", name), ("source", config.source), ("dest", config.dest)):
+        if not covered(text, prefixes):
+            raise Forbidden(f"{what} is outside the key's prefixes", field=what)

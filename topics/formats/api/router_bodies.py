@@ -1,0 +1,92 @@
+"""Router bodies (§6): what a PUT asks for, and the config that it makes of the one before.
+
+``source`` and ``dest`` stand in every body. A field that is not named keeps its value, or takes the
+default in a new router.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.errors import InvalidRequest
+from topics.formats.api.decoding import decode
+from topics.formats.api.delete_body import TagMatch, tag_match
+from topics.formats.buffers import Buffer
+from topics.formats.names import valid_topic_name
+
+Guarantee = Literal["at_least_once", "exactly_once"]
+GUARANTEES: tuple[str, ...] = get_args(Guarantee)
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A router's resolved settings. Written to disk as a map by field name: never rename a field,
+    only add with a default.
+    """
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    filter: TagMatch | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+
+    def as_json(self) -> dict[str, Any]:
+        """The members that answers echo, in the contract's order; ``filter`` as the tuple."""
+        return {**msgspec.structs.asdict(self), "filter": _tuple_of(self.filter)}
+
+
+class RouterPatch(msgspec.Struct, kw_only=True):
+    """Body of ``PUT /v0/routers/:router`` (§6), checked. ``create_dest`` is about this request
+    alone.
+    """
+
+    source: str
+    dest: str
+    create_dest: bool = True
+    preserve_node: bool | UnsetType = UNSET
+    preserve_tag: bool | UnsetType = UNSET
+    filter: Any = UNSET  # once it is checked: TagMatch | UnsetType | None
+    allow_cycle: bool | UnsetType = UNSET
+    guarantee: str | UnsetType = UNSET
+
+
+_router = msgspec.json.Decoder(RouterPatch)
+
+
+def decode_router(body: Buffer) -> RouterPatch:
+    """Body of a router PUT. Raises `InvalidRequest`."""
+    asked = decode(_router.decode, body or b"{}")
+    for field, name in (("source", asked.source), ("dest", asked.dest)):
+        if not valid_topic_name(name):
+            raise InvalidRequest(f"{field} is not a valid topic name", field=field)
+    if asked.source == asked.dest:
+        raise InvalidRequest("dest must differ from source", field="dest")
+    if asked.filter is not UNSET and asked.filter is not None:
+        asked.filter = tag_match(asked.filter, "filter")
+    if asked.guarantee is not UNSET and asked.guarantee not in GUARANTEES:
+        raise InvalidRequest(
+            f"guarantee must be one of {', '.join(GUARANTEES)}",
+            field="guarantee",
+            allowed=[*GUARANTEES],
+        )
+    return asked
+
+
+def merge(base: RouterConfig | None, patch: RouterPatch) -> RouterConfig:
+    """``base`` with the fields of ``patch``; None stands for the defaults of a new router."""
+    fields = {
+        name: value
+        for name in RouterConfig.__struct_fields__
+        if (value := getattr(patch, name)) is not UNSET
+    }
+    return RouterConfig(**fields) if base is None else msgspec.structs.replace(base, **fields)
+
+
+def _tuple_of(match: TagMatch | None) -> list[str] | None:
+    if match is None:
+        return None
+    return ["tag", match.op, match.text + ("*" if match.op == "Glob" else "")]
