@@ -34,7 +34,10 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     assert missing(page) == []
 
 
-@pytest.mark.parametrize("title", ["One append", "One diff", "One live record", "One leased job"])
+@pytest.mark.parametrize(
+    "title",
+    ["One append", "One diff", "One live record", "One leased job", "One forwarded record"],
+)
 def test_an_operation_is_followed_in_at_most_twelve_files(title: str) -> None:
     text = PAGES[0].read_text()
     section = text.split(f"## {title}\n")[1].split("\n## ")[0]

@@ -24,7 +24,9 @@ from pathlib import Path
 from topics.config import MIB, Settings
 from topics.formats.disk.frames import Frame, FrameKind, encode_frame
 from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import make_directory
+from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log import Wal
 
@@ -42,7 +44,18 @@ class Log:
         make_directory(folder / "wal")
         blobs = BlobStore(folder / "blob")
         size, sync_ms = SETTINGS.wal_file_bytes, SETTINGS.wal_sync_ms
-        self.wal = Wal(folder / "wal", 0, [], 0, blobs=blobs, file_bytes=size, sync_ms=sync_ms)
+        linked = LinkedLogs(folder / "linked", folder, 0)
+        self.wal = Wal(
+            folder / "wal",
+            0,
+            [],
+            0,
+            blobs=blobs,
+            linked=linked,
+            copies=CopyReader(linked, linked.damaged),
+            file_bytes=size,
+            sync_ms=sync_ms,
+        )
         self.written = self.synced = 0
         self._poller = select.poll()
         self._poller.register(self.wal.progress_fd, select.POLLIN)

@@ -15,6 +15,7 @@ have happened, and nothing else can have. By class:
                         it
     memory, ephemeral   records may be gone; those that are there are the ones that were written
     queues              as `check_jobs` says
+    dests of routers    as `check_routers` says
     all                 making, configuring and removing a topic holds; no seq that was acknowledged
                         is given again; what is missing and was not deleted is told by a tombstone;
                         recovering twice is recovering once, also after an orderly stop; a key
@@ -37,8 +38,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.check_jobs import JobsModel, badly_moved, jobs_differ
+from tests.campaigns.check_routers import CopyHistory, FoundCopies, copies_differ, copy_histories
 from tests.campaigns.opened import Found, Opened
 from tests.support.model import Kept, TopicModel
+from topics.storage.data_dir import decode_meta
 from topics.storage.verify.directory import verify_directory
 from topics.storage.verify.finding import Finding
 
@@ -149,7 +152,7 @@ def histories(acknowledged: Path, before_ns: int) -> list[History]:
     with acknowledged.open() as lines:
         for line in lines:
             note = json.loads(line)
-            if note["sent"] < before_ns:
+            if note["sent"] < before_ns and note["step"] not in ("route", "copies"):
                 found.setdefault(note["topic"], History(note["topic"])).add(note, before_ns)
     return list(found.values())
 
@@ -254,8 +257,11 @@ def _untold_at_best(history: History, found: Found) -> str | None:
     return None
 
 
-def problems(wanted: list[History], data_dir: Path) -> list[str]:
-    """Open the directory three times, the second time to stop in order, and judge what is found."""
+def problems(wanted: list[History], dests: dict[str, CopyHistory], data_dir: Path) -> list[str]:
+    """Open the directory three times, the second time to stop in order, and judge what is found.
+
+    ``dests``: those of ``wanted`` that routers feed.
+    """
     wrong = [f"before recovery: {finding}" for finding in findings(data_dir)]
     views = []
     for life in range(3):
@@ -268,7 +274,9 @@ def problems(wanted: list[History], data_dir: Path) -> list[str]:
         wrong += [f"{name} was never made" for name in sorted(strangers)]
     for history in wanted:
         first, second, third = (view[history.name] for view in views)
-        if problem := judge(history, first):
+        if history.name in dests:
+            wrong += _dest_problems(history.name, dests[history.name], first)
+        elif problem := judge(history, first):
             wrong.append(f"{history.name}: {problem}")
         if _but_for_a_jump(history, first, second) != second:
             wrong.append(
@@ -281,6 +289,17 @@ def problems(wanted: list[History], data_dir: Path) -> list[str]:
     for life, view in enumerate(views, 1):
         wrong += [f"recovery {life}: {said}" for said in _job_problems(wanted, view)]
     return wrong
+
+
+def _dest_problems(name: str, history: CopyHistory, found: Found | None) -> Iterator[str]:
+    """What is wrong with a topic that routers feed. It is never removed."""
+    if found is None:
+        yield f"{name}: the topic is gone"
+        return
+    if found.damaged or found.count != len(found.records):
+        yield f"{name}: {found.count} are counted, {len(found.records)} there: {found.damaged}"
+    copies = FoundCopies(found.records, found.gaps, found.cursors)
+    yield from (f"{name}: {said}" for said in copies_differ(history, copies))
 
 
 def _job_problems(wanted: list[History], view: dict[str, Found | None]) -> Iterator[str]:
@@ -321,17 +340,26 @@ def _but_for_a_jump(history: History, first: Found | None, second: Found | None)
     )
 
 
+def _shards_of(data_dir: Path) -> int:
+    """As `meta` says; a directory without it has no file that counts."""
+    meta = data_dir / "meta"
+    return decode_meta(meta.read_bytes()) if meta.exists() else 1
+
+
 def findings(data_dir: Path) -> list[str]:
     """What `topics verify` finds."""
     return [
-        str(finding) for finding in verify_directory(data_dir, 1) if isinstance(finding, Finding)
+        str(finding)
+        for finding in verify_directory(data_dir, _shards_of(data_dir))
+        if isinstance(finding, Finding)
     ]
 
 
 def problems_or_error(acknowledged: Path, data_dir: Path, before_ns: int) -> list[str]:
     """`problems`, and what kept the directory from being opened."""
     try:
-        return problems(histories(acknowledged, before_ns), data_dir)
+        dests = copy_histories(acknowledged, before_ns)
+        return problems(histories(acknowledged, before_ns), dests, data_dir)
     except Exception:  # whatever a start would stop with
         return traceback.format_exc().splitlines()[-3:]
 

@@ -1,5 +1,5 @@
 """The load that is recorded for a power loss: all four classes, with sealing, checkpoints, deletes,
-evictions and recreation, and queues (`power_queues`).
+evictions and recreation, queues (`power_queues`) and routers (`power_routers`).
 
 Runs as a program inside the recorded file system: ``python -m tests.campaigns.power_load DATA_DIR
 ACKNOWLEDGED --seed N``. Each line of ACKNOWLEDGED is one step as JSON: what was asked, when it was
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tests.campaigns.power_queues import QUEUE_CLASSES, QueueLoad
+from tests.campaigns.power_routers import ROUTER_SHARDS, RouterLoad
 from tests.support.api import Api
 from tests.support.server import Server
 
@@ -36,7 +37,8 @@ MATCHES = ("a", "b", ["tag", "Glob", "a*"], ["tag", "Eq", "a:1"])
 
 class Mix(NamedTuple):
     """Of what kind the steps are: the class of each is one of these, and such a share of them
-    deletes records; ``queue_share`` of them is work of queues.
+    deletes records; ``queue_share`` of them is work of queues, ``router_share`` of routers, which
+    take two shards.
 
     ``sync_ms``: how long what nobody waits for is in the kernel's hands alone.
     """
@@ -44,6 +46,7 @@ class Mix(NamedTuple):
     classes: tuple[str, ...] = ("fsync", "fsync", "disk", "memory", "ephemeral")
     delete_share: float = 0.1
     queue_share: float = 0.35
+    router_share: float = 0.0
     sync_ms: int = 40
 
     @property
@@ -56,6 +59,8 @@ class Mix(NamedTuple):
             str(self.delete_share),
             "--queue-share",
             str(self.queue_share),
+            "--router-share",
+            str(self.router_share),
             "--sync-ms",
             str(self.sync_ms),
         ]
@@ -71,13 +76,15 @@ def add_mix(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--delete-share", type=float, default=default.delete_share)
     parser.add_argument("--queue-share", type=float, default=default.queue_share)
+    parser.add_argument("--router-share", type=float, default=default.router_share)
     parser.add_argument("--sync-ms", type=int, default=default.sync_ms)
 
 
 def mix_of(arguments: argparse.Namespace) -> Mix:
     """What was asked for."""
     classes = tuple(arguments.classes.split(","))
-    return Mix(classes, arguments.delete_share, arguments.queue_share, arguments.sync_ms)
+    shares = arguments.delete_share, arguments.queue_share, arguments.router_share
+    return Mix(classes, *shares, arguments.sync_ms)
 
 
 class Load:
@@ -88,6 +95,7 @@ class Load:
         self._number = 0
         self._heads: dict[str, int] = {}
         self.queues = QueueLoad(self._do, self._note, dice)
+        self.routers = RouterLoad(self._do, self._note, dice)
 
     def put(self, topic: str, **config: Any) -> None:
         self._do("put", topic, "PUT", "", config, config=config)
@@ -169,7 +177,8 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
     where the next begins.
     """
     dice = random.Random(seed)
-    server = Server(data_dir, shards=1, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=mix.sync_ms)
+    shards = ROUTER_SHARDS if mix.router_share else 1
+    server = Server(data_dir, shards=shards, wal_file_bytes=WAL_FILE_BYTES, wal_sync_ms=mix.sync_ms)
     load: Load | None = None
     with server:
         for end in (server.stop, server.kill, server.kill):
@@ -178,7 +187,7 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
             with Api(server.address) as api:
                 if load is None:
                     load = Load(api, notes, dice)
-                    _make(load)
+                    _make(load, mix)
                 load.api = api
                 load.queues.restarted()
                 _work(load, dice, steps // 6, mix)
@@ -187,10 +196,12 @@ def run(data_dir: Path, notes: IO[str], *, seed: int, steps: int, mix: Mix) -> N
                     for durability in CLASSES:
                         load.make_again(durability)
                 _work(load, dice, steps // 6, mix)
+                if mix.router_share:
+                    load.routers.settle(api)
             end()
 
 
-def _make(load: Load) -> None:
+def _make(load: Load, mix: Mix) -> None:
     for durability in CLASSES:
         load.put(f"{durability}.log", durability=durability, idempotency_window_ms=WINDOW_MS)
         load.put(
@@ -202,11 +213,16 @@ def _make(load: Load) -> None:
         load.put(f"{durability}.again", durability=durability, idempotency_window_ms=WINDOW_MS)
     load.put("changing", durability="disk", idempotency_window_ms=WINDOW_MS)
     load.queues.make(WINDOW_MS)
+    if mix.router_share:
+        load.routers.make(load.api, WINDOW_MS)
 
 
 def _work(load: Load, dice: random.Random, steps: int, mix: Mix) -> None:
     of_queues = [durability for durability in QUEUE_CLASSES if durability in mix.classes]
     for _ in range(steps):
+        if mix.router_share and dice.random() < mix.router_share:
+            load.routers.step(load.api)
+            continue
         if of_queues and dice.random() < mix.queue_share:
             load.queues.step(load.api, dice.choice(of_queues))
             continue

@@ -54,6 +54,7 @@ WANTED = (
         for durability in QUEUE_CLASSES
     ),
 )
+ROUTED_WANTED = ("file linked", "copies of routers", "remove of routers", "delete of routers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ def what_happened(folder: Path) -> Counter[str]:
                 segments.add(inode)
         elif operation == "unlink":
             found[f"{_kind(rest[1])} unlinked"] += 1
+        elif operation == "link":
+            found["file linked"] += 1
         elif operation == "write" and rest[0] in segments:
             found["segment marked"] += 1
         elif operation == "falloc" and rest[0] in segments:
@@ -134,6 +137,8 @@ def what_happened(folder: Path) -> Counter[str]:
             durability = note["topic"].partition(".")[0]
             if durability in CLASSES:
                 found[f"{note['step']} in {durability}"] += 1
+            elif durability == "routed":
+                found[f"{note['step']} of routers"] += 1
     return found
 
 
@@ -257,10 +262,9 @@ def main() -> int:
                 ", ".join(f"{count} {what}" for what, count in sorted(happened.items())),
                 flush=True,
             )
-            missing = [what for what in WANTED if not happened[what]]
-            assert not missing or mix != DEFAULT_MIX, (
-                f"this load proves little: {missing} never happened"
-            )
+            wanted = WANTED if mix == DEFAULT_MIX else ROUTED_WANTED if mix.router_share else ()
+            missing = [what for what in wanted if not happened[what]]
+            assert not missing, f"this load proves little: {missing} never happened"
         verdict = judge(
             folder,
             points=arguments.points,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.contract.deleting import TAGS, fill
-from tests.support.api import Api, Wire
+from tests.support.api import Api, Wire, ok
 from tests.support.model import TopicModel
 from tests.support.queues import Queue, names_on
 from tests.support.server import Server
@@ -78,3 +78,15 @@ def pair(request: pytest.FixtureRequest, api: Api, topic: str) -> tuple[Queue, s
     same, other = names_on(topic)
     name = same if request.param == "same shard" else other
     return Queue.create(api, topic, max_deliveries=2, dead_letter=name), name
+
+
+@pytest.fixture(params=["same shard", "another shard"])
+def ends(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[tuple[str, str]]:
+    """Names of a source and a dest, which are not there yet. At the end they go, with their
+    routers.
+    """
+    same, other = names_on(topic)
+    dest = same if request.param == "same shard" else other
+    yield topic, dest
+    for name in (topic, dest):
+        ok(api.delete(name))

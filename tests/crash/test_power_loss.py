@@ -45,3 +45,17 @@ def test_a_delete_that_is_lost_has_deleted_nothing(tmp_path: Path) -> None:
     )
     assert not verdict.violations, f"repeat with: {again}\n{verdict}"
     assert verdict.states >= POINTS
+
+
+def test_copies_of_routers_are_what_was_read(tmp_path: Path) -> None:
+    mix = Mix(queue_share=0.0, router_share=0.7)
+    happened = record(tmp_path, seed=SEED, steps=180, mix=mix)
+    assert happened["copies of routers"] > 5, happened
+    verdict = judge(
+        tmp_path, points=POINTS, policies="drop,prefix,subset,torn,zeros", models="ext4,strict"
+    )
+    again = (
+        f"python -m tests.campaigns.power_loss --steps 180 --seed {SEED} {' '.join(mix.options)}"
+    )
+    assert not verdict.violations, f"repeat with: {again}\n{verdict}"
+    assert verdict.states >= POINTS

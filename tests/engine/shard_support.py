@@ -11,6 +11,7 @@ from tests.support.limits import LIMITS
 from topics.engine.changes.append import Append, InFlightDuplicate, due_times, keeps_key
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
+from topics.engine.changes.forward import Forward
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import FIRST_MEMORY, Locator, in_log, in_memory
@@ -139,6 +140,8 @@ class Desk:
             return in_log(0)
         if change.resident is not None:
             view, locator = view_of(change.resident), in_memory(number)
+        elif isinstance(change, Forward):
+            view, locator = change.view, in_log(number)
         else:
             (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.APPEND)
             view = RecordsView(

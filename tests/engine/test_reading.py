@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.shard_support import Desk, records_of, seqs_of
-from topics.engine.losses import lose
+from topics.engine.losses import lose, trim_to
 from topics.engine.reading import SCAN_RECORDS_MAX, read
+from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
 from topics.formats.ranges import SeqRange
 
@@ -185,21 +187,21 @@ def test_a_cursor_of_an_earlier_topic_is_told_so(
     assert page.worth_answering
 
 
-# What a restart took
+# What a restart took, or a router burnt
 
 
 LOST = (SeqRange(3, 6), SeqRange(11, 13))
 
 
-def torn() -> Desk:
+def torn(take: Callable[[Topic, SeqRange], None] = lose) -> Desk:
     """Topic ``a``: live are 1, 2, 9, 14 and, from the node "me", 8; 7 and 10 are deleted; the
-    others were lost.
+    others are taken so.
     """
     desk = Desk()
     desk.append("a", 1, 2)
     desk.commit()
     topic = desk.engine.topic("a")
-    lose(topic, LOST[0])
+    take(topic, LOST[0])
     topic.next_seq = 7
     desk.append(
         "a",
@@ -213,7 +215,7 @@ def torn() -> Desk:
     desk.commit()
     desk.delete_records("a", match="no")
     desk.commit()
-    lose(topic, LOST[1])
+    take(topic, LOST[1])
     topic.next_seq = 14
     desk.append("a", 14)
     desk.commit()
@@ -223,10 +225,15 @@ def torn() -> Desk:
 @pytest.mark.parametrize("from_seq", range(15))
 @pytest.mark.parametrize("nodes", [frozenset(), frozenset({"me"})])
 @pytest.mark.parametrize("limit", [1, 1000])
+@pytest.mark.parametrize(("take", "reason"), [(lose, "mixed"), (trim_to, "source_trim")])
 def test_each_loss_is_told_once_and_whole_wherever_pages_end(
-    from_seq: int, nodes: frozenset[str], limit: int
+    from_seq: int,
+    nodes: frozenset[str],
+    limit: int,
+    take: Callable[[Topic, SeqRange], None],
+    reason: str,
 ) -> None:
-    desk = torn()
+    desk = torn(take)
     lost = [seq for first, last in LOST for seq in range(first, last + 1) if seq > from_seq]
     live = [seq for seq in (1, 2, 8, 9, 14) if seq > from_seq and (seq != 8 or not nodes)]
     for until_seq in range(from_seq + 1, 15):
@@ -239,6 +246,7 @@ def test_each_loss_is_told_once_and_whole_wherever_pages_end(
             assert cursor < page.next_from_seq
             assert page.caught_up == (page.next_from_seq == 14)
             if page.tombstone is not None:
+                assert page.tombstone.reason == reason
                 ends.append(page.tombstone.gap_to)
                 told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
                 assert (

@@ -71,11 +71,12 @@ def test_a_write_of_which_nothing_lives_leaves_the_index_once_it_is_the_first(
 
 def test_losses_before_the_start_become_floors(desk: Desk, topic: Topic) -> None:
     topic.losses = seq_ranges([(3, 3), (8, 8)])
-    topic.damaged = seq_ranges([(4, 5)])
+    topic.damaged = seq_ranges([(4, 4)])
+    topic.trimmed = seq_ranges([(5, 5), (9, 9)])
     cut_to(topic, 6, desk)
     settle(topic, desk)
-    assert (topic.loss_floor, topic.damage_floor) == (4, 6)
-    assert (topic.losses, topic.damaged) == (((8, 8),), ())
+    assert (topic.loss_floor, topic.damage_floor, topic.trim_floor) == (4, 5, 6)
+    assert (topic.losses, topic.damaged, topic.trimmed) == (((8, 8),), (), ((9, 9),))
 
 
 def test_records_whose_lengths_cannot_be_read_go_all_the_same(

@@ -36,6 +36,6 @@ def test_a_topic_of_the_checkpoint_has_its_head_and_lsn_and_another_has_none(des
 def test_floors_take_records_away_and_never_fall(desk: Desk) -> None:
     fill(desk, 2, 3)
     replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
-    replay.raise_floors(topic, Floors(4, 1, 1, 1), 4)
-    replay.raise_floors(topic, Floors(2, 3, 1, 1), 3)
-    assert (topic.floors, topic.start_seq, topic.count) == (Floors(4, 3, 1, 1), 4, 2)
+    replay.raise_floors(topic, Floors(4, 1, 1, 1, 2), 4)
+    replay.raise_floors(topic, Floors(2, 3, 1, 1, 1), 3)
+    assert (topic.floors, topic.start_seq, topic.count) == (Floors(4, 3, 1, 1, 2), 4, 2)

@@ -10,6 +10,7 @@ import pytest
 from tests.engine.shard_support import Desk, fill
 from topics.engine.dedupe import DedupeEntry
 from topics.engine.locators import in_extent
+from topics.engine.losses import trim_to
 from topics.engine.now import Now
 from topics.engine.record_index import IndexEntry
 from topics.engine.replay import Misfit, Replay
@@ -26,6 +27,7 @@ from topics.engine.snapshot import (
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.formats.disk.segment import ExtentKey
+from topics.formats.ranges import SeqRange
 
 
 def kept(desk: Desk, lsn: int = 100) -> Any:
@@ -67,6 +69,20 @@ def test_records_in_memory_are_kept_as_lost(desk: Desk) -> None:
     fill(desk, 3, durability="ephemeral")
     assert kept(desk)["losses"] == [[1, 3]]
     assert restored(desk)[1].losses == ((1, 3),)
+
+
+def test_burnt_seqs_and_their_floor_come_back(desk: Desk) -> None:
+    fill(desk)
+    topic = desk.engine.topic("a")
+    trim_to(topic, SeqRange(1, 2))
+    fill(desk, 1)
+    trim_to(topic, SeqRange(4, 6))
+    again = restored(desk)[1]
+    assert (again.trimmed, again.trim_floor) == (topic.trimmed, topic.trim_floor) == (((4, 6),), 3)
+    early = {name: value for name, value in kept(desk).items() if name != "trimmed"}
+    early["floors"] = early["floors"][:4]
+    older = restore_topic(Replay(Desk().engine.table), early)
+    assert (older.trimmed, older.trim_floor) == ((), 1), "a checkpoint from before there were any"
 
 
 def test_ids_epochs_and_reserved_ts_of_a_shard_only_rise(desk: Desk) -> None:

@@ -20,7 +20,7 @@ from tests.engine.topic_machine import (
     Flags,
     Models,
 )
-from tests.engine.topic_machine_changes import TopicChanges
+from tests.engine.topic_machine_picks import TopicPicks
 from topics.engine.reading import read
 from topics.engine.snapshot import snapshot_shard, snapshot_topic, topics_to_keep
 from topics.engine.topic import Topic
@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("TOPIC_MACHINE_EXAMPLES", "60"))
 
 
 @settings(max_examples=EXAMPLES, stateful_step_count=50)
-class Retention(TopicChanges):
+class Retention(TopicPicks):
     """Readers, checkpoints and restarts, and what is always true."""
 
     @rule(
@@ -223,6 +223,7 @@ class Retention(TopicChanges):
                 "cap": topic.cap_floor,
                 "ttl": topic.ttl_floor,
                 "loss": topic.loss_floor,
+                "trim": topic.trim_floor,
             }
 
     def _models_again(self, power: bool) -> None:
@@ -263,15 +264,16 @@ class Retention(TopicChanges):
                 model.bytes,
             )
             assert topic.start_seq == topic.earliest_seq == model.start
-            assert (topic.cap_floor, topic.ttl_floor, topic.loss_floor) == tuple(
-                model.floors[cause] for cause in ("cap", "ttl", "loss")
-            )
+            floors = topic.floors
+            assert {cause: getattr(floors, cause) for cause in model.floors} == model.floors
             assert topic.evict_floor <= topic.start_seq
             assert topic.committed == model.config
             assert list(topic.losses) == model.losses
+            assert list(topic.trimmed) == model.trimmed
             assert not topic.committed.cap_records or topic.count <= topic.committed.cap_records
             assert topic.index.totals(0, len(topic.index)) == (topic.count, topic.bytes)
             if self.world.pending == []:
+                assert topic.pending_burnt == 0
                 held = [self.held[0]] if self.held and self.held[0].topic is topic else []
                 count, size = (
                     sum(change.count for change in held),

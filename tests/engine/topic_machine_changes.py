@@ -20,9 +20,11 @@ from tests.engine.topic_machine import (
     nothing,
     raise_floors,
 )
-from tests.engine.topic_model import Record, TopicModel
+from tests.engine.topic_model import Record, TopicModel, joined
 from tests.support.limits import LIMITS
+from topics.engine.changes import forward
 from topics.engine.changes.append import Append
+from topics.engine.routing.derivations import Derivation
 from topics.engine.topic import Topic
 from topics.errors import TopicFull, TopicNotEmpty
 from topics.formats.api.append_body import AppendBody, decode_append
@@ -198,10 +200,26 @@ class TopicChanges(TopicMachine):
         def effect(models: Models) -> None:
             told = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
             told.losses, told.head = list(losses), max(told.head, head)
+            told.trimmed = joined([*told.trimmed, *model.trimmed])
             raise_floors(topic.id, model.start, model.floors, models)
             told.configure(config)
 
         return effect
+
+    @rule(name=NAMES, count=st.integers(1, 5))
+    def trim(self, name: str, count: int) -> None:
+        """A router burns seqs."""
+        topic = None if self._is_taken(name) else self._fresh(name)
+        if topic is None:
+            return
+        change = forward.advance(topic, 1, Derivation(0, 0), count, self.now)
+        topic_id, burnt = topic.id, change.burnt
+        assert burnt is not None, "some seqs burn"
+        self._submit(
+            change,
+            {FrameKind.ROUTER: lambda models: models[topic_id].trim(*burnt)},
+            lambda: self.models[topic_id].trim(*burnt),
+        )
 
     @rule(name=NAMES, if_empty=st.booleans())
     def delete(self, name: str, if_empty: bool) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.topic_config import TopicConfig
 
+# What readers are told of each cause.
+REASONS = {"cap": "cap", "ttl": "ttl", "loss": "mixed", "trim": "source_trim"}
+
 
 @dataclass
 class Record:
@@ -44,8 +47,9 @@ class TopicModel:
     epoch: int = 0
     head: int = 0
     records: list[Record] = field(default_factory=list)
-    floors: dict[str, int] = field(default_factory=lambda: {"cap": 1, "ttl": 1, "loss": 1})
+    floors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 1))
     losses: list[tuple[int, int]] = field(default_factory=list)
+    trimmed: list[tuple[int, int]] = field(default_factory=list)
 
     # What is there
 
@@ -73,6 +77,10 @@ class TopicModel:
             if first < start:
                 self.floors["loss"] = max(self.floors["loss"], last + 1)
         self.losses = [lost for lost in self.losses if lost[0] >= start]
+        for first, last in self.trimmed:
+            if first < start:
+                self.floors["trim"] = max(self.floors["trim"], last + 1)
+        self.trimmed = [burnt for burnt in self.trimmed if burnt[0] >= start]
 
     # What happens to it
 
@@ -132,6 +140,12 @@ class TopicModel:
         self.losses.append((first, last))
         self.head = last
 
+    def trim(self, first: int, last: int) -> None:
+        """Seqs are burnt."""
+        self.trimmed = joined([*self.trimmed, (first, last)])
+        self.head = last
+        self.settle()
+
     @property
     def losses_at_restart(self) -> list[tuple[int, int]]:
         """What is lost, and what is only in memory, as ranges; not what lies below the first live
@@ -146,13 +160,7 @@ class TopicModel:
                 if not record.logged and record.seq >= start
             ),
         ]
-        joined: list[tuple[int, int]] = []
-        for first, last in sorted(spans):
-            if joined and joined[-1][1] + 1 >= first:
-                joined[-1] = joined[-1][0], max(last, joined[-1][1])
-            else:
-                joined.append((first, last))
-        return joined
+        return joined(spans)
 
     # What a reader gets
 
@@ -177,7 +185,7 @@ class TopicModel:
         elif from_seq < last and (
             met := [cause for cause, floor in self.floors.items() if from_seq + 1 < floor]
         ):
-            reason = met[0] if len(met) == 1 and met[0] != "loss" else "mixed"
+            reason = REASONS[met[0]] if len(met) == 1 else "mixed"
             if self.start > last:
                 last = head
             tombstone = (from_seq + 1, min(self.start - 1, last), reason)
@@ -185,13 +193,17 @@ class TopicModel:
         scanned, at = 0, max(from_seq + 1, self.start)
         live = {record.seq: record for record in self.live}
         while at <= last:
-            lost = next(((first, last) for first, last in self.losses if first <= at <= last), None)
+            spans = [*self.losses, *self.trimmed]
+            lost = next(((first, last) for first, last in spans if first <= at <= last), None)
             if lost is not None:
                 if tombstone or found:
                     break
                 if lost[1] > last:
                     last = head
-                tombstone = (lost[0] if scanned else from_seq + 1, min(lost[1], last), "mixed")
+                reason = "mixed" if lost in self.losses else "source_trim"
+                is_exact = scanned or reason == "source_trim"
+                gap_from = max(lost[0], from_seq + 1) if is_exact else from_seq + 1
+                tombstone = (gap_from, min(lost[1], last), reason)
                 at = lost[1] + 1
                 continue
             record = live.get(at)
@@ -215,7 +227,19 @@ class TopicModel:
             records=[replace(record) for record in self.records],
             floors=dict(self.floors),
             losses=list(self.losses),
+            trimmed=list(self.trimmed),
         )
+
+
+def joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same seqs as the fewest ranges."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and found[-1][1] + 1 >= first:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found
 
 
 def _matches(match: TagMatch, tag: str | None) -> bool:

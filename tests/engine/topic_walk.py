@@ -33,8 +33,10 @@ class Walk:
             (1, self.no_room_midway),
             (4, self.put),
             (1, self.delete),
+            (3, self.trim),
             (12, self.delete_records),
             (12, self.read),
+            (8, self.pick),
             (10, self.time),
             (12, self.commit_one),
             (12, self.machine.commit_all),
@@ -107,6 +109,9 @@ class Walk:
     def delete(self) -> None:
         self.machine.delete(self._name(), self.random.choice([True, True, False]))
 
+    def trim(self) -> None:
+        self.machine.trim(self._name(), self.random.randint(1, 5))
+
     def delete_records(self) -> None:
         choice = self.random.choice
         tag = choice(TAGS)
@@ -129,6 +134,18 @@ class Walk:
             choice([None, 0, 1]),
             *bounds,
         )
+
+    def pick(self) -> None:
+        choice = self.random.choice
+        tag = choice(TAGS)
+        match = choice([None, None, tag, ["tag", "Glob", f"{tag}*"]])
+        hops = [
+            (self.random.randint(0, 6), self.random.randint(1, 8), choice([0, 1, 2, 8]))
+            for _ in range(choice([0, 0, 1, 3, 6]))
+        ]
+        bounds = choice([1, 2, 5, 999]), choice([1, 90, 400, 9999]), choice([1, 3, 999])
+        back, scan = self.random.randint(0, 60), choice([1, 2, 7, 999])
+        self.machine.pick(self._name(), back, match, hops, (*bounds, scan), choice([True, False]))
 
     def time(self) -> None:
         self.machine.time_passes(self.random.choice([1, 4, 6, 15, 51, -3, -60]))

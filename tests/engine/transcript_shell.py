@@ -4,6 +4,7 @@
     append TOPIC DATA ... FIELD=VALUE    write records; ``key``, ``node``, ``tag``, ``create``
     delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` takes all that begin so
     drop TOPIC if_empty=true             delete the topic
+    burn TOPIC COUNT                     burn seqs, for what the source of a router has lost
     read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
     state TOPIC                          what ``GET`` tells of it
     wait MS                              time passes
@@ -26,6 +27,7 @@ from typing import Any
 
 from tests.engine.world import World
 from tests.support.limits import LIMITS
+from topics.engine.changes import forward
 from topics.engine.changes.append import InFlightDuplicate
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_records import DeleteRecords
@@ -33,6 +35,7 @@ from topics.engine.dedupe import DedupeEntry
 from topics.engine.now import Now
 from topics.engine.page import Page
 from topics.engine.reading import read
+from topics.engine.routing.derivations import Derivation
 from topics.errors import TopicsError
 from topics.formats.api.append_body import decode_append
 from topics.formats.api.decoding import decode_config
@@ -64,6 +67,7 @@ class Shell:
             "append": self._append,
             "delete": self._delete,
             "drop": self._drop,
+            "burn": self._burn,
             "read": self._read,
             "state": self._state,
             "wait": self._wait,
@@ -127,6 +131,14 @@ class Shell:
             return
         self.submit(change)
         yield "dropped"
+
+    def _burn(self, name: str, count: str) -> Iterator[str]:
+        self.expire(name)
+        topic = self.world.engine.topic(name)
+        change = forward.advance(topic, 1, Derivation(0, 0), int(count), self.now)
+        self.submit(change)
+        assert change.burnt is not None, "some seqs burn"
+        yield _seqs(change.burnt.first, change.trimmed)
 
     def submit(self, change: Change) -> None:
         self.world.submit(change, {}, lambda: None)

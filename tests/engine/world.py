@@ -8,7 +8,7 @@ from typing import Any
 
 import cbor2
 
-from topics.engine.changes import append
+from topics.engine.changes import append, forward
 from topics.engine.changes import start as process_start
 from topics.engine.changes.append import Append
 from topics.engine.changes.by_kind import replay_frame
@@ -350,6 +350,8 @@ class World:
         header, body = logged.header, logged.body
         if header.kind == FrameKind.APPEND:
             append.replay(replay, header, 0, self.base_of(header.lsn), checkpointed)
+        elif header.kind == FrameKind.ROUTER:
+            forward.replay(replay, header, body, checkpointed, self.base_of(header.lsn))
         else:
             replay_frame(replay, header, body, checkpointed)
 

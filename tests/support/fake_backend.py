@@ -19,6 +19,7 @@ from topics.errors import (
     Internal,
     InvalidRequest,
     NotReady,
+    RouterNotFound,
     TopicNotEmpty,
     TopicNotFound,
     TopicsError,
@@ -77,6 +78,7 @@ class FakeBackend:
 
     shards: int = 2
     topics: dict[str, list[Any]] = field(default_factory=dict)
+    routers: dict[str, Any] = field(default_factory=dict)  # the bodies that made them
     ready: bool = True
     full: bool = False
     holders: list[Holder] = field(default_factory=list)  # of every block that was ever out
@@ -162,6 +164,9 @@ class FakeBackend:
     ) -> tuple[tuple[Any, ...], bytes]:
         if call is calls.TOPIC_LIST:
             return calls.TopicListResult(self._items(params, shard)), b""
+        if call.method.startswith("router."):
+            assert shard == calls.ROUTER_OWNER
+            return self._router(call, params, raw)
         topic = params.topic
         assert self.shard_of(topic) == shard
         if topic == "bug":
@@ -205,6 +210,25 @@ class FakeBackend:
         else:
             answer |= {"head_seq": len(rows), "touch": getattr(params, "touch", None)}
         answer["performance"] = {"server_total_ms": 0.01}
+        return result, json.dumps(answer).encode()
+
+    def _router(self, call: Call[P, R], params: Any, raw: bytes) -> tuple[tuple[Any, ...], bytes]:
+        if call is calls.ROUTER_LIST:
+            found = sorted(name for name in self.routers if name > (params.after or ""))
+            items = [(name, b'{"router":"%b"}' % name.encode()) for name in found[: params.limit]]
+            return calls.RouterListResult(items), b""
+        name, result = params.router, calls.NO_RESULT
+        answer: dict[str, Any] = {"router": name}
+        if call is calls.ROUTER_PUT:
+            created = name not in self.routers
+            self.routers[name] = json.loads(raw)
+            return calls.RouterPutResult(created), json.dumps(
+                answer | {"created": created}
+            ).encode()
+        if call is calls.ROUTER_DELETE:
+            answer["deleted"] = self.routers.pop(name, None) is not None
+        elif name not in self.routers:
+            raise RouterNotFound(name)
         return result, json.dumps(answer).encode()
 
     def _items(self, params: TopicListParams, shard: int) -> list[tuple[str, bytes]]:

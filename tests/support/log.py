@@ -58,10 +58,12 @@ class Client:
         now: Now = START,
         file_bytes: int = FILE_BYTES,
         sync_ms: int = 200,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
         self.now = now
         self.shard: Shard = recover(
-            path, 0, 1, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
+            path, shard, shards, now, wal_file_bytes=file_bytes, wal_sync_ms=sync_ms, boot=boot
         )
         self.engine, self.wal = self.shard.engine, self.shard.wal
         store = RecordStore(self.engine, self.wal, self.shard.segments)

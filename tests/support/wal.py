@@ -22,7 +22,9 @@ from topics.formats.disk.frames import (
     check_frame,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
+from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import make_directory
+from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
 from topics.storage.wal.log import Wal
@@ -58,14 +60,20 @@ class Log(Wal):
         file_bytes: int,
         files: Sequence[WalFile] = (),
         lsn: int = 0,
+        shard: int = 0,
+        linked: LinkedLogs | None = None,
+        blobs: BlobStore | None = None,
     ) -> None:
         self._reports: deque[Progress] = deque()
+        linked = linked or LinkedLogs(folder.parent / "linked", folder.parent, shard)
         super().__init__(
             folder,
-            0,
+            shard,
             [*files],
             lsn,
-            blobs=BlobStore(folder.parent / "blob"),
+            blobs=blobs or BlobStore(folder.parent / "blob"),
+            linked=linked,
+            copies=CopyReader(linked, linked.damaged),
             file_bytes=file_bytes,
             sync_ms=sync_ms,
         )

@@ -1,8 +1,19 @@
-"""Losses: what a restart or damage takes from a topic. Its readers are told."""
+"""Losses: what a restart or damage takes from a topic, and seqs that are burnt for what the source
+of a router has lost. Readers are told of them.
+
+    cause    ranges above live records  below them    readers are told
+    restart  ``Topic.losses``           loss_floor    mixed
+    damage   ``Topic.damaged``          damage_floor  damaged
+    source   ``Topic.trimmed``          trim_floor    source_trim
+"""
 
 from __future__ import annotations
 
-from topics.engine.removal import deleted_in, settle
+from bisect import bisect_left
+from operator import attrgetter
+from typing import NamedTuple
+
+from topics.engine.removal import begin_at, deleted_in, settle
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.formats.disk.records import live_runs
@@ -13,6 +24,19 @@ def lose(topic: Topic, lost: SeqRange) -> None:
     """A restart took these seqs, the last of the topic; it goes on behind them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost.last
+
+
+def trim_to(topic: Topic, burnt: SeqRange) -> None:
+    """The source of a router has lost records: as many seqs are burnt, the last of the topic.
+
+    Twice does no harm, as in a replay over a newer checkpoint.
+    """
+    is_later = not topic.trimmed or burnt.first > topic.trimmed[-1].last
+    ranges = topic.trimmed
+    topic.trimmed = joined(ranges, burnt) if is_later else united(ranges, (burnt,))
+    topic.head_seq = max(topic.head_seq, burnt.last)
+    topic.next_seq = max(topic.next_seq, topic.head_seq + 1)
+    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, burnt.last + 1))
 
 
 def lose_damaged(topic: Topic, at: int, store: Store) -> None:
@@ -33,3 +57,30 @@ def lose_damaged(topic: Topic, at: int, store: Store) -> None:
     index.replace(at, at + 1, (), ())
     store.release((locator,))
     settle(topic, store)
+
+
+class Loss(NamedTuple):
+    """Lost seqs ``first`` to ``last`` among live records; ``reason``: as readers are told."""
+
+    first: int
+    last: int
+    reason: str
+
+
+_last_of = attrgetter("last")
+
+
+def next_loss(topic: Topic, seq: int, last: int) -> Loss | None:
+    """The first lost range that has seqs from ``seq`` to ``last``."""
+    if seq > last or not (topic.losses or topic.damaged or topic.trimmed):
+        return None
+    found = [
+        Loss(*ranges[at], reason)
+        for ranges, reason in (
+            (topic.losses, "mixed"),
+            (topic.damaged, "damaged"),
+            (topic.trimmed, "source_trim"),
+        )
+        if (at := bisect_left(ranges, seq, key=_last_of)) < len(ranges) and ranges[at].first <= last
+    ]
+    return min(found, default=None)

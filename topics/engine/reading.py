@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topics.engine.locators import Locator, in_log
+from topics.engine.losses import Loss, next_loss
 from topics.engine.page import Page, Tombstone
 from topics.engine.store import Store, Unreadable
 from topics.engine.topic import Topic
@@ -78,6 +79,7 @@ def _evicted(topic: Topic, from_seq: int, last: int, head: int) -> Tombstone:
         "ttl": floors.ttl,
         "mixed": floors.loss,
         "damaged": floors.damage,
+        "source_trim": floors.trim,
     }
     met = [cause for cause, floor in causes.items() if from_seq + 1 < floor]
     reason = met[0] if len(met) == 1 else "mixed"
@@ -141,7 +143,7 @@ class _Reader:
         self.seq, self._last = min(seq, last + 1), last
         self._end, self._cut_at = _end_of(self._topic, last)
         self._at = self._index.find(self.seq) if self.seq <= last else self._end
-        self._loss = _next_loss(self._topic, self.seq, last)
+        self._loss = next_loss(self._topic, self.seq, last)
 
     def _pass_to(self, seq: int, end: int) -> None:
         """Everything before ``seq`` is done; ``end``: the seq behind the entry."""
@@ -277,8 +279,8 @@ class _Reader:
 
     # Loss and damage
 
-    def _pass_loss(self, lost: SeqRange) -> bool:
-        """The read has come to what a restart took, or to what was found damaged."""
+    def _pass_loss(self, lost: Loss) -> bool:
+        """The read has come to seqs of which no record is left."""
         page = self._page
         if page.worth_answering:  # the next page begins with the tombstone
             self.seq = lost.first
@@ -286,12 +288,12 @@ class _Reader:
         # A gap is told whole, and the reader goes on behind it.
         last = page.head_seq if lost.last > self._last else self._last
         gap_to = min(lost.last, page.head_seq)
-        if lost in self._topic.damaged:
-            page.tell_gap(SeqRange(max(lost.first, page.from_seq + 1), gap_to), "damaged")
+        if lost.reason != "mixed":
+            gap_from = max(lost.first, page.from_seq + 1)
         else:
             # What the reader's filter dropped before it is no part of the gap.
             gap_from = lost.first if page.scanned else page.from_seq + 1
-            page.tell_gap(SeqRange(gap_from, gap_to), "mixed")
+        page.tell_gap(SeqRange(gap_from, gap_to), lost.reason)
         self._go_to(gap_to + 1, last)
         return True
 
@@ -338,17 +340,3 @@ def _end_of(topic: Topic, last: int) -> tuple[int, int]:
     end = index.find(last + 1)
     is_cut = end < len(index) and index.entry(end)[0] <= last
     return (end + 1, end) if is_cut else (end, -1)
-
-
-def _next_loss(topic: Topic, seq: int, last: int) -> SeqRange | None:
-    """The first range of lost or damaged seqs that has some from ``seq`` to ``last``."""
-    if seq > last or not (topic.losses or topic.damaged):
-        return None
-    return min(
-        (
-            lost
-            for lost in (*topic.losses, *topic.damaged)
-            if lost.last >= seq and lost.first <= last
-        ),
-        default=None,
-    )

@@ -4,6 +4,7 @@
     delete_runs   runs of seqs anywhere
     trim          what a replay comes to of an entry that begins below the start of the topic
     settle        ``start_seq`` moves on to the first live record, and floors follow it
+    begin_at      the same, where the first live record is known
 
 Counts, bytes and floors are exact after each of them. Records that go from the middle of an entry
 are flagged in the store; an entry without live records leaves the index once it is the first.
@@ -140,13 +141,21 @@ def settle(topic: Topic, store: Store) -> None:
     """Move ``start_seq`` to the first live record. Losses before it become floors."""
     if topic.index.dead_entries:
         _drop_dead_entries(topic, store)
-    topic.start_seq = start = _first_live_seq(topic, store)
+    begin_at(topic, _first_live_seq(topic, store))
+
+
+def begin_at(topic: Topic, start: int) -> None:
+    """No record below ``start`` lives: losses before it become floors."""
+    topic.start_seq = start
     while topic.losses and topic.losses[0].first < start:
         topic.loss_floor = max(topic.loss_floor, topic.losses[0].last + 1)
         topic.losses = topic.losses[1:]
     while topic.damaged and topic.damaged[0].first < start:
         topic.damage_floor = max(topic.damage_floor, topic.damaged[0].last + 1)
         topic.damaged = topic.damaged[1:]
+    while topic.trimmed and topic.trimmed[0].first < start:
+        topic.trim_floor = max(topic.trim_floor, topic.trimmed[0].last + 1)
+        topic.trimmed = topic.trimmed[1:]
     while topic.resident and topic.resident[0].last < start:
         topic.resident = topic.resident[1:]
     while topic.tags:

@@ -5,7 +5,7 @@ go first. A topic that rejects keeps what it has, and refuses what does not fit:
 and what is pending count.
 
     start_seq     the first live record, or head_seq + 1: `earliest_seq` of every answer
-    floors        for cap, ttl, loss and damage: the seq below which that cause took something
+    floors        for each cause (`Floors`): the seq below which it took something
     evict_floor   the highest of them
 
 A cursor with ``from_seq + 1 < evict_floor`` gets a tombstone up to ``start_seq - 1``. Its reason is

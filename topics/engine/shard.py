@@ -18,6 +18,7 @@ from topics.engine.changes import (
     delete_topic,
     finish_jobs,
     floor,
+    forward,
     lease_jobs,
     put_topic,
     reservation,
@@ -29,6 +30,7 @@ from topics.engine.changes.delete_records import DeleteRecords
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.forward import Advance, Forward, LogPayload
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.changes.put_topic import PutTopic
 from topics.engine.changes.reservation import Reservation
@@ -40,6 +42,7 @@ from topics.engine.queue import dead, lease_list
 from topics.engine.queue.claims import Ask, Taken, jobs_of, records_of
 from topics.engine.queue.lease_list import LeaseView
 from topics.engine.queue.leases import Holder
+from topics.engine.routing.derivations import Derivation
 from topics.engine.routing.graph import Router, RouterGraph
 from topics.engine.selection import Selection, count_live
 from topics.engine.store import DeleteFlags, Store
@@ -50,7 +53,8 @@ from topics.formats.api.append_body import AppendBody
 from topics.formats.api.delete_body import TagMatch
 from topics.formats.api.limits import U64_MAX
 from topics.formats.api.topic_config import TopicConfigPatch
-from topics.formats.disk.rendering import Rendering
+from topics.formats.disk.copies import CopyRow, Stamp
+from topics.formats.disk.rendering import EncodedRecords, Rendering
 
 
 class ShardEngine:
@@ -178,6 +182,37 @@ class ShardEngine:
         the log, if it must know.
         """
         return floor.decide(self.table, topic, now)
+
+    # Routers
+
+    def forward(
+        self,
+        topic: Topic,
+        router: int,
+        reached: Derivation,
+        encoded: EncodedRecords,
+        rows: Sequence[CopyRow],
+        stamps: Sequence[Stamp],
+        hop: int,
+        now: Now,
+    ) -> Forward:
+        """Append copies, after which the router stands where ``reached`` says (§6). ``encoded``:
+        rendered for the topic's ``next_seq`` and for `forward.copy_ts`; ``rows``: where their
+        payload is.
+        """
+        return forward.forward(self.table, topic, router, reached, encoded, rows, stamps, hop, now)
+
+    def advance(
+        self, topic: Topic, router: int, reached: Derivation, trimmed: int, now: Now
+    ) -> Advance:
+        """Move a router on without copies. ``trimmed``: how many seqs the source has lost."""
+        return forward.advance(topic, router, reached, trimmed, now)
+
+    def log_payload(
+        self, topic: Topic, first_seq: int, ts: int, encoded: EncodedRecords
+    ) -> LogPayload:
+        """Write records of a topic, which no log holds, for rows to name them."""
+        return forward.log_payload(topic, first_seq, ts, encoded)
 
     # Queues
 

@@ -18,6 +18,7 @@ from topics.engine.queue.replay import ledger_of, open_ledger
 from topics.engine.record_index import IndexEntry
 from topics.engine.removal import trim
 from topics.engine.replay import Misfit, Replay
+from topics.engine.routing.derivations import Derivation, note_derivation
 from topics.engine.routing.graph import Router
 from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
@@ -72,6 +73,7 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
         "floors": tuple(topic.floors),
         "losses": topic.losses_at_restart(topic.head_seq),
         "damaged": topic.damaged,
+        "trimmed": topic.trimmed,
         "last_ts": topic.last_ts,
         "last_write_ts": topic.last_write_ts,
         "reserved": topic.reserved_seq,
@@ -81,6 +83,8 @@ def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     }
     if topic.jobs is not None:
         kept["queue"] = {"dead_lettered": topic.jobs.dead_lettered, "parts": []}
+    if topic.derivations is not None:
+        kept["derivations"] = [(router, *at) for router, at in topic.derivations.items()]
     return kept
 
 
@@ -137,9 +141,12 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.raise_floors(floors_from(kept["floors"]))
     topic.losses = seq_ranges(kept["losses"])
     topic.damaged = seq_ranges(kept.get("damaged", ()))
+    topic.trimmed = seq_ranges(kept.get("trimmed", ()))
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
     _restore_jobs(topic, kept.get("queue"))
+    for router, cursor, total in kept.get("derivations", ()):
+        note_derivation(topic, router, Derivation(cursor, total))
     replay.note_restored(topic, kept["head"], kept["position"])
     replay.table.add(topic)
     return topic

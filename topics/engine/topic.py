@@ -7,9 +7,11 @@ to the disk gives its seqs back (`Topic.give_back`).
 Two configs. ``config`` is the one decided last and rules writes, ``committed`` is durable and rules
 what may be seen.
 
-Four floors: the seq below which a cap, age, a restart or damage has taken something. All are at
-most ``start_seq``, the seq of the first live record, or ``head_seq + 1``. What a restart took above
-live records is in ``losses``, what was found damaged there in ``damaged``, until it is a floor.
+Five floors: the seq below which a cap, age, a restart, damage or the source of a router has taken
+something. All are at most ``start_seq``, the seq of the first live record, or ``head_seq + 1``.
+What a restart took above live records is in ``losses``, what was found damaged there in
+``damaged``, seqs burnt there for what a router's source has lost in ``trimmed``, until it is a
+floor.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ class Topic:
         *("id", "name", "epoch", "deleted"),
         *("config", "committed", "capped"),
         *("head_seq", "next_seq", "start_seq", "logged_seq", "sealed_seq"),
-        *("cap_floor", "ttl_floor", "loss_floor", "damage_floor", "floor_due"),
-        *("losses", "damaged", "resident"),
-        "jobs",
+        *("cap_floor", "ttl_floor", "loss_floor", "damage_floor", "trim_floor", "floor_due"),
+        *("losses", "damaged", "trimmed", "resident"),
+        *("jobs", "derivations"),
         *("index", "count", "bytes", "tags"),
         *("dedupe", "keys_from_seq"),
         *("last_ts", "last_write_ts", "last_read_ts", "last_read_ms"),
         *("reserved_seq", "reserving_seq"),
-        *("pending", "pending_sync", "pending_bytes", "pending_keys"),
+        *("pending", "pending_sync", "pending_bytes", "pending_burnt", "pending_keys"),
     )
 
     def __init__(
@@ -69,12 +71,16 @@ class Topic:
         self.sealed_seq = 0  # no record above it is in a segment
 
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
+        self.trim_floor = 1
         self.floor_due = False  # the log must be told of a floor that a replay could not find out
         self.losses: tuple[SeqRange, ...] = ()
         self.damaged: tuple[SeqRange, ...] = ()
+        self.trimmed: tuple[SeqRange, ...] = ()
         self.resident: tuple[SeqRange, ...] = ()  # records in memory only: a restart takes them
 
         self.jobs = Jobs() if config.type == "queue" else None
+        # By router that feeds the topic: (cursor, total), see `engine.routing.derivations`.
+        self.derivations: dict[int, tuple[int, int]] | None = None
 
         self.index = RecordIndex()
         self.count = 0
@@ -100,6 +106,7 @@ class Topic:
         self.pending = 0
         self.pending_sync = 0  # those that wait for a sync
         self.pending_bytes = 0  # of their records
+        self.pending_burnt = 0  # seqs that they burn
         self.pending_keys: dict[str, object] = {}  # each with its `Append`
 
     # What may be asked
@@ -112,12 +119,16 @@ class Topic:
     @property
     def floors(self) -> Floors:
         """For each cause the seq below which it has taken records."""
-        return Floors(self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor)
+        return Floors(
+            self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor, self.trim_floor
+        )
 
     @property
     def evict_floor(self) -> int:
         """A reader that wants a seq below it has lost something (§3.3)."""
-        return max(self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor)
+        return max(
+            self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor, self.trim_floor
+        )
 
     @property
     def is_perishable(self) -> bool:
@@ -172,9 +183,9 @@ class Topic:
 
     def raise_floors(self, floors: Floors) -> None:
         """Each floor is at least what is told."""
-        self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor = map(
-            max, self.floors, floors
-        )
+        raised = Floors(*map(max, self.floors, floors))
+        self.cap_floor, self.ttl_floor, self.loss_floor = raised.cap, raised.ttl, raised.loss
+        self.damage_floor, self.trim_floor = raised.damage, raised.trim
 
     # Reservations
 

@@ -1,4 +1,4 @@
-"""Authorisation (§0.2): who a request is from, what its key may do, which names are topic names.
+"""Authorisation (§0.2): who a request is from, what its key may do, which names may be names.
 
 The only place of these rules. HTTP requests of both lanes pass them in the guard, WebSocket
 commands when they arrive.
@@ -11,7 +11,7 @@ import re
 from topics.engine.access import ANYONE, Access, Principal, Scope
 from topics.errors import Forbidden, InvalidRequest, Unauthorized
 from topics.formats.api.fields import HeadFields
-from topics.formats.names import valid_topic_name
+from topics.formats.names import valid_router_name, valid_topic_name
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]+)")
 
@@ -32,12 +32,14 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
     return principal
 
 
-def authorize(principal: Principal, scope: Scope | None, topic: str | None = None) -> None:
-    """Raises `Forbidden` unless the key has the scope and its prefixes cover the topic."""
+def authorize(principal: Principal, scope: Scope | None, name: str | None = None) -> None:
+    """Raises `Forbidden` unless the key has the scope and its prefixes cover the ``name`` of a
+    topic or a router.
+    """
     if scope is not None and not principal.allows(scope):
-        name = str(scope.name).lower().replace("|", "+")
-        raise Forbidden(f"the key lacks the scope {name}", scope=name)
-    if topic is not None and not principal.covers(topic):
+        lacking = str(scope.name).lower().replace("|", "+")
+        raise Forbidden(f"the key lacks the scope {lacking}", scope=lacking)
+    if name is not None and not principal.covers(name):
         raise Forbidden("the name is outside the key's prefixes")
 
 
@@ -47,4 +49,12 @@ def check_topic_name(name: str, **detail: str) -> None:
         raise InvalidRequest(
             "not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : -, the first a letter or digit",
             **detail,
+        )
+
+
+def check_router_name(name: str) -> None:
+    """Raises `InvalidRequest` unless ``name`` may name a router (§6)."""
+    if not valid_router_name(name):
+        raise InvalidRequest(
+            "not a router name: 1 to 255 of A-Z a-z 0-9 . _ : - >, the first a letter or digit"
         )

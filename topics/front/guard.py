@@ -31,7 +31,12 @@ from topics.errors import (
 from topics.formats.api.fields import HeadFields
 from topics.formats.api.request_heads import Head
 from topics.formats.api.request_targets import authority_of
-from topics.front.authorization import authenticate, authorize, check_topic_name
+from topics.front.authorization import (
+    authenticate,
+    authorize,
+    check_router_name,
+    check_topic_name,
+)
 from topics.front.body_limits import BodyLimits, too_large
 from topics.front.drain import Drain, shutting_down
 from topics.front.hosts import HostRule, has_foreign_origin
@@ -72,15 +77,14 @@ class Guard:
         self._hosts.check([*fields.values(b"host"), *authority_of(head.target)])
         matched, principal = self._identify(head)
         route, topic = matched.route, matched.topic
-        authorize(principal, route.scope, topic)
+        authorize(principal, route.scope, matched.router if topic is None else topic)
         if route.no_preflight and not self._access.enabled and has_foreign_origin(fields):
             raise Forbidden("without keys, pages of other sites may not open this")
         if self.drain.is_draining and not route.is_open:
             raise shutting_down()
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
-        if topic is not None:
-            check_topic_name(topic)
+        _check_name(matched)
         if head.length == 0:
             route.check_length(0)
         return Request(
@@ -88,6 +92,7 @@ class Guard:
             route=route,
             topic=topic or "",
             wid=matched.wid or "",
+            router=matched.router or "",
             shard=0 if topic is None else self._shard_of(topic),
             principal=principal,
             query=parse_query(route.parameters, matched.query),
@@ -129,6 +134,13 @@ class Guard:
         most = self.body_limits.max_bytes(route)
         if length is not None and length > most:
             raise too_large(most)
+
+
+def _check_name(matched: RouteMatch) -> None:
+    if matched.topic is not None:
+        check_topic_name(matched.topic)
+    if matched.router is not None:
+        check_router_name(matched.router)
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:

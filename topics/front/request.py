@@ -19,7 +19,8 @@ class Request:
     route: Route
     topic: str  # "" where the route has none
     wid: str  # likewise
-    shard: int
+    router: str  # likewise
+    shard: int  # of the topic, 0 where there is none
     principal: Principal
     query: Query
     key: str | None  # Idempotency-Key

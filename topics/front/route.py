@@ -13,7 +13,8 @@ from topics.engine.access import Scope
 from topics.errors import InvalidRequest
 from topics.front.queries import Parameter
 
-TOPIC, WID = ":topic", ":wid"
+TOPIC, WID, ROUTER = ":topic", ":wid", ":router"
+NAMES = (TOPIC, WID, ROUTER)  # what a segment of a path may stand for
 READ_ONLY = ("GET", "HEAD")
 
 
@@ -34,7 +35,7 @@ class BodyRule(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One row. ``path`` has at most one ``:topic`` or ``:wid``."""
+    """One row. ``path`` has at most one of `NAMES`."""
 
     methods: tuple[str, ...]
     path: str
@@ -51,9 +52,9 @@ class Route:
     query_token: bool = False  # ``?token=`` counts, for an EventSource, which sends no header
     no_preflight: bool = False  # browsers let pages of any site open it, which does more than show
 
-    def path_of(self, topic: str) -> str:
-        """The path with a topic's name filled in."""
-        return self.path.replace(TOPIC, topic)
+    def path_of(self, name: str) -> str:
+        """The path with the name of a topic or a router filled in."""
+        return self.path.replace(ROUTER if ROUTER in self.path else TOPIC, name)
 
     def check_length(self, length: int) -> None:
         """Raises `InvalidRequest` for an empty body where a body is required. An empty optional
@@ -65,11 +66,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """Where a request goes: the row, and the unchecked name of the topic or watch session, None
-    where the row has none.
+    """Where a request goes: the row, and the unchecked name of the topic, watch session or
+    router, None where the row has none.
     """
 
     route: Route
     topic: str | None
     wid: str | None
+    router: str | None
     query: bytes

@@ -32,7 +32,7 @@ assert META.size == 24
 MAGIC = b"topicsdd"
 VERSION = 1
 _CRC_AT = 20
-PARTS = frozenset({"wal", "blob", "segment", "checkpoint"})  # the folders beside meta
+PARTS = frozenset({"wal", "blob", "segment", "checkpoint", "linked"})  # the folders beside meta
 _OURS = frozenset(
     {"LOCK", "meta", "meta.new", "lost+found"}
 )  # what a directory without meta may hold

@@ -37,7 +37,7 @@ def test_the_log_is_told_again_of_a_floor_whose_frame_was_lost(desk: Desk) -> No
 def replayed(desk: Desk, replay: Replay, start_seq: int, lsn: int) -> tuple[int, int, int]:
     """Earliest seq, evict floor and count after a FLOOR frame at ``lsn``."""
     topic = desk.engine.topic("a")
-    frame = floor_frame(topic.id, start_seq, Floors(1, start_seq, 1, 1))
+    frame = floor_frame(topic.id, start_seq, Floors(1, start_seq, 1, 1, 1))
     header = FrameHeader(b"", 0, lsn, 0, topic.id, start_seq, 0, 0, 0, 0, frame.kind, 0, 0)
     floor.replay(replay, header, b"".join(frame.parts), False)
     return topic.earliest_seq, topic.evict_floor, topic.count

@@ -14,6 +14,13 @@ from tests.support.tables import byte_rows, table
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.disk import frame_bodies, rendering
+from topics.formats.disk.copies import (
+    CopiesBody,
+    CopyRow,
+    Stamp,
+    copies_frame,
+    payload_frame,
+)
 from topics.formats.disk.frame_bodies import (
     DeleteFlags,
     Floors,
@@ -62,9 +69,10 @@ TOPIC = TopicBody(
     head_seq=9,
     last_ts=1000,
     start_seq=4,
-    floors=Floors(4, 3, 2, 1),
+    floors=Floors(4, 3, 2, 1, 3),
     losses=(SeqRange(5, 6),),
     damaged=(SeqRange(7, 7), SeqRange(8, 9)),
+    trimmed=(SeqRange(4, 4),),
     keys_from_seq=3,
 )
 ROUTER = RouterBody(
@@ -77,6 +85,7 @@ ROUTER = RouterBody(
     start_seq=2**64 - 1,
     base_total=12,
 )
+MADE, GONE = router_set_frame(encode_router(ROUTER), 1000), routers_gone_frame([3, 4], 1000)
 
 
 def append_of_a_write() -> Frame:
@@ -86,6 +95,21 @@ def append_of_a_write() -> Frame:
     return append_frame(5, 7, 1000, count, flags, len(ext), parts)
 
 
+def payload_of_a_write() -> Frame:
+    body = AppendBody([RecordIn(Raw(b"1"), "t")])
+    return payload_frame(5, 7, 1000, rendering.encode(body, 7, 1000, keep_key=False))
+
+
+COPIES = CopiesBody(
+    router=3,
+    cursor=9,
+    total=3,
+    hop=1,
+    size=100,
+    trimmed=0,
+    stamps=[Stamp("r", "src", 2, 1)],
+    rows=[CopyRow(64, 7, 1, 1, 0, 0, 2), CopyRow(128, 0, 0, 0, 1, 4, 5)],
+)
 CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, (0x7F3A9C, 5))
 RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), (1, 2), until_ts=2000)
 DYING = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
@@ -100,14 +124,16 @@ FRAMES: list[Frame] = [
     start_frame("boot", 1000),
     topic_deleted_frame(5, 1000),
     seqs_reserved_frame(5, 4096),
-    floor_frame(5, 4, Floors(4, 3, 2, 1)),
+    floor_frame(5, 4, Floors(4, 3, 2, 1, 3)),
     ts_reserved_frame(1000),
     lease_frame(5, 1000, CLAIMED),
-    router_set_frame(encode_router(ROUTER), 1000),
-    routers_gone_frame([3, 4], 1000),
+    copies_frame(5, 7, 1000, 3, RecordFlags.TAGS, COPIES),
+    payload_of_a_write(),
+    MADE,
+    GONE,
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
-UNUSED = {"ROUTER", "PAYLOAD"}
+UNUSED: set[str] = set()
 
 
 def body_of(frame: Frame) -> bytes:
@@ -146,7 +172,11 @@ def test_the_table_says_what_kind_of_body_a_frame_has(frame: Frame) -> None:
         "runs": lambda: frame.ext_len == 0 and len(body) == 16 * frame.record_count,
         "rows": lambda: (
             len(body) - frame.ext_len
-            == (20 if frame.flags == LeaseOp.CLAIMED else 12) * frame.record_count
+            == (
+                32 * len(COPIES.rows)
+                if frame.kind is FrameKind.ROUTER
+                else (20 if frame.flags == LeaseOp.CLAIMED else 12) * frame.record_count
+            )
         ),
         "map": lambda: isinstance(cbor2.loads(body), dict) and frame.ext_len == len(body),
         "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),
@@ -165,7 +195,7 @@ def test_the_table_of_a_run_is_its_struct() -> None:
     [
         ("TOPIC: a topic made", FRAMES[3]),
         ("START: a process began", FRAMES[4]),
-        ("ROUTER_SET: a router made", FRAMES[10]),
+        ("ROUTER_SET: a router made", MADE),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
@@ -200,32 +230,33 @@ def test_the_bytes_of_a_topic_frame() -> None:
     small = TOPIC._replace(config={"cap": 1})
     frame = topic_frame(5, 4096, 1000, small)
     assert body_of(frame).hex() == (
-        "aa646e616d6561616565706f63680266636f6e666967a1636361700164686561640967"
-        "6c6173745f74731903e86573746172740466666c6f6f72738404030201666c6f737365"
-        "73818205066764616d6167656482820707820809696b6579735f66726f6d03"
+        "ab646e616d6561616565706f63680266636f6e666967a1636361700164686561640967"
+        "6c6173745f74731903e86573746172740466666c6f6f7273850403020103666c6f7373"
+        "6573818205066764616d6167656482820707820809677472696d6d65648182040469"
+        "6b6579735f66726f6d03"
     )
     assert decode_topic(body_of(frame)) == small
 
 
 def test_the_bytes_of_the_frames_of_routers() -> None:
-    assert body_of(FRAMES[10]).hex() == (
+    assert body_of(MADE).hex() == (
         "a8646e616d6564612d3e6262696403"
         "66636f6e666967a266736f757263656161646465737461"
         "6269736f757263655f6964076565706f63680967646573745f696408"
         "6573746172741bffffffffffffffff65746f74616c0c"
     )
-    assert decode_router(memoryview(body_of(FRAMES[10]))) == ROUTER
-    assert body_of(FRAMES[11]).hex() == "820304"
-    assert decode_router_ids(memoryview(body_of(FRAMES[11]))) == [3, 4]
+    assert decode_router(memoryview(body_of(MADE))) == ROUTER
+    assert body_of(GONE).hex() == "820304"
+    assert decode_router_ids(memoryview(body_of(GONE))) == [3, 4]
 
 
 def test_a_topic_frame_without_its_later_keys_is_read() -> None:
     early = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9, "floors": [4, 3, 2]})
     assert decode_topic(early) == TopicBody(
-        "a", 2, {}, 9, 0, 1, Floors(4, 3, 2, 1), losses=(), damaged=(), keys_from_seq=0
+        "a", 2, {}, 9, 0, 1, Floors(4, 3, 2, 1, 1), (), damaged=(), trimmed=(), keys_from_seq=0
     )
     earliest = cbor2.dumps({"name": "a", "epoch": 2, "config": {}, "head": 9})
-    assert decode_topic(earliest).floors == Floors(1, 1, 1, 1)
+    assert decode_topic(earliest).floors == Floors(1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +312,10 @@ def test_what_a_body_holds_is_read_again() -> None:
     assert [*decode_runs(body_of(FRAMES[1]))] == [(7, 2), (12, 1)]
     assert decode_topic(body_of(FRAMES[3])) == TOPIC
     assert decode_start(body_of(FRAMES[4])) == "boot"
-    assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1)
-    assert decode_floors(b"\x83\x07\x01\x01") == Floors(7, 1, 1, 1), "written before damage counted"
+    assert decode_floors(body_of(FRAMES[7])) == Floors(4, 3, 2, 1, 3)
+    assert decode_floors(b"\x83\x07\x01\x01") == Floors(7, 1, 1, 1, 1), (
+        "written before damage counted"
+    )
 
 
 @pytest.mark.parametrize("decode", [decode_runs, decode_floors])

@@ -133,6 +133,30 @@ GOLDEN: list[tuple[Frame, list[str]]] = [
             "0000000000000000e8030000000000000000000000000000000000000a000000",
         ],
     ),
+    (
+        Frame(FrameKind.PAYLOAD, 5, 7, 1000, 1, 2, 0, (b"\x04\0\0\0", b"abc,"), named_bytes=9),
+        [
+            "574630317720cc98080000000000000010000000000000000500000000000000",
+            "0700000000000000e8030000000000000800000001000000000000000b020000",
+            "040000006162632c",
+        ],
+    ),
+    (
+        Frame(FrameKind.ROUTER_SET, ts_ms=1000, ext_len=len(CONFIG), parts=(CONFIG,)),
+        [
+            "57463031edcaeee8080000000000000010000000000000000000000000000000",
+            "0000000000000000e8030000000000000800000000000000080000000c000000",
+            "a1646e616d656161",
+        ],
+    ),
+    (
+        Frame(FrameKind.ROUTERS_GONE, ts_ms=1000, ext_len=3, parts=(b"\x82\x03\x04",)),
+        [
+            "574630318fed0e5d080000000000000010000000000000000000000000000000",
+            "0000000000000000e8030000000000000300000000000000030000000d000000",
+            "8203040000000000",
+        ],
+    ),
 ]
 
 
@@ -148,7 +172,7 @@ def test_a_frame_is_the_documented_bytes(frame: Frame, expected: list[str]) -> N
 def test_the_fields_of_an_append_frame_are_those_of_its_header() -> None:
     data = encoded(GOLDEN[0][0])
     header = FrameHeader._make(FRAME.unpack_from(data))
-    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "flags")
+    names = ("topic_id", "first_seq", "body_len", "record_count", "ext_len", "kind", "flags")
     assert APPEND_FIELDS.unpack_from(data) == tuple(getattr(header, name) for name in names)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.formats.disk.record_support import RECORDS, TEXTS, Record, request, shown, view_of
 from topics.formats.disk.records import RecordFlags, decode_delays, json_nodes
+from topics.formats.disk.rendering import encode
 
 
 def test_flags_never_change() -> None:
@@ -151,3 +152,31 @@ def test_a_write_of_ten_thousand_records() -> None:
     view = view_of(request(records), first_seq=1)
     assert view.slice(9_999, 10_000) == shown(records[9_999], 10_000, None)
     assert len(view.select(0, 10_000, json_nodes(["n3"]), False, True)) == 10_000 - 1429
+
+
+@given(RECORDS, TEXTS, st.data())
+def test_records_are_taken_with_their_ends(
+    records: list[Record], node: str | None, data: st.DataObject
+) -> None:
+    view = view_of(request(records, node))
+    start = data.draw(st.integers(0, view.count - 1))
+    stop = data.draw(st.integers(start + 1, view.count))
+    taken, ends = view.taken(start, stop)
+    assert taken == bytes(view.slice(start, stop)) + b","
+    assert [taken[begin:end] for begin, end in zip([0, *ends], ends, strict=False)] == [
+        bytes(view.slice(index, index + 1)) + b"," for index in range(start, stop)
+    ]
+
+
+@given(RECORDS, TEXTS, st.sampled_from([None, "k"]), st.booleans())
+def test_texts_and_tables_are_those_of_a_write_without_key_and_delays(
+    records: list[Record], node: str | None, key: str | None, delayed: bool
+) -> None:
+    due = [5] * len(records) if delayed else None
+    view = view_of(request(records, node, key), keep_key=True, due=due)
+    bare = encode(request(records, node), 7, 1000, keep_key=False)
+    assert view.texts_and_tables() == (bare.ext, [*bare.parts[2:-1]])
+    nodes, tags = view.texts()
+    assert (nodes, tags) == (view.ext().get("n", ()), view.ext().get("t", ()))
+    sent = encode(request(records, node, key), 7, 1000, keep_key=True, due=due)
+    assert view.length == len(b"".join(sent.parts))

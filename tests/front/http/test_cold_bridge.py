@@ -44,6 +44,7 @@ def call_of(target: bytes, body: Body) -> ColdCall:
         found.route,
         found.topic or "",
         "",
+        found.router or "",
         0,
         ANYONE,
         EMPTY,

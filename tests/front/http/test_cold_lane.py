@@ -48,7 +48,8 @@ async def test_an_answer_of_the_cold_lane_says_when_it_is_the_last_of_its_connec
 
 
 async def test_the_cold_lane_has_a_rule_for_every_route_but_streams() -> None:
-    async with running(fast=False, backend=FakeBackend(topics={"a": []})) as run:
+    backend = FakeBackend(topics={"a": []}, routers={"a": {}})
+    async with running(fast=False, backend=backend) as run:
         client = await run.connect()
         for route in ROUTES:
             if not route.streams:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fake_backend import FakeBackend
 from tests.support.front import LANES, RECORD, Running, running
 from tests.support.raw_client import RawClient, request
+from topics.front.route import NAMES
 from topics.front.routes.table import ROUTES
 
 
@@ -88,9 +89,16 @@ async def test_a_target_that_is_not_ascii_is_answered_on_every_route(
     assert not [record for record in caplog.records if record.name.startswith("topics")]
 
 
+def filled(pattern: str, name: str) -> str:
+    """The path of a route with ``name`` wherever it takes one."""
+    for slot in NAMES:
+        pattern = pattern.replace(slot, name)
+    return pattern
+
+
 def _odd_targets(pattern: str) -> list[str]:
-    plain = pattern.replace(":topic", "a").replace(":wid", "w")
-    names = [pattern.replace(":topic", odd).replace(":wid", odd) for odd in ODD if ":" in pattern]
+    plain = filled(pattern, "a")
+    names = [filled(pattern, odd) for odd in ODD if ":" in pattern]
     queries = [
         "x={}",
         "{}",
@@ -134,7 +142,7 @@ async def test_a_field_that_is_not_ascii_is_answered_on_every_route(
             for field in FIELDS:
                 client = await run.connect()
                 said: dict[str, Any] = {field.replace("-", "_"): "é\xff"}
-                path = route.path.replace(":topic", "a").replace(":wid", "w")
+                path = filled(route.path, "a")
                 method = route.methods[0]
                 await client.say(request(method, path, RECORDS if method != "GET" else b"", **said))
                 answer = await client.hear(method=method)

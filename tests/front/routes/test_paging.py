@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
 from topics.errors import InvalidRequest
-from topics.front.routes.paging import NAMES, PAGE_SIZE_MAX, SEQS, page_size
+from topics.front.routes.paging import NAMES, PAGE_SIZE_MAX, SEQS, answer, page_size
 
 
 def packed(document: bytes) -> str:
@@ -55,3 +56,14 @@ def test_a_cursor_of_seqs_is_none_of_names() -> None:
 @pytest.mark.parametrize(("value", "size"), [("0", 1), ("7", 7), ("9" * 20, PAGE_SIZE_MAX)])
 def test_a_page_size_is_clamped(value: str, size: int) -> None:
     assert page_size("page_size", value) == size
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, False), (1, False), (2, False), (3, True)])
+def test_a_page_has_a_cursor_when_one_more_item_was_found(count: int, more: bool) -> None:
+    items = [(f"n{number}", b'{"n":%d}' % number) for number in range(count)]
+    page = json.loads(bytes(answer("things", items, 2, at=0).body))
+    assert page["things"] == [{"n": number} for number in range(min(count, 2))]
+    assert page["performance"]["server_total_ms"] > 0
+    assert ("next_cursor" in page) == more
+    if more:
+        assert NAMES.decode("cursor", page["next_cursor"]) == "n1"

@@ -22,7 +22,22 @@ def test_every_row_is_found_by_its_path_and_has_an_operation(route: object) -> N
         assert found.route is route
         assert found.topic == ("a" if ":topic" in route.path else None)
         assert found.wid == ("w" if ":wid" in route.path else None)
+        assert found.router == ("a" if ":router" in route.path else None)
         assert found.query == b"q=1"
+
+
+@pytest.mark.parametrize("name", ["a->b", "a-%3Eb", "a%2D%3eb", "%61->b"])
+def test_the_name_of_a_router_is_decoded(name: str) -> None:
+    found = match("PUT", f"/v0/routers/{name}".encode())
+    assert (found.route.name, found.router, found.topic) == ("router.put", "a->b", None)
+
+
+@pytest.mark.parametrize("name", [":router", ":topic", "a:router:topic"])
+def test_a_name_may_look_like_a_placeholder(name: str) -> None:
+    for path in ("/v0/topics/", "/v0/routers/"):
+        found = match("PUT", f"{path}{name}".encode())
+        assert found.topic or found.router == name
+        assert found.route.path_of(name) == f"{path}{name}"
 
 
 def test_an_encoded_slash_separates_segments() -> None:

@@ -20,6 +20,7 @@ from tests.support.wal import (
 )
 from topics.formats.disk.frames import (
     FRAME_HEADER_BYTES,
+    FrameKind,
 )
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.wal.file import NoRoom, WalFile
@@ -155,3 +156,40 @@ def test_a_file_that_is_to_be_used_again_has_lost_its_old_name_for_good(
     assert not {file.path.name for file in retired} & {
         path.name for path in (tmp_path / "left").iterdir()
     }
+
+
+def test_bytes_that_router_frames_name_fill_a_file(wal: Log) -> None:
+    hand_over(wal, frame(), sync=True)
+    router = frame()._replace(kind=FrameKind.ROUTER, named_bytes=FILE_BYTES // 2)
+    for _ in range(2):
+        hand_over(wal, router, sync=True)
+    assert wal.full_files() == []
+    lsn = wal.next_lsn
+    hand_over(wal, router, sync=True)
+    assert wal.full_files() == [(0, lsn)]
+    hand_over(wal, router, frame(), sync=True)
+    assert wal.full_files() == [(0, lsn)]
+
+
+def test_a_file_that_is_ended_takes_no_other_frame(wal: Log) -> None:
+    hand_over(wal, frame()._replace(kind=FrameKind.ROUTER), sync=True)
+    wal.end_file()
+    lsn = wal.next_lsn
+    assert wal.file_begin(lsn - 8) == 0
+    wal.append(frame()._replace(kind=FrameKind.ROUTER))
+    assert wal.file_begin(lsn) == lsn, "though nothing of it is written"
+    standing = wal.standing_file(lsn - 8)
+    assert standing is not None
+    assert standing.base == 0
+    wal.flush(sync=True)
+    wal.next_progress()
+    wal.detach(lsn)
+    assert wal.standing_file(lsn - 8) is None
+
+
+def test_a_frame_is_found_by_its_lsn(wal: Log) -> None:
+    hand_over(wal, frame(10, seq=1), sync=True)
+    lsn = wal.next_lsn
+    hand_over(wal, frame(20, seq=2), sync=True)
+    header, body = wal.frame_at(lsn)
+    assert (header.lsn, header.first_seq, bytes(body[4:])) == (lsn, 2, b"C" * 20)

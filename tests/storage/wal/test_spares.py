@@ -98,3 +98,35 @@ def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -
         FrameKind.FLOOR,
         FrameKind.START,
     } == MAKE_ROOM
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["as the reserve", "as a spare"])
+def test_a_file_that_is_linked_while_it_is_given_up_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Another process finds it by its name, and links it just before it loses that."""
+    folder = tmp_path / "wal"
+    folder.mkdir()
+    stock = SpareFiles(folder, SIZE)
+    stock.add([log_file(folder, base) for base in range(kept)])
+    file, real = log_file(folder, 7), Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        (tmp_path / "linked").hardlink_to(self)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    stock.add([file])
+    assert (stock.has_reserve, len(stock)) == (kept > 0, 0)
+    assert names(folder) == ["log.reserve"] * kept
+    assert (tmp_path / "linked").stat().st_nlink == 1
+
+
+def test_a_spare_that_was_linked_before_a_crash_is_not_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "wal"
+    folder.mkdir()
+    SpareFiles(folder, SIZE).add([log_file(folder, base) for base in range(2)])
+    for name in names(folder):
+        (tmp_path / name).hardlink_to(folder / name)
+    again = SpareFiles(folder, SIZE)
+    assert (again.has_reserve, len(again), names(folder)) == (False, 0, [])

@@ -14,6 +14,7 @@ from typing import Any
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.page import Page
 from topics.engine.reading import read
@@ -35,13 +36,13 @@ from topics.formats.wire.calls import (
 class FeedReads(Service):
     """Handles `feed.read` and `topic.heads`."""
 
-    def __init__(self, context: ShardContext) -> None:
-        self._context = context
+    def __init__(self, context: ShardContext, barriers: Barriers) -> None:
+        self._context, self._barriers = context, barriers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
         serve(router, FEED_READ, self._read)
-        serve(router, TOPIC_HEADS, self._heads)
+        serve(router, TOPIC_HEADS, self._heads_of)
 
     def _read(self, request: InboundCall[FeedReadParams, FeedReadResult]) -> None:
         params, context = request.params, self._context
@@ -52,6 +53,10 @@ class FeedReads(Service):
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.pieces))
         context.store.prefetch(topic, page.next_from_seq + 1)  # whoever is behind reads on
+
+    def _heads_of(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
+        if not self._barriers.defer_if_behind(request.params.topics, self._heads, request):
+            self._heads(request)
 
     def _heads(self, request: InboundCall[TopicHeadsParams, TopicHeadsResult]) -> None:
         known = self._context.engine.topics

@@ -30,6 +30,7 @@ from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.forward import Advance
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.errors import Internal
@@ -89,7 +90,7 @@ class Feeds(Service):
         topic_id = change.topic.id
         if not self._table.has_feeds(topic_id):
             return
-        if isinstance(change, Append):
+        if isinstance(change, Append | Advance):
             self._changed[topic_id] = None
         elif isinstance(change, DeleteTopic):
             for feed in self._table.of_topic(topic_id):

@@ -26,12 +26,13 @@ from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.floor import FloorMoved
+from topics.engine.changes.forward import Forward, LogPayload
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import Locator, in_log, is_in_memory
 from topics.engine.now import Now
 from topics.engine.shard import ShardEngine
 from topics.engine.topic import Topic
-from topics.formats.disk.frames import FrameKind
+from topics.formats.disk.frames import Frame, FrameKind
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.storage.disk import Damaged
 from topics.storage.wal.file import NoRoom
@@ -144,6 +145,8 @@ class GroupCommit:
                 locator = in_log(lsn)
                 if frame.flags & EXTERNAL:
                     self.wal.blobs.add(frame.topic_id, frame.first_seq, lsn)
+            elif isinstance(change, Forward | LogPayload):
+                locator = self._note_payload(change, frame, lsn, locator)
         self._serial += 1
         if isinstance(change, Append) and (resident or change.resident):
             locator = self._keep(change, resident)
@@ -155,6 +158,17 @@ class GroupCommit:
             self._until_written.append(pending)
         else:
             self._commit(pending, NO_IO, self.now())
+
+    def _note_payload(
+        self, change: Forward | LogPayload, frame: Frame, lsn: int, locator: Locator
+    ) -> Locator:
+        """A frame names payloads, or is one. The locator of the change's records."""
+        if isinstance(change, LogPayload):
+            change.lsn = lsn
+        elif frame.kind is FrameKind.ROUTER and frame.record_count:
+            self.wal.linked.note(lsn, change.rows)
+            return in_log(lsn)
+        return locator
 
     def _keep(self, change: Append, view: RecordsView | None) -> Locator:
         encoded = change.resident

@@ -41,6 +41,10 @@ class HeldTopics:
         waiting.append(call)
         return True
 
+    def is_held(self, topic: str) -> bool:
+        """Whether ``topic`` is held."""
+        return topic in self._waiting
+
     def take(self, topic: str) -> None:
         """Hold ``topic`` from now on."""
         assert topic not in self._waiting, "a topic is held once at a time"

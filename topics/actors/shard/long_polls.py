@@ -29,6 +29,7 @@ from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
 from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.forward import Advance
 from topics.engine.page import Page
 from topics.engine.reading import read
 from topics.engine.topic import Topic
@@ -84,7 +85,7 @@ class LongPolls(Service):
 
     def on_commit(self, change: Change) -> None:
         """The polls of a topic with new records, and of one that is gone, are due."""
-        if self._waiting and isinstance(change, Append | DeleteTopic):
+        if self._waiting and isinstance(change, Append | Advance | DeleteTopic):
             polls = self._waiting.pop(change.topic.id, None)
             if polls is not None:
                 self._next.update(polls)

@@ -15,6 +15,7 @@ from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.long_polls import DiffCall, LongPolls, reply_page
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes.change import Change
 from topics.engine.page import Page
@@ -30,8 +31,11 @@ AHEAD_BYTES_MAX = 1 << 20  # of pages that are read ahead in one go
 class Reads(Service):
     """Answers diffs. ``heads``: of topics that are read ahead."""
 
-    def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadWriter) -> None:
+    def __init__(
+        self, context: ShardContext, polls: LongPolls, heads: HeadWriter, barriers: Barriers
+    ) -> None:
         self._context, self._polls, self._heads = context, polls, heads
+        self._barriers = barriers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -43,6 +47,10 @@ class Reads(Service):
         self._heads.committed(change)
 
     def _diff(self, request: DiffCall) -> None:
+        if not self._barriers.defer_if_behind((request.params.topic,), self._read, request):
+            self._read(request)
+
+    def _read(self, request: DiffCall) -> None:
         topic, asked, page = self._first_page(request, request.params.topic)
         if page.unfinished or (asked.wait_ms and not page.worth_answering):
             self._polls.add(request, topic, asked, page)

@@ -22,9 +22,13 @@ from topics.actors.shard.queues.work_streams import WorkStreams
 from topics.actors.shard.reads import Reads
 from topics.actors.shard.retries import Retries
 from topics.actors.shard.room import Room
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.routing.endpoints import Endpoints
+from topics.actors.shard.routing.forwards import Forwards
 from topics.actors.shard.routing.owner import Routers
+from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.routing.views import RouterViews
+from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.sealing.sealing import Sealing
 from topics.actors.shard.streamed_appends import StreamedAppends
 from topics.actors.shard.topics import TopicCalls
@@ -49,6 +53,10 @@ class ShardServices(NamedTuple):
     endpoints: Endpoints
     routers: Routers
     router_views: RouterViews
+    workers: Workers
+    registry: Registry
+    barriers: Barriers
+    forwards: Forwards
     reads: Reads
     long_polls: LongPolls
     feeds: Feeds
@@ -66,14 +74,17 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
     lines = Lines(context, lambda topic: dead_letters.wake(topic))
     dead_letters = DeadLetters(context, lines.note_claimable)
     routers = Routers(context)
+    workers = Workers(context)
+    registry = Registry(context, workers)
+    barriers = Barriers(context, registry, workers)
     return ShardServices(
         retries,
         context.peers,
         Appends(context, streamed_appends),
         streamed_appends,
-        TopicCalls(context),
+        TopicCalls(context, barriers),
         Deletes(context, retries),
-        Claims(context, lines),
+        Claims(context, lines, barriers),
         JobCalls(context, lines, retries),
         WorkStreams(context, lines),
         lines,
@@ -82,10 +93,14 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         Endpoints(context),
         routers,
         RouterViews(context, routers.mutations),
-        Reads(context, long_polls, HeadWriter(heads)),
+        workers,
+        registry,
+        barriers,
+        Forwards(context),
+        Reads(context, long_polls, HeadWriter(heads), barriers),
         long_polls,
         Feeds(context),
-        FeedReads(context),
+        FeedReads(context, barriers),
         context.room,
         Sealing(shard, context.commits),
         Heartbeat(context),

@@ -9,6 +9,7 @@ from topics.actors.rpc.replies import answer_error, reply_json
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.now import Now
 from topics.engine.topic import Topic
@@ -33,8 +34,9 @@ from topics.storage.wal.progress import Progress
 class TopicCalls(Service):
     """Handles `topic.put`, `topic.get` and `topic.list`."""
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: ShardContext, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
+        self._barriers = barriers
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -68,6 +70,10 @@ class TopicCalls(Service):
         self._commits.submit(change, settle)
 
     def _get(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
+        if not self._barriers.defer_if_behind((request.params.topic,), self._describe, request):
+            self._describe(request)
+
+    def _describe(self, request: InboundCall[TopicGetParams, NoResult]) -> None:
         params = request.params
         topic = self._context.fresh_topic(params.topic)
         if params.touch:

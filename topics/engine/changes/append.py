@@ -173,7 +173,7 @@ def decide(
     change.due = due
     if topic.config.durability == "ephemeral":
         change.resident = encoded
-        _keep_in_memory(table, change, topic.reserving_seq, now)
+        keep_in_memory(table, change, topic.reserving_seq, now)
     else:
         first_seq = change.first_seq
         frame = append_frame(topic.id, first_seq, ts, count, flags, len(ext), parts)
@@ -199,7 +199,7 @@ def decide_streamed(
     if topic.config.durability == "ephemeral":
         # A reservation under way may fail while the records are still being rendered: only what is
         # reserved durably counts.
-        _keep_in_memory(table, change, topic.reserved_seq, now)
+        keep_in_memory(table, change, topic.reserved_seq, now)
     else:
         frame = external_append_frame(
             topic.id, change.first_seq, change.ts, change.count, rendering.flags, rendering.ext
@@ -227,7 +227,7 @@ def keeps_key(topic: Topic, body: AppendBody) -> bool:
 
 def check_topic_room(topic: Topic, count: int, size: int) -> None:
     """Raises `TopicFull` when the topic rejects what it has no room for (§1.1)."""
-    pending = topic.next_seq - topic.head_seq - 1
+    pending = topic.next_seq - topic.head_seq - 1 - topic.pending_burnt
     check_room(
         topic.config,
         topic.count + pending + count,
@@ -268,17 +268,23 @@ def _begin(topic: Topic, body: AppendBody, ts: int, size: int) -> Append:
     """Hand out the seqs."""
     key = body.idempotency_key if keeps_key(topic, body) else None
     change = Append(topic, topic.next_seq, len(body.records), size, ts, key)
-    topic.last_ts = ts
-    topic.next_seq += change.count
-    topic.pending_bytes += size
     if key is not None:
         topic.pending_keys[key] = change
+    begin(change)
+    return change
+
+
+def begin(change: Append) -> None:
+    """The topic gives its next seqs to this write."""
+    topic = change.topic
+    topic.last_ts = change.ts
+    topic.next_seq += change.count
+    topic.pending_bytes += change.size
     change.sync = (
         topic.pending_sync > 0
         or topic.config.durability == "fsync"
         or change.last_seq > topic.reserved_seq
     )
-    return change
 
 
 def _begin_with_topic(
@@ -296,7 +302,7 @@ def _begin_with_topic(
     return change
 
 
-def _keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
+def keep_in_memory(table: TopicTable, change: Append, reserved_seq: int, now: Now) -> None:
     """The log does not hold these records: their seqs are reserved before they are acknowledged.
 
     ``reserved_seq``: the reservation that is sure to hold when the frames of this change are

@@ -8,6 +8,7 @@ from topics.engine.changes import (
     delete_records,
     delete_topic,
     floor,
+    forward,
     put_topic,
     reservation,
     routers,
@@ -27,6 +28,8 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
     FrameKind.SEQS_RESERVED: reservation.replay_seqs,
     FrameKind.TS_RESERVED: reservation.replay_ts,
     FrameKind.START: start.replay,
+    FrameKind.ROUTER: forward.replay,
+    FrameKind.PAYLOAD: forward.replay_payload,
     FrameKind.ROUTER_SET: routers.replay_set,
     FrameKind.ROUTERS_GONE: routers.replay_gone,
 }

@@ -134,6 +134,7 @@ def frame_of(topic: Topic, now: Now) -> Frame:
         floors=topic.floors,
         losses=topic.losses_at_restart(head_seq),
         damaged=topic.damaged,
+        trimmed=topic.trimmed,
         keys_from_seq=topic.keys_from_seq,
     )
     return topic_frame(topic.id, topic.reserved_seq, now.ts, body)
@@ -159,6 +160,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
     topic.losses = tuple(held.losses)
     topic.damaged = united(topic.damaged, held.damaged)
+    topic.trimmed = united(topic.trimmed, held.trimmed)
     topic.head_seq = max(topic.head_seq, held.head_seq)
     topic.next_seq = topic.head_seq + 1
     replay.raise_floors(topic, held.floors, held.start_seq)

@@ -1,1 +1,1 @@
-"""The rules of routers (§6): their graph, and what they copy."""
+"""The rules of routers (§6): their graph, what they copy, how far they have come."""

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import cbor2
 import crc32c
 
-from topics.formats.disk.records import RecordFlags, View
+from topics.formats.disk.records import RecordFlags, Texts, View
 from topics.formats.disk.segment import (
     CHUNK_BYTES,
     TABLES_HEAD_BYTES,
@@ -45,6 +45,9 @@ class Dictionary:
     def text(self, ref: int) -> bytes:
         """The JSON string."""
         return bytes(self._bytes[self._ends[ref - 2] if ref > 1 else 0 : self._ends[ref - 1]])
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.text(index + 1)
 
     def lens(self, refs: Sequence[int]) -> list[int]:
         """Length of each text, 0 for ref 0."""
@@ -209,6 +212,10 @@ class ExtentView(View):
         if flag == _NODES:
             return self._node_refs[start:stop]
         return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]
+
+    def texts(self) -> tuple[Texts, Texts]:
+        """As `View.texts`."""
+        return self.nodes, self.tags
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         return {ref for ref in map(self.nodes.find, nodes) if ref}

@@ -46,6 +46,7 @@ memory had a `$ts` above ``ts_ms + TS_AHEAD_MS`` by then. Body:
     floors     array   as the body of FLOOR; all 1 where missing
     losses     array   (first, last) of each range of seqs lost at a restart; empty where missing
     damaged    array   (first, last) of each range of seqs lost to damage; empty where missing
+    trimmed    array   (first, last) of each range of seqs burnt for a router; empty where missing
     keys_from  int     idempotency keys of earlier seqs are forgotten; 0 where missing
 
 LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
@@ -63,6 +64,11 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     numbers     u64[count]  op 1          of their leases
     deliveries  u32[count]  always        how often the job has been delivered by then
 
+ROUTER: copies that a router has appended to the topic, its dest, and how far the router has come.
+The body is that of ``copies.py``; it has a row for each run of copies, and ``flags`` are those of
+the copies as they are read. ``record_count`` is the number of copies. With 0 of them ``first_seq``
+is 0, or the first of the seqs that the router burns.
+
 START: a process began to write the log. Its reservations of `$ts` replace all before: no record in
 memory has one above ``ts_ms + TS_AHEAD_MS``. Body:
 
@@ -74,15 +80,19 @@ TOPIC_DELETED: the topic is gone, with its records and its name.
 SEQS_RESERVED: no seq up to ``first_seq`` is given again after a restart.
 
 FLOOR: records removed by cap or age. ``first_seq`` is the first seq that no cause has removed.
-Body, for each cause the seq below which it has removed records:
+Body, for each cause the seq below which it has removed records, or burnt seqs:
 
     index  floor   meaning
     0      cap     caps of the topic
     1      ttl     age
     2      loss    restarts
     3      damage  damaged bytes; 1 where missing
+    4      trim    losses of the source of a router; 1 where missing
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
+
+PAYLOAD: records of the topic that no log held any more, so that ROUTER frames may name them. The
+body is that of an APPEND frame, without a key and without delays. A start passes over it.
 
 ROUTER_SET: a router made or configured, in the log of the shard that owns all routers. It replaces
 an earlier life of its name. Body:
@@ -151,6 +161,7 @@ class Floors(NamedTuple):
     ttl: int
     loss: int
     damage: int
+    trim: int
 
 
 class TopicBody(NamedTuple):
@@ -165,6 +176,7 @@ class TopicBody(NamedTuple):
     floors: Floors
     losses: Sequence[SeqRange]
     damaged: Sequence[SeqRange]
+    trimmed: Sequence[SeqRange]
     keys_from_seq: int
 
 
@@ -267,6 +279,7 @@ def topic_frame(topic_id: int, reserved_seq: int, ts_ms: int, body: TopicBody) -
             "floors": tuple(body.floors),
             "losses": body.losses,
             "damaged": body.damaged,
+            "trimmed": body.trimmed,
             "keys_from": body.keys_from_seq,
         }
     )
@@ -288,6 +301,7 @@ def decode_topic(body: Buffer) -> TopicBody:
         floors=floors_from(held.get("floors", ())),
         losses=seq_ranges(held.get("losses", ())),
         damaged=seq_ranges(held.get("damaged", ())),
+        trimmed=seq_ranges(held.get("trimmed", ())),
         keys_from_seq=held.get("keys_from", 0),
     )
 
@@ -326,7 +340,7 @@ def decode_floors(body: Buffer) -> Floors:
 
 def floors_from(values: Iterable[int]) -> Floors:
     """The floors of an array on disk: those that it lacks are 1."""
-    return Floors(*(*values, 1, 1, 1, 1)[:4])
+    return Floors(*(*values, 1, 1, 1, 1, 1)[:5])
 
 
 def ts_reserved_frame(ts_ms: int) -> Frame:

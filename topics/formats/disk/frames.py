@@ -12,12 +12,12 @@ what each kind of frame holds; ``wal.py`` is the file around the frames. Header:
     32      8     first_seq     a seq; of which, the kind says
     40      8     ts_ms         milliseconds since 1970, signed
     48      4     body_len      without the padding
-    52      4     record_count  records of an APPEND frame, runs of a DELETE frame,
-                                jobs of a LEASE frame
+    52      4     record_count  records of an APPEND or PAYLOAD frame, copies of a ROUTER frame,
+                                runs of a DELETE frame, jobs of a LEASE frame
     56      4     ext_len       length of the CBOR item at the start of the body
     60      1     kind          `FrameKind`
-    61      1     flags         `RecordFlags` of an APPEND frame, `DeleteFlags` of a DELETE frame,
-                                `LeaseOp` of a LEASE frame
+    61      1     flags         `RecordFlags` of an APPEND, PAYLOAD or ROUTER frame, `DeleteFlags`
+                                of a DELETE frame, `LeaseOp` of a LEASE frame
     62      2     zero
 
 The checksum decides what a frame is. No other field is believed before it has been checked.
@@ -41,8 +41,9 @@ assert FRAME.size == FRAME_HEADER_BYTES
 _HEAD = struct.Struct("<4sI")
 _TAIL = struct.Struct("<QQQQqIIIBBH")  # the part of the header that the checksum covers
 assert _HEAD.size + _TAIL.size == FRAME_HEADER_BYTES
-# What a read needs of an APPEND frame: topic_id, first_seq, body_len, record_count, ext_len, flags.
-APPEND_FIELDS = struct.Struct("<24xQQ8xIIIxB2x")
+# What a read needs of a frame with records: topic_id, first_seq, body_len, record_count, ext_len,
+# kind, flags.
+APPEND_FIELDS = struct.Struct("<24xQQ8xIIIBB2x")
 assert APPEND_FIELDS.size == FRAME_HEADER_BYTES
 ALIGNMENT = 8
 _PADS = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
@@ -108,6 +109,7 @@ class Frame(NamedTuple):
     flags: int = 0
     ext_len: int = 0
     parts: Sequence[Buffer] = ()
+    named_bytes: int = 0  # bytes elsewhere that are sealed with the frame; not encoded
 
     @property
     def length(self) -> int:
@@ -117,7 +119,7 @@ class Frame(NamedTuple):
 
 def encode_frame(frame: Frame, lsn: int, durable_lsn: int, seed: int) -> list[Buffer]:
     """The frame's bytes as a list of pieces, to be written one after the other."""
-    kind, topic_id, first_seq, ts_ms, count, flags, ext_len, parts = frame
+    kind, topic_id, first_seq, ts_ms, count, flags, ext_len, parts, _ = frame
     body_len = sum(map(len, parts))
     tail = _TAIL.pack(
         lsn, durable_lsn, topic_id, first_seq, ts_ms, body_len, count, ext_len, kind, flags, 0

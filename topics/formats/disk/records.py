@@ -27,7 +27,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import cbor2
 
@@ -38,6 +38,7 @@ from topics.formats.ranges import IndexRun
 # The bytes of a record up to its `$ts`, with as many digits as a seq and a time can have.
 _HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20
 _NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
+_KEY = cbor2.dumps("k")  # first in the ext map, if it is there
 _LIVE = re.compile(rb"[^\x01]+")
 
 
@@ -57,6 +58,12 @@ _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
 )
 _DELAYS = int(RecordFlags.DELAYS)
+
+
+class Texts(Protocol):
+    """JSON strings by number."""
+
+    def __getitem__(self, index: int, /) -> bytes: ...
 
 
 class View:
@@ -87,6 +94,10 @@ class View:
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
         """Part of a table; only of one of which ``flags`` say that it is there."""
+        raise NotImplementedError
+
+    def texts(self) -> tuple[Texts, Texts]:
+        """Nodes and tags: ref n stands for item n - 1."""
         raise NotImplementedError
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
@@ -120,6 +131,14 @@ class View:
         head = bytes(self.part(begin, min(begin + _HEAD_MAX, self.ends[index])))
         at = head.index(b',"$ts":') + len(b',"$ts":')
         return int(head[at : head.index(b",", at)])
+
+    def taken(self, start: int, stop: int) -> tuple[bytes, list[int]]:
+        """Records ``start`` to ``stop`` (exclusive), and where each ends in these bytes."""
+        all_ends = self.ends
+        first = all_ends[start - 1] if start else 0
+        ends = all_ends[start:stop].tolist()
+        records = bytes(self.part(first, ends[-1]))
+        return records, [end - first for end in ends] if first else ends
 
     def fit(self, start: int, stop: int, budget: int) -> int:
         """First index past the records from ``start`` (at most to ``stop``) whose rendered bytes
@@ -298,6 +317,11 @@ class RecordsView(View):
         return cbor2.loads(bytes(self._body[: self._ext_len])) if self._ext_len else {}
 
     @property
+    def length(self) -> int:
+        """Bytes of the whole body."""
+        return len(self._body)
+
+    @property
     def has_ext(self) -> bool:
         """Whether there is a key, a node, a tag or a delay."""
         return self._ext_len > 0
@@ -314,6 +338,30 @@ class RecordsView(View):
         """Part of a table; only of one of which ``flags`` say that it is there."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
+
+    def texts(self) -> tuple[Texts, Texts]:
+        """Nodes and tags: ref n stands for item n - 1."""
+        ext = self.ext()
+        return ext.get("n", ()), ext.get("t", ())
+
+    def taken(self, start: int, stop: int) -> tuple[bytes, list[int]]:
+        """Records ``start`` to ``stop`` (exclusive), and where each ends in these bytes."""
+        if self.count > 1:
+            return super().taken(start, stop)
+        records = bytes(self.blob)
+        return records, [len(records)]
+
+    def texts_and_tables(self) -> tuple[bytes, list[bytes]]:
+        """The ext map without key and delays, and the bytes of each table but ``ends``."""
+        start, step, body = self._ext_len, 4 * self.count, self._body
+        ext = bytes(body[:start])
+        if self.flags & _DELAYS or ext[1 : 1 + len(_KEY)] == _KEY:
+            held = self.ext()
+            kept = {name: held[name] for name in ("n", "t") if name in held}
+            ext = cbor2.dumps(kept) if kept else b""
+        start += step
+        stop = start + step * (self.flags & 7).bit_count()
+        return ext, [bytes(body[at : at + step]) for at in range(start, stop, step)]
 
     def _refs_of(self, nodes: Set[bytes]) -> Set[int]:
         return {ref for ref, node in enumerate(self.ext().get("n", ()), 1) if node in nodes}

@@ -76,6 +76,7 @@ class NoResult(NamedTuple):
 NO_RESULT: Final = NoResult()
 
 ROUTER_OWNER: Final = 0  # the shard that owns the graph of routers
+IN_MESSAGE: Final = 0xFFFF  # in a row of a forward: the records are in the message, in no log
 
 
 # Appends

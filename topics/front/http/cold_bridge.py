@@ -95,5 +95,5 @@ async def ask_hypercorn(cold: ColdLane, call: ColdCall) -> bytes:
 
 
 def _head_of(request: Request) -> bytes:
-    path = request.route.path_of(request.topic)
+    path = request.route.path_of(request.topic or request.router)
     return f"{request.method} {path} HTTP/1.1\r\nhost: topics\r\n\r\n".encode("ascii")

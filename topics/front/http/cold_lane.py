@@ -47,7 +47,7 @@ def make_app(drain: Drain, dispatcher: Dispatcher, routes: Sequence[Route]) -> A
     view = _View(drain, dispatcher)
     for route in routes:
         if not route.streams:
-            rule = route.path_of("<topic>")
+            rule = route.path_of("<name>")
             app.add_url_rule(
                 rule,
                 endpoint=f"{route.name} {rule}",

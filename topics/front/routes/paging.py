@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 from topics.errors import InvalidRequest
+from topics.front.answers import Answer, elapsed_ms
 from topics.front.queries import Parameter, integer
 
 PAGE_SIZE = 100
@@ -57,3 +59,14 @@ class Cursors(Generic[T]):
 NAMES: Cursors[str] = Cursors(Cursor[str])
 SEQS: Cursors[int] = Cursors(Cursor[Seq])
 SIZE = Parameter("page_size", page_size, default=PAGE_SIZE)
+
+
+def answer(kind: str, items: Sequence[tuple[str, bytes]], size: int, at: int) -> Answer:
+    """A page of at most ``size`` things of a ``kind``: names, each with its JSON. One more in
+    ``items`` tells that another page follows. ``at``: monotonic ns.
+    """
+    page = items[:size]
+    more = {"next_cursor": NAMES.encode(page[-1][0])} if len(items) > len(page) else {}
+    tail = {**more, "performance": {"server_total_ms": elapsed_ms(at)}}
+    listed = b",".join([item for _, item in page])
+    return Answer(200, b'{"%b":[%b],' % (kind.encode(), listed) + msgspec.json.encode(tail)[1:])

@@ -18,8 +18,8 @@ from topics.front.answers import Answer
 from topics.front.backend import Body
 from topics.front.dispatch import Operation
 from topics.front.request import Request
-from topics.front.route import TOPIC, WID, Route, RouteMatch
-from topics.front.routes import health, queues, records, topics, watch, web_socket
+from topics.front.route import NAMES, Route, RouteMatch
+from topics.front.routes import health, queues, records, routers, topics, watch, web_socket
 from topics.front.routes.context import RouteContext
 
 Segments = tuple[str, ...]
@@ -28,6 +28,7 @@ OPERATIONS: Mapping[Route, Callable[[RouteContext, Request, Body, int], Awaitabl
     **records.ROUTES,
     **queues.ROUTES,
     **topics.ROUTES,
+    **routers.ROUTES,
     **watch.ROUTES,
     **web_socket.ROUTES,
     **health.ROUTES,
@@ -49,7 +50,7 @@ PATHS = {_segments(route.path) for route in ROUTES}
 ROUTES_AT: dict[Segments, dict[str, Route]] = {
     path: {m: r for r in ROUTES if _segments(r.path) == path for m in r.methods} for path in PATHS
 }
-NAMED_PATHS = [path for path in PATHS if TOPIC in path or WID in path]
+NAMED_PATHS = [path for path in PATHS if not set(NAMES).isdisjoint(path)]
 
 
 def match(method: str, target: bytes) -> RouteMatch:
@@ -65,8 +66,8 @@ def match(method: str, target: bytes) -> RouteMatch:
     route = rows.get(method)
     if route is None:
         raise MethodNotAllowed(f"{method[:32]} is not a method of this path", allow=sorted(rows))
-    topic, wid = (name if part in pattern else None for part in (TOPIC, WID))
-    return RouteMatch(route, topic, wid, query)
+    topic, wid, router = (name if part in pattern else None for part in NAMES)
+    return RouteMatch(route, topic, wid, router, query)
 
 
 def _decoded(path: bytes) -> str:
@@ -80,7 +81,7 @@ def _find(segments: Segments) -> tuple[Segments | None, str | None]:
         return segments, None
     for pattern in NAMED_PATHS:
         if len(pattern) == len(segments):
-            at = next(index for index, segment in enumerate(pattern) if segment in (TOPIC, WID))
+            at = next(index for index, segment in enumerate(pattern) if segment in NAMES)
             if segments[:at] == pattern[:at] and segments[at + 1 :] == pattern[at + 1 :]:
                 return pattern, segments[at]
     return None, None

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import heapq
 
-import msgspec
-
 from topics.engine.access import Scope
 from topics.formats.wire import calls
-from topics.front.answers import Answer, elapsed_ms, shard_answer
+from topics.front.answers import Answer, shard_answer
 from topics.front.backend import Body, listed
 from topics.front.queries import Parameter, boolean, text
 from topics.front.request import Request
@@ -64,12 +62,7 @@ async def list_topics(context: RouteContext, request: Request, _body: Body, at: 
         prefixes=prefixes,
     )
     lists = [await _list_of(context, shard, params) for shard in range(context.backend.shards)]
-    items = list(heapq.merge(*lists))[: size + 1]
-    page = items[:size]
-    more = {"next_cursor": paging.NAMES.encode(page[-1][0])} if len(items) > len(page) else {}
-    tail = {**more, "performance": {"server_total_ms": elapsed_ms(at)}}
-    topics = b",".join([item for _, item in page])
-    return Answer(200, b'{"topics":[' + topics + b"]," + msgspec.json.encode(tail)[1:])
+    return paging.answer("topics", [*heapq.merge(*lists)], size, at)
 
 
 async def _list_of(

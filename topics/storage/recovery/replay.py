@@ -11,16 +11,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from topics.engine.changes import append
+from topics.engine.changes import append, forward
 from topics.engine.changes.by_kind import replay_frame
 from topics.engine.replay import Misfit, Replay
 from topics.formats.disk.blob import HEADER_BYTES as BLOB_HEADER_BYTES
+from topics.formats.disk.copies import BadCopies, rows_of_frame
 from topics.formats.disk.frame_bodies import decode_idempotency_key, decode_start
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
 from topics.formats.disk.records import RecordFlags, blob_bytes
 from topics.formats.disk.segment import ExtentKey
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import Damaged
+from topics.storage.linked_logs import LinkedLogs, Payload
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.tail import LogEnd, check_nothing_promised, rest_behind
 from topics.storage.wal.blobs import BlobStore
@@ -37,12 +39,18 @@ class LogReplay:
     ``boot``         the run of the machine of the last process that wrote
     ``durable_lsn``  the log is known to be on the disk up to here
     ``keys``         idempotency keys of the log, by topic, in the order of seqs
+    ``payloads``     payload frames that copies refer to
     """
 
     def __init__(
-        self, replay: Replay, blobs: BlobStore, checkpoint: Checkpoint | None, pulse: Pulse
+        self,
+        replay: Replay,
+        blobs: BlobStore,
+        linked: LinkedLogs,
+        checkpoint: Checkpoint | None,
+        pulse: Pulse,
     ) -> None:
-        self._replay, self._blobs, self._pulse = replay, blobs, pulse
+        self._replay, self._blobs, self._linked, self._pulse = replay, blobs, linked, pulse
         self.boot = checkpoint.boot if checkpoint else ""
         # By the checkpoint: the log was synced up to here; replay begins at this LSN.
         self._promised_lsn, self._from_lsn = (
@@ -50,6 +58,7 @@ class LogReplay:
         )
         self.durable_lsn = self._promised_lsn
         self.keys: defaultdict[int, list[ExtentKey]] = defaultdict(list)
+        self.payloads: set[Payload] = set()
         self._total_bytes = self._done_bytes = 0
 
     def run(self, folder: Path, files: Sequence[WalFile]) -> LogEnd:
@@ -122,7 +131,20 @@ class LogReplay:
             self.keys.pop(header.topic_id, None)
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
+        elif kind == FrameKind.ROUTER:
+            self._note_payloads(header, body)
+            forward.replay(self._replay, header, body, known, base)
+            return
         replay_frame(self._replay, header, body, known)
+
+    def _note_payloads(self, header: FrameHeader, body: memoryview) -> None:
+        """Raises `Misfit`."""
+        try:
+            rows = rows_of_frame(header, body)
+        except BadCopies as error:
+            raise Misfit(str(error)) from error
+        self._linked.note(header.lsn, rows)
+        self.payloads.update((row.shard, row.lsn) for row in rows)
 
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame names, and return the bytes of its records.

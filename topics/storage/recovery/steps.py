@@ -8,6 +8,7 @@
     LogReplay.run      all frames from where the checkpoint says            replay.py
     restore_keys       idempotency keys that still live                     keys.py
     verify_blobs       the blobs that the log names are there
+    verify_linked      the payloads that the log names are there            linked.py
     end_log            what follows the last frame is gone                  tail.py
     settle             no seq and no `$ts` is given twice
     begin_log          the log holds the frames of this start
@@ -32,9 +33,12 @@ from topics.formats.disk.frame_bodies import start_frame
 from topics.formats.disk.frames import Frame
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Checkpoint, Kept
+from topics.storage.copy_reader import CopyReader
 from topics.storage.disk import Damaged, boot_id, make_directory, sync_directory
+from topics.storage.linked_logs import LinkedLogs, ReplayedLog
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.keys import restore_keys
+from topics.storage.recovery.linked import verify_linked
 from topics.storage.recovery.replay import LogReplay
 from topics.storage.recovery.restore import restore_topics
 from topics.storage.recovery.store import ReplayStore
@@ -68,6 +72,7 @@ class Folders(NamedTuple):
     checkpoint: Path
     blob: Path
     segment: Path
+    linked: Path
 
 
 def recover(
@@ -100,14 +105,20 @@ def recover(
     blobs.beat = pulse.beat
     files = open_log(folders.wal, shard)
     engine = ShardEngine(shard, shards)
-    engine.store = store = ReplayStore(engine, segments, blobs, files)
+    linked = LinkedLogs(
+        folders.linked, data_dir, shard, checkpoint.replay_from if checkpoint else 0
+    )
+    linked.attach(ReplayedLog(files))
+    copies = CopyReader(linked, linked.damaged)
+    engine.store = store = ReplayStore(engine, segments, blobs, files, copies)
     topics = Replay(engine.table)
     extents = restore_topics(topics, segments, store, checkpoint, files, pulse)
-    replay = LogReplay(topics, blobs, checkpoint, pulse)
+    replay = LogReplay(topics, blobs, linked, checkpoint, pulse)
     end = replay.run(folders.wal, files)
     restore_keys(engine.table, segments, extents, replay.keys, checkpoint, now, pulse)
     is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
     verify_blobs(blobs, pulse, is_clean=is_clean)
+    verify_linked(linked, replay.payloads, pulse, is_clean=is_clean)
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     if not is_clean and replay.boot == boot:
         segments.rewrite_flags()
@@ -121,6 +132,8 @@ def recover(
         files,
         end.lsn,
         blobs=blobs,
+        linked=linked,
+        copies=copies,
         file_bytes=wal_file_bytes,
         sync_ms=wal_sync_ms,
     )

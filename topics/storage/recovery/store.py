@@ -18,7 +18,7 @@ from topics.storage.disk import Damaged
 from topics.storage.segments.store import SegmentStore
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import WalFile
-from topics.storage.wal.log import frame_records
+from topics.storage.wal.log import Copies, frame_records
 
 
 class ReplayStore:
@@ -34,8 +34,10 @@ class ReplayStore:
         segments: SegmentStore,
         blobs: BlobStore,
         files: Sequence[WalFile],
+        copies: Copies,
     ) -> None:
         self._engine, self._segments, self._blobs, self._files = engine, segments, blobs, files
+        self._copies = copies
         self._flags: dict[int, bytearray] = {}  # of extents whose own are ahead of the replay
 
     def take_back(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
@@ -64,12 +66,13 @@ class ReplayStore:
             bisect_right(self._files, lsn_of(locator), key=lambda file: file.base) - 1
         ]
         try:
-            return frame_records(file, locator, self._blobs)
+            return frame_records(file, locator, self._blobs, self._copies)
         except Damaged as damage:
             if damage.path.exists():
                 raise
             # The blob is missing: its topic is deleted further on, or `verify_blobs` refuses the
-            # start. Until then records of one byte stand in.
+            # start, as `verify_linked` does when payloads are missing. Until then records of one
+            # byte stand in.
             count = header_at(file.view(), file.offset(locator)).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))

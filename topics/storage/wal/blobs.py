@@ -32,6 +32,11 @@ PIECE_BYTES = 1 << 20  # read at once
 _NAME = re.compile(r"([0-9a-f]+)-([0-9a-f]+)(\.blob|\.new)")
 
 
+def blob_name(topic_id: int, first_seq: int) -> str:
+    """A blob is named by the write that it holds."""
+    return f"{topic_id:x}-{first_seq:x}{SUFFIX}"
+
+
 class BlobWriter:
     """A blob under way to the disk: `write` its body in order, then `finish`.
 
@@ -97,7 +102,7 @@ class BlobStore:
 
     def path(self, topic_id: int, first_seq: int) -> Path:
         """The file of the topic's write that begins with this seq."""
-        return self.folder / f"{topic_id:x}-{first_seq:x}{SUFFIX}"
+        return self.folder / blob_name(topic_id, first_seq)
 
     def begin(self, topic_id: int, first_seq: int, body_len: int) -> BlobWriter:
         """Raises OSError when there is no room."""

@@ -27,25 +27,28 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frames import (
     APPEND_FIELDS,
     FRAME_HEADER_BYTES,
     Frame,
+    FrameHeader,
     FrameKind,
     encode_frame,
     header_at,
 )
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.wal import FILE_HEADER_BYTES, FileHeader
+from topics.storage.linked_logs import LinkedLogs
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.file import NoRoom, WalFile
 from topics.storage.wal.groups import WalGroup
 from topics.storage.wal.progress import Progress, WalCounters
 from topics.storage.wal.writer import WalWriter
 
-_EXTERNAL = int(RecordFlags.EXTERNAL)
+_EXTERNAL, _ROUTER = int(RecordFlags.EXTERNAL), int(FrameKind.ROUTER)
 # LEASE frames do not: jobs are claimed and extended without end, and that would use up the reserve,
 # which acks, deletes and starts need. A lease that cannot be released ends at its deadline.
 # ROUTERS_GONE frames do: a topic goes with its routers.
@@ -60,14 +63,42 @@ MAKE_ROOM = frozenset(
 )
 
 
-def frame_records(file: WalFile, locator: int, blobs: BlobStore) -> RecordsView:
-    """Records of the APPEND frame that ``locator`` locates in ``file``."""
+class Copies(Protocol):
+    """Reads ROUTER frames as records."""
+
+    def records(self, lsn: int, header: FrameHeader, body: memoryview) -> RecordsView:
+        """The copies of the frame at ``lsn``. Raises `Damaged`."""
+
+    def remember(self, lsn: int, view: RecordsView) -> None:
+        """The copies of the frame at ``lsn`` are these."""
+
+    def forget_below(self, lsn: int) -> None:
+        """The log begins at ``lsn`` now."""
+
+    def forget_from(self, lsn: int) -> None:
+        """The log has dropped its frames from ``lsn`` on, and gives their LSNs to others."""
+
+
+def frame_records(file: WalFile, locator: int, blobs: BlobStore, copies: Copies) -> RecordsView:
+    """Records of the APPEND or ROUTER frame that ``locator`` locates in ``file``."""
     view, offset = file.view(), file.offset(locator)
-    topic_id, first_seq, body_len, count, ext_len, flags = APPEND_FIELDS.unpack_from(view, offset)
+    topic_id, first_seq, body_len, count, ext_len, kind, flags = APPEND_FIELDS.unpack_from(
+        view, offset
+    )
+    if kind == _ROUTER:
+        return copies.records(locator, *frame_in(file, locator))
     if flags & _EXTERNAL:
         return RecordsView(flags, count, ext_len, blobs.body(topic_id, first_seq))
     start = offset + FRAME_HEADER_BYTES
     return RecordsView(flags, count, ext_len, view[start : start + body_len])
+
+
+def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
+    """Header and body of the frame at ``lsn``, unchecked."""
+    view, offset = file.view(), file.offset(lsn)
+    header = header_at(view, offset)
+    start = offset + FRAME_HEADER_BYTES
+    return header, view[start : start + header.body_len]
 
 
 class Wal:
@@ -81,10 +112,13 @@ class Wal:
         lsn: int,
         *,
         blobs: BlobStore,
+        linked: LinkedLogs,
+        copies: Copies,
         file_bytes: int,
         sync_ms: int,
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
+        self.linked, self.copies = linked, copies
         self._files = files
         self._folder_id = _identity(folder.stat())
         self._bases = [file.base for file in files]
@@ -98,7 +132,8 @@ class Wal:
         self._makes_room = True  # it has no other frames
         self._no_room = False  # `NoRoom` was met
         self._tail: WalFile | None = files[-1] if files else None
-        self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0  # of the tail's frames
+        # Bytes elsewhere that the frames of the tail name.
+        self._blob_bytes = blobs.bytes_from(files[-1].base) if files else 0
         # Any frame may begin a new file because of blobs; not while there may be no room for it.
         self.rotates_by_blobs = False
         # How often the log went on after `NoRoom`, from an LSN below those given out before.
@@ -107,6 +142,7 @@ class Wal:
             folder, lsn, self._tail, self._opened, file_bytes=file_bytes, sync_ms=sync_ms
         )
         self.progress_fd, self._counters = self.writer.progress_fd, self.writer.counters
+        linked.attach(self)
 
     def _opened(self, file: WalFile) -> None:
         self._files.append(file)
@@ -143,16 +179,25 @@ class Wal:
             or (self._blob_bytes >= self.file_bytes and self._is_full(frame))
         ):
             file = self._begin_file(lsn, length)
-        self._makes_room &= frame.kind in MAKE_ROOM
+        if self._makes_room and frame.kind not in MAKE_ROOM:
+            self._makes_room = False
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
+        elif frame.named_bytes:
+            self._blob_bytes += frame.named_bytes
         self._pieces += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
         self._counters.frames += 1
         return lsn
 
     def _is_full(self, frame: Frame) -> bool:
-        return self.rotates_by_blobs or frame.flags & _EXTERNAL > 0
+        return (
+            self.rotates_by_blobs or frame.flags & _EXTERNAL > 0 or frame.kind is FrameKind.ROUTER
+        )
+
+    def end_file(self) -> None:
+        """Let the next frame that may begin a file begin one, as if this one were full."""
+        self._blob_bytes = max(self._blob_bytes, self.file_bytes)
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         self.flush(sync=True)  # a file is whole on disk before the next one begins
@@ -228,17 +273,21 @@ class Wal:
         self.writer.resume(lsn)
         self._tail = self._files[-1] if self._files else None
         self.blobs.forget_from(lsn)
+        self.copies.forget_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
-        """Records of an APPEND frame, which must have been written."""
-        return frame_records(
-            self._files[bisect_right(self._bases, locator) - 1], locator, self.blobs
-        )
+        """Records of an APPEND or ROUTER frame, which must have been written."""
+        file = self._files[bisect_right(self._bases, locator) - 1]
+        return frame_records(file, locator, self.blobs, self.copies)
+
+    def frame_at(self, lsn: int) -> tuple[FrameHeader, memoryview]:
+        """Header and body of a frame, which must have been written and still stand."""
+        return frame_in(self.file(lsn), lsn)
 
     def count(self, locator: int) -> int:
-        """How many records an APPEND frame has."""
+        """How many records an APPEND or ROUTER frame has."""
         file = self.file(locator)
         return header_at(file.view(), file.offset(locator)).record_count
 
@@ -249,6 +298,15 @@ class Wal:
     def base_of(self, locator: int) -> int:
         """Base of the file that holds a frame."""
         return self._bases[bisect_right(self._bases, locator) - 1]
+
+    def standing_file(self, lsn: int) -> WalFile | None:
+        """The file that holds a written frame; None when it was detached."""
+        return self.file(lsn) if self._bases and lsn >= self._bases[0] else None
+
+    def file_begin(self, lsn: int) -> int:
+        """Base of the file that a frame is in, which need not be written."""
+        tail = self._tail
+        return tail.base if tail is not None and lsn >= tail.base else self.base_of(lsn)
 
     @property
     def oldest_lsn(self) -> int:
@@ -265,10 +323,15 @@ class Wal:
 
     def detach(self, lsn: int) -> list[WalFile]:
         """Forget all files that end at ``lsn`` or before; `retire` then takes them off the disk."""
-        count = max(bisect_right(self._bases, lsn) - 1, 0)
-        detached = self._files[:count]
-        del self._files[:count], self._bases[:count]
+        detached = self.ending_at(lsn)
+        del self._files[: len(detached)], self._bases[: len(detached)]
+        self.linked.give_up(detached)
+        self.copies.forget_below(self.oldest_lsn)
         return detached
+
+    def ending_at(self, lsn: int) -> list[WalFile]:
+        """All files that end at ``lsn`` or before."""
+        return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
     def retire(self, files: list[WalFile]) -> None:
         """As `SpareFiles.add`."""

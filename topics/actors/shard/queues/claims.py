@@ -25,6 +25,7 @@ from topics.actors.shard.queues.claimers import Claimer, job_json
 from topics.actors.shard.queues.grants import Grant, Grants
 from topics.actors.shard.queues.lines import Lines
 from topics.actors.shard.room import unwritable
+from topics.actors.shard.routing.barriers import Barriers
 from topics.actors.shard.service import Service
 from topics.engine.changes.lease_jobs import LeaseChange
 from topics.engine.queue.claims import jobs_of
@@ -113,12 +114,12 @@ class PolledClaim(Claimer):
 class Claims(Service):
     """Handles `queue.claim`."""
 
-    def __init__(self, context: ShardContext, lines: Lines) -> None:
+    def __init__(self, context: ShardContext, lines: Lines, barriers: Barriers) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        self._lines = lines
+        self._lines, self._barriers = lines, barriers
         self._polls: dict[tuple[PeerSession, int], PolledClaim] = {}
         self._grants = Grants()
-        # Claims of queues that are held, the oldest first: they are not in line yet.
+        # Claims that wait for their queue, the oldest first: they are not in line yet.
         self._deferred: dict[tuple[PeerSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
@@ -137,11 +138,17 @@ class Claims(Service):
         self._context.deadlines.wake()  # no turn is under way
 
     def _claim(self, request: ClaimCall) -> None:
+        if self._barriers.defer_if_behind((request.params.topic,), self._join, request):
+            self._note_deferred((request.session, request.cid), request)
+        else:
+            self._join(request)
+
+    def _join(self, request: ClaimCall) -> None:
         params = request.params
         key = request.session, request.cid
         self._deferred.pop(key, None)
         self._context.check_writable()
-        if self._context.held.defer_if_held(params.topic, self._claim, request):
+        if self._context.held.defer_if_held(params.topic, self._join, request):
             self._note_deferred(key, request)
             return
         asked = decode_claim(request.attachment, self._context.limits)

@@ -1,1 +1,1 @@
-"""Routers in a shard: the owner of their graph, and what each shard does for their ends (§6)."""
+"""Routers in a shard (§6): the owner of their graph, workers at sources, copies into dests."""

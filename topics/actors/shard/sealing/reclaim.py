@@ -4,7 +4,9 @@
     segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
     blob       a segment holds its records         -> unlinked, two checkpoints later
     log file   its records are in segments         -> used again or unlinked, when it ends below the
-                                                      older checkpoint's ``replay_from``
+                                                      older checkpoint's ``replay_from``; payloads
+                                                      that newer frames name are linked before
+    link       no log file whose frames name it stands -> unlinked
 
 Two checkpoints stand on the disk, and a start may need either. What a checkpoint no longer needs
 is therefore kept until it is the older of the two. An error leaves the rest for the next time.
@@ -23,6 +25,7 @@ import trio
 from topics.engine.locators import Locator, is_extent, split_locator
 from topics.storage import checkpoints
 from topics.storage.checkpoints import Kept
+from topics.storage.linked_logs import NO_LINKS
 from topics.storage.recovery.steps import Shard
 from topics.storage.wal.file import WalFile
 
@@ -140,10 +143,27 @@ class Reclaim:
         while len(self._freed) >= checkpoints.KEEP:
             await self._give_back(self._freed[0])
             self._freed.popleft()
-        self._detached += self._wal.detach(older.replay_from)
+        await self._detach(older.replay_from)
         while self._detached:
             await trio.to_thread.run_sync(self._wal.retire, self._detached[:1])
             del self._detached[0]
+        if self._wal.linked.release(self._wal.oldest_lsn):
+            await trio.to_thread.run_sync(self._wal.linked.unlink_released)
+
+    async def _detach(self, limit: int) -> None:
+        """Detach the log files that end at ``limit`` or before; payloads of frames behind it stay.
+
+        Where the file system has no hard links, a file with such payloads stays itself, and all
+        behind it.
+        """
+        while files := self._wal.linked.unkept(self._wal.ending_at(limit), limit):
+            try:
+                await trio.to_thread.run_sync(self._wal.linked.keep, files)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                limit = files[0].base
+        self._detached += self._wal.detach(limit)
 
     async def _unlink_segments(self, named: frozenset[int]) -> None:
         for number in [number for number in self._unused_segments if number not in named]:

@@ -187,7 +187,10 @@ class Sealing(Service):
         So damaged bytes never get a new checksum.
         """
         file = self.wal.file(contents.base)
-        check = SealingCheck(file, contents.end, self.wal.blobs, contents.topics, contents.writes)
+        check = SealingCheck(
+            *(file, contents.end, self.wal.blobs, self.wal.linked),
+            *(contents.topics, contents.writes),
+        )
         step_began = time.monotonic()
         for _ in check.steps():
             await self._pause(step_began)

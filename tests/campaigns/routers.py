@@ -1,0 +1,284 @@
+"""Routers while the front, a shard or everything is killed: nothing is skipped, doubled, moved or
+changed.
+
+Writers append with keys to the sources of a topology (`router_topology`): a chain over both
+shards, a fan-out of 20, filters, dests that reject or forget, sources that evict. Readers follow
+every dest with cursors. In the end, when nothing lags, all is read whole, before and after a
+restart, and `router_judge` says what is wrong. Runs as a program: ``python -m
+tests.campaigns.routers --seconds 300 --seed 1``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from tests.campaigns.killer import BACK_S, Killer, verdict_of
+from tests.campaigns.router_end import read_ends, settle
+from tests.campaigns.router_history import History, Sent
+from tests.campaigns.router_judge import judge
+from tests.campaigns.router_reader import GateKeeper, Reader
+from tests.campaigns.router_topology import SHARDS, TAGS, Dest, Topology, topology
+from tests.campaigns.writers import Write, Writer, finish
+from tests.support.api import Answer, Api, ok
+from tests.support.server import Server
+from topics.storage.verify.directory import verify_directory
+from topics.storage.verify.finding import Finding
+
+WRITERS = 3
+READERS = 3
+WAL_FILE_BYTES = 64 << 10  # the smallest: sealing and checkpoints all the time
+PAUSE_S = 0.1
+PADDINGS = (0, 0, 60, 300, 2000)
+BATCHES = (1, 1, 2, 3, 12)
+DELETE_SHARE = 0.4
+PUT_SHARE = 0.3
+JOIN_S = 60.0
+# Of a campaign that is long enough; a check that met nothing proves nothing.
+WANTED = ("records", "copies", "source_trim told", "cap told", "ttl told", "full", "read again")
+
+Kind = TypeVar("Kind", bound=Reader)
+
+
+class Source(Writer):
+    """Appends records with tags, nodes and meta. ``sent``: what was acknowledged."""
+
+    def __init__(self, number: int, server: Server, topics: list[str], seed: int) -> None:
+        super().__init__(number, lambda: server.address, topics, seed)
+        self.sent: dict[tuple[str, int], Sent] = {}
+        self._records: list[dict[str, Any]] = []
+
+    def _data(self, number: int) -> list[list[Any]]:
+        self.stop.wait(self._random.uniform(0.0, PAUSE_S))
+        data = []
+        self._records = []
+        for position in range(self._random.choice(BATCHES)):
+            padding = "x" * self._random.choice(PADDINGS)
+            data.append([self.ledger.writer, number, position, padding])
+            record: dict[str, Any] = {"data": data[-1]}
+            if (tag := self._random.choice(TAGS)) is not None:
+                record["tag"] = tag
+            if self._random.random() < 0.2:
+                record["meta"] = {"number": number, "é": [1.5, None]}
+            self._records.append(record)
+        return data
+
+    @property
+    def _node(self) -> str | None:
+        return f"node-{self.ledger.writer}" if self.ledger.writer else None
+
+    def _append(self, api: Api, topic: str, number: int, data: list[list[Any]]) -> Answer:
+        body: dict[str, Any] = {"records": self._records, "create": False}
+        body |= {"idempotency_key": f"w{self.ledger.writer}-{number}"}
+        body |= {"node": self._node} if self._node is not None else {}
+        return api.append(topic, **body)
+
+    def _note(self, topic: str, number: int, answer: Answer) -> None:
+        super()._note(topic, number, answer)
+        write: Write = self.ledger.acked[number]
+        for position, (seq, record) in enumerate(zip(write.seqs, self._records, strict=True)):
+            self.sent[topic, seq] = Sent(
+                (self.ledger.writer, number, position),
+                self._node,
+                record.get("tag"),
+                zlib.crc32(json.dumps(record["data"]).encode()),
+                record.get("meta"),
+            )
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a campaign did and what it found."""
+
+    seed: int
+    killed: str = "nobody"
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        lines = [f"seed {self.seed}: {self.killed}", counts, f"{len(self.problems)} problems"]
+        return "\n".join([*lines, *self.problems[:40]])
+
+
+class Campaign:
+    """One server, a topology, writers, readers and a killer."""
+
+    def __init__(self, data_dir: Path, *, seed: int, seconds: float) -> None:
+        self.summary, self.history = Summary(seed), History()
+        self._data_dir, self._seconds = data_dir, seconds
+        self._server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
+        self._topology = topology()
+        self._dice = random.Random(seed)
+        self._killer = Killer(self._server, SHARDS, self._dice)
+
+    def run(self) -> Summary:
+        with self._server as server:
+            with Api(server.address) as api:
+                make(api, self._topology)
+            self._load()
+            read_ends(server, self._topology, self.history)
+            server.stop()
+            server.start()
+            settle(server, self._topology, self.history)
+            read_ends(server, self._topology, self.history)
+        self._judge()
+        return self.summary
+
+    def _load(self) -> None:
+        """Everybody at work, and what kills them; then what lags comes over."""
+        sources = [*self._topology.sources]
+        writers = [
+            Source(number, self._server, sources, self.summary.seed) for number in range(WRITERS)
+        ]
+        readers = [*self._readers()]
+        keeper = self._reader(GateKeeper, READERS, self._gates())
+        threads = [*writers, *readers, keeper]
+        try:
+            for thread in threads:
+                thread.start()
+            self._harm()
+        finally:
+            ledgers = finish(writers)
+            keeper.open()
+            settle(self._server, self._topology, self.history)
+            for reader in (*readers, keeper):
+                reader.stop()
+                reader.join(JOIN_S)
+                assert not reader.is_alive(), f"{reader.name} hangs"
+        self._collect(writers)
+        self.summary.problems += [problem for ledger in ledgers for problem in ledger.problems]
+        self.summary.counts["appends repeated"] = sum(ledger.retries for ledger in ledgers)
+        self.summary.counts["read again"] = sum(reader.again for reader in readers)
+
+    def _gates(self) -> list[Dest]:
+        return [self._topology.dests[name] for name in self._topology.gates]
+
+    def _readers(self) -> Iterator[Reader]:
+        dests = [
+            dest for dest in self._topology.dests.values() if dest.name not in self._topology.gates
+        ]
+        for number in range(READERS):
+            yield self._reader(Reader, number, dests[number::READERS])
+
+    def _reader(self, kind: type[Kind], number: int, dests: list[Dest]) -> Kind:
+        return kind(number, dests, lambda: self._server.address, self.history, self.summary.seed)
+
+    def _collect(self, writers: list[Source]) -> None:
+        for source in self._topology.sources:
+            self.history.sent[source] = {}
+        for writer in writers:
+            for (topic, seq), sent in writer.sent.items():
+                if (other := self.history.sent[topic].setdefault(seq, sent)) != sent:
+                    self.history.wrong.append(f"{topic} {seq} was given to {other} and {sent}")
+
+    def _harm(self) -> None:
+        """Kill at random; delete in a source; ask for a router that is there."""
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            time.sleep(self._dice.uniform(0.1, 1.2))  # the moment is the point
+            try:
+                with Api(self._server.address) as api:
+                    if self._dice.random() < DELETE_SHARE:
+                        self._delete(api)
+                    if self._dice.random() < PUT_SHARE:
+                        self._put_again(api)
+            except (OSError, http.client.HTTPException):
+                pass  # somebody was killed before
+            self._note_deaths()
+            self._killer.kill()
+        self._server.wait_ready(BACK_S)
+        self._note_deaths()
+        self.history.kills = self._killer.kills
+        self.summary.killed = str(self._killer)
+
+    def _delete(self, api: Api) -> None:
+        source = self._topology.cut
+        state = api.get(source, touch="false")
+        if state.status == 200:
+            last = max(0, json.loads(state.body)["head_seq"] - self._dice.randint(0, 20))
+            self.history.may_delete(source, last)
+            api.call("POST", f"/v0/topics/{source}/delete", {"before_seq": last + 1})
+
+    def _put_again(self, api: Api) -> None:
+        """An identical PUT changes nothing."""
+        dest = self._dice.choice([*self._topology.dests.values()])
+        answer = api.call("PUT", path_of(dest.router), router_of(dest))
+        if answer.status not in (200, 429, 503):
+            self.history.wrong.append(f"PUT of {dest.router} as it is answers {answer}")
+
+    def _note_deaths(self) -> None:
+        """Deaths that nobody caused here, as the log tells."""
+        events = self._server.log.events() if self._server.log else []
+        for event in events:
+            is_own = event.get("event") == "process died" and event.get("signal") == "SIGKILL"
+            if event.get("event") in ("stalled process killed", "process died") and not is_own:
+                said = f"by itself: {event}"
+                if said not in self.history.wrong:
+                    self.history.wrong.append(said)
+
+    def _judge(self) -> None:
+        verdict = judge(self.history, self._topology)
+        self.summary.counts += verdict.counts
+        self.summary.problems += list(dict.fromkeys(verdict.problems))
+        self.summary.problems += [
+            f"topics verify: {finding}"
+            for finding in verify_directory(self._data_dir, SHARDS)
+            if isinstance(finding, Finding)
+        ]
+
+
+def path_of(router: str) -> str:
+    return f"/v0/routers/{quote(router, safe='')}"
+
+
+def router_of(dest: Dest) -> dict[str, Any]:
+    """The body of its PUT."""
+    return {"source": dest.feeder, "dest": dest.name, **dest.asked}
+
+
+def make(api: Api, wanted: Topology) -> None:
+    """Topics and routers. A dest without settings is made by its router."""
+    for source, config in wanted.sources.items():
+        ok(api.put(source, config), 201)
+    for dest in wanted.dests.values():
+        if dest.config:
+            ok(api.put(dest.name, dest.config), 201)
+    for dest in wanted.dests.values():
+        ok(api.call("PUT", path_of(dest.router), router_of(dest)), 201)
+
+
+def campaign(data_dir: Path, *, seed: int, seconds: float) -> Summary:
+    """Copies flow while processes are killed; then all must be there, once, in order."""
+    return Campaign(data_dir, seed=seed, seconds=seconds).run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    arguments = parser.parse_args()
+
+    def run(data: Path) -> Summary:
+        summary = campaign(data, seed=arguments.seed, seconds=arguments.seconds)
+        summary.problems += [
+            f"this campaign proves little: no {what}" for what in WANTED if not summary.counts[what]
+        ]
+        return summary
+
+    return verdict_of(arguments.seed, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

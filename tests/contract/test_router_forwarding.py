@@ -1,0 +1,360 @@
+"""What a router copies, and how (§6): from where, in which order, with which fields."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.contract.deleting import TAGS, erase, fill
+from tests.contract.test_verbatim import META, VALUES
+from tests.support.api import Api, data, ok, raw_records
+from tests.support.queues import until
+from tests.support.routes import (
+    CLASSES,
+    arrived,
+    drop,
+    forwarded,
+    kept,
+    lag,
+    passed,
+    put_router,
+    route,
+    shown,
+    untouched,
+)
+from tests.support.sse import CAUGHT_UP, seqs, watch
+
+Ends = tuple[str, str]
+
+
+def given(api: Api, topic: str, *records: dict[str, Any], **fields: Any) -> None:
+    """One append of these records to a topic that exists."""
+    ok(api.append(topic, records=[{"data": 0, **record} for record in records], **fields))
+
+
+# --- from where
+
+
+def test_a_new_router_starts_at_the_head_of_its_source(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    ok(api.append(source, "old", "older"), 201)
+    name = route(api, source, dest)
+    assert shown(api, name)["lag_records"] == shown(api, name)["lag_ms"] == 0
+    ok(api.append(source, "new"))
+    arrived(api, dest, "new")
+    assert forwarded(api, name) == 1
+
+
+def test_both_ends_are_made_when_they_are_not_there(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    assert (api.state(source)["head_seq"], api.state(dest)["head_seq"]) == (0, 0)
+    ok(api.append(source, "a"))
+    arrived(api, dest, "a")
+
+
+def test_a_router_that_is_deleted_copies_nothing_more(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    name = route(api, source, dest)
+    ok(api.append(source, "a"))
+    before = arrived(api, dest, "a")
+    assert drop(api, name)
+    assert not drop(api, name)
+    ok(api.append(source, "b"))
+    again = route(api, source, dest)
+    ok(api.append(source, "c"))
+    assert arrived(api, dest, "a", "c")[:1] == before, "copies that are there stay as they are"
+    assert forwarded(api, again) == 1, "counted since it was created"
+
+
+def test_what_an_idempotency_key_answers_is_copied_once(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    name = route(api, source, dest)
+    for _ in range(3):
+        ok(api.append(source, "a", "b", idempotency_key="k"))
+    ok(api.append(source, "c"))
+    arrived(api, dest, "a", "b", "c")
+    assert forwarded(api, name) == 3
+    assert not ok(api.append(dest, "direct", idempotency_key="k"))["deduped"], "its own keys"
+
+
+def test_two_routers_between_the_same_topics_copy_everything_twice(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    names = [route(api, source, dest, f"{source}.r{number}") for number in (1, 2)]
+    for number in range(10):
+        ok(api.append(source, number))
+    passed(api, *names)
+    found = data(kept(api, dest))
+    assert sorted(found) == sorted([*range(10)] * 2)
+    assert [forwarded(api, name) for name in names] == [10, 10]
+
+
+# --- what
+
+
+def test_a_copy_has_a_seq_and_a_ts_of_its_own(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    ok(api.append(dest, "direct"), 201)
+    route(api, source, dest)
+    ok(api.append(source, "a", "b", "c"))
+    ok(api.append(source, "d"))
+    found = arrived(api, dest, "direct", "a", "b", "c", "d")
+    assert seqs(found) == [1, 2, 3, 4, 5]
+    times = [record["$ts"] for record in found]
+    assert times == sorted(times)
+    assert all(
+        copy["$ts"] >= record["$ts"]
+        for copy, record in zip(found[1:], kept(api, source), strict=True)
+    )
+    assert ok(api.append(dest, "more"))["seqs"] == [6]
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_data_is_copied_byte_for_byte(api: Api, ends: Ends, guarantee: str) -> None:
+    source, dest = ends
+    route(api, source, dest, guarantee=guarantee)
+    records = b",".join(b' { "data" : ' + value + b" } " for value in VALUES)
+    ok(api.call("POST", f"/v0/topics/{source}", b'{"records":[' + records + b"]}"))
+    until(lambda: len(kept(api, dest)), lambda count: count == len(VALUES))
+    assert [bytes(record.data) for record in raw_records(api.diff(dest))] == VALUES
+
+
+def test_meta_is_copied_byte_for_byte(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    records = b",".join(b'{"data":0, "meta": ' + value + b" }" for value in META)
+    ok(api.call("POST", f"/v0/topics/{source}", b'{"records":[' + records + b"]}"))
+    until(lambda: len(kept(api, dest)), lambda count: count == len(META))
+    assert [bytes(record.meta) for record in raw_records(api.diff(dest))] == META
+
+
+MIXED: list[dict[str, Any]] = [
+    {"data": 1},
+    {"data": 2, "node": "n"},
+    {"data": 3, "tag": "t"},
+    {"data": 4, "node": 'say "n"\\ \x00é😀', "tag": 'say "t"\\ \x00é😀'},
+    {"data": 5, "meta": {"m": 1}},
+    {"data": {"$node": "x", "$tag": "y"}, "node": "n", "tag": "t", "meta": {"$tag": "z"}},
+]
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("preserve_node", [True, False], ids=["node", "no node"])
+@pytest.mark.parametrize("preserve_tag", [True, False], ids=["tag", "no tag"])
+def test_node_and_tag_are_kept_or_cleared(
+    api: Api, ends: Ends, preserve_node: bool, preserve_tag: bool, guarantee: str
+) -> None:
+    source, dest = ends
+    route(
+        *(api, source, dest),
+        preserve_node=preserve_node,
+        preserve_tag=preserve_tag,
+        guarantee=guarantee,
+    )
+    given(api, source, *MIXED)
+    given(api, source, {"data": "batch"}, {"data": "own", "node": "own"}, node="of the batch")
+    expected = [untouched(record) for record in kept(api, source)]
+    assert expected[-2]["$node"] == "of the batch"
+    for record in expected:
+        for name, is_kept in (("$node", preserve_node), ("$tag", preserve_tag)):
+            if not is_kept:
+                record.pop(name, None)
+    found = arrived(api, dest, *data(expected))
+    if guarantee == "exactly_once":
+        for record in found:
+            del record["meta"]["_topics_router"]
+            if not record["meta"]:
+                del record["meta"]
+    assert [untouched(record) for record in found] == expected
+
+
+def test_readers_choose_what_they_see_of_copies(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    given(api, source, {"node": "n", "tag": "t", "meta": {"m": 1}})
+    arrived(api, dest, 0)
+    (bare,) = api.read(dest, include_meta=False)
+    assert {*bare} == {"$seq", "$ts", "$node", "data"}
+    assert api.read(dest, node="n") == [], "a node gets nothing back that it wrote"
+    assert len(api.read(dest, node="other")) == 1
+
+
+# --- filters
+
+FILTERS: list[tuple[Any, Any, list[int]]] = [
+    (["tag", "Eq", "a"], ["tag", "Eq", "a"], [1, 5, 10]),
+    ("a", ["tag", "Eq", "a"], [1, 5, 10]),
+    (["tag", "Glob", "a*"], ["tag", "Glob", "a*"], [1, 4, 5, 8, 10]),
+    (["tag", "Glob", "ab*"], ["tag", "Glob", "ab*"], [4, 8]),
+    (["tag", "Glob", "*"], ["tag", "Glob", "*"], [1, 2, 4, 5, 7, 8, 9, 10]),
+    ("a*", ["tag", "Eq", "a*"], []),
+    (["tag", "Eq", "none"], ["tag", "Eq", "none"], []),
+    (None, None, [*range(1, 11)]),
+]
+
+
+@pytest.mark.parametrize(("given_filter", "echo", "expected"), FILTERS, ids=map(str, FILTERS))
+def test_a_filter_chooses_by_tag(
+    api: Api, ends: Ends, given_filter: Any, echo: Any, expected: list[int]
+) -> None:
+    source, dest = ends
+    name = f"{source}->{dest}"
+    body = ok(put_router(api, name, source, dest, filter=given_filter), 201)
+    assert body["filter"] == echo == shown(api, name)["filter"]
+    fill(api, source, TAGS)
+    passed(api, name)
+    assert data(kept(api, dest)) == expected
+    assert forwarded(api, name) == len(expected), "what is passed over is not counted"
+    for number, tag in enumerate(TAGS, 11):
+        given(api, source, {"data": number, **({} if tag is None else {"tag": tag})})
+    passed(api, name)
+    assert data(kept(api, dest)) == [*expected, *(number + 10 for number in expected)]
+
+
+def test_a_filter_and_cleared_tags_go_together(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest, filter=["tag", "Glob", "a*"], preserve_tag=False)
+    fill(api, source, TAGS)
+    found = arrived(api, dest, 1, 4, 5, 8, 10)
+    assert not any("$tag" in record for record in found)
+
+
+# --- order and size
+
+
+def test_copies_come_in_the_order_of_the_source(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    name = route(api, source, dest)
+    dice = random.Random(1)
+    numbers = iter(range(400))
+    while batch := [number for number, _ in zip(numbers, range(dice.randint(1, 9)), strict=False)]:
+        ok(api.append(source, *batch))
+    found = arrived(api, dest, *data(kept(api, source)))
+    assert seqs(found) == [*range(1, len(found) + 1)]
+    assert forwarded(api, name) == len(found)
+
+
+def test_direct_writes_stand_between_copies(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    for number in range(50):
+        ok(api.append(source, number))
+        ok(api.append(dest, f"direct {number}"))
+    found = data(until(lambda: kept(api, dest), lambda found: len(found) == 100))
+    assert [each for each in found if isinstance(each, int)] == [*range(50)]
+    assert [each for each in found if isinstance(each, str)] == [f"direct {n}" for n in range(50)]
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_copied(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    name = route(api, source, dest)
+    for first in (0, 10_000):
+        ok(api.append(source, *range(first, first + 10_000)))
+    found = arrived(api, dest, *range(20_000))
+    assert seqs(found) == [*range(1, 20_001)]
+    assert forwarded(api, name) == 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_a_streamed_append_is_copied(api: Api, ends: Ends, guarantee: str) -> None:
+    """Above 4 MiB a body is written in runs, beside the log."""
+    source, dest = ends
+    route(api, source, dest, guarantee=guarantee)
+    large = [f"{number}" + "x" * 900_000 for number in range(7)]
+    ok(api.append(source, *large))
+    ok(api.append(source, "after"))
+    ok(api.append(source, *large[:5], *range(3000)))
+    found = arrived(api, dest, *large, "after", *large[:5], *range(3000))
+    assert seqs(found) == [*range(1, len(found) + 1)]
+
+
+@pytest.mark.slow
+def test_many_bytes_are_copied(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    large = [f"{number:03}" + "x" * 300_000 for number in range(60)]
+    for first in range(0, len(large), 3):
+        ok(api.append(source, *large[first : first + 3]))
+    arrived(api, dest, *large)
+
+
+# --- readers that wait
+
+
+def test_a_long_poll_and_a_watch_of_the_dest_see_copies_come(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    with Api(api.address) as other, watch(api, [dest]) as stream:
+        stream.event(CAUGHT_UP)
+        for number in range(20):
+            ok(other.append(source, number))
+            page = ok(api.diff(dest, from_seq=number, wait_ms=10_000))
+            assert (data(page["records"]), page["head_seq"]) == ([number], number + 1)
+            assert data(stream.records(1)) == [number]
+
+
+# --- deletes
+
+
+def test_deletes_in_the_source_do_not_reach_copies(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest)
+    fill(api, source, TAGS)
+    arrived(api, dest, *range(1, 11))
+    assert ok(erase(api, source, {"match": ["tag", "Glob", "*"]}))["deleted"] == 8
+    assert ok(erase(api, source, {"before_seq": 11}))["deleted"] == 2
+    ok(api.append(source, "after"))
+    arrived(api, dest, *range(1, 11), "after")
+    assert data(kept(api, source)) == ["after"]
+
+
+def test_deletes_in_the_dest_are_its_own(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    name = route(api, source, dest)
+    fill(api, source, TAGS)
+    arrived(api, dest, *range(1, 11))
+    assert ok(erase(api, dest, {"match": "a"}))["deleted"] == 3
+    assert ok(erase(api, dest, {"before_seq": 4}))["deleted"] == 2
+    arrived(api, dest, 4, 6, 7, 8, 9)
+    given(api, source, {"data": 11, "tag": "a"})
+    found = arrived(api, dest, 4, 6, 7, 8, 9, 11)
+    assert seqs(found) == [4, 6, 7, 8, 9, 11]
+    assert ok(api.diff(dest, from_seq=0))["tombstone"] is None, "deletes are silent"
+    assert data(kept(api, source)) == [*range(1, 12)]
+    assert forwarded(api, name) == 11
+
+
+def test_a_cleared_tag_is_not_there_to_delete_by(api: Api, ends: Ends) -> None:
+    source, dest = ends
+    route(api, source, dest, preserve_tag=False)
+    fill(api, source, TAGS)
+    arrived(api, dest, *range(1, 11))
+    assert ok(erase(api, dest, {"match": ["tag", "Glob", "*"]}))["deleted"] == 0
+
+
+# --- classes
+
+
+@pytest.mark.parametrize("to", CLASSES, ids=lambda value: f"to {value}")
+@pytest.mark.parametrize("of", CLASSES, ids=lambda value: f"of {value}")
+def test_copies_between_any_two_classes(api: Api, ends: Ends, of: str, to: str) -> None:
+    source, dest = ends
+    ok(api.put(source, {"durability": of}), 201)
+    ok(api.put(dest, {"durability": to}), 201)
+    name = route(api, source, dest)
+    given(api, source, *MIXED)
+    given(api, source, {"data": "single", "tag": "t", "node": "n"})
+    expected = kept(api, source)
+    found = arrived(api, dest, *data(expected))
+    assert [*map(untouched, found)] == [*map(untouched, expected)]
+    assert ok(erase(api, dest, {"match": "t"}))["deleted"] == 3
+    assert (forwarded(api, name), lag(api, name)) == (7, 0)
+    untagged = [record["data"] for record in expected if record.get("$tag") != "t"]
+    ok(api.put(dest, {"durability": of}))
+    ok(api.put(source, {"durability": to}))
+    ok(api.append(source, "after"))
+    assert arrived(api, dest, *untagged, "after")[-1]["$seq"] == 8

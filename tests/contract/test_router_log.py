@@ -1,0 +1,90 @@
+"""Copies are not written again: an append is one write of its payload, whatever the fan-out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api import Api, ok
+from tests.support.log_bytes import log_length
+from tests.support.queues import until
+from tests.support.routes import kept, names_for, passed, route
+from tests.support.server import Server
+
+FAN_OUT = 20
+FRAME_MAX = 512  # of what a copy of one record may add to the log
+MIB = 1 << 20
+CLASSES = ("disk", "fsync")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("log") / "data", shards=2) as server:
+        yield server
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[Api]:
+    with Api(server.address) as api:
+        yield api
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("size", [100, MIB - 100], ids=["100 B", "1 MiB"])
+def test_a_payload_is_written_once_whatever_the_fan_out(
+    server: Server, api: Api, topic: str, durability: str, guarantee: str, size: int
+) -> None:
+    source, *dests = names_for(topic, [0] + [0, 1] * (FAN_OUT // 2))
+    ok(api.put(source, {"durability": durability}), 201)
+    for dest in dests:
+        ok(api.put(dest, {"durability": durability}), 201)
+    names = [route(api, source, dest, guarantee=guarantee) for dest in dests]
+    before = log_length(server.data_dir)
+    ok(api.append(source, "x" * size))
+    passed(api, *names)
+    grown = log_length(server.data_dir) - before
+    assert size <= grown <= size + FRAME_MAX * (1 + FAN_OUT)
+    for dest in dests:
+        assert len(kept(api, dest)[0]["data"]) == size
+
+
+def test_a_chain_writes_a_payload_once(server: Server, api: Api, topic: str) -> None:
+    row = names_for(topic, [0, 1, 0, 1, 1, 0])
+    names = [route(api, *pair) for pair in itertools.pairwise(row)]
+    before = log_length(server.data_dir)
+    ok(api.append(row[0], "x" * (MIB - 100)))
+    passed(api, *names)
+    assert log_length(server.data_dir) - before <= MIB + FRAME_MAX * len(row)
+    assert len(kept(api, row[-1])[0]["data"]) == MIB - 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["ephemeral", *CLASSES])
+def test_what_waited_until_it_was_sealed_is_written_once_more(
+    server: Server, api: Api, topic: str, durability: str
+) -> None:
+    """A dest that was full for long: its payload is in no log file any more."""
+    source, *dests = names_for(topic, [0, 0, 1, 1])
+    ok(api.put(source, {"durability": durability}), 201)
+    for dest in dests:
+        ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
+    names = [route(api, source, dest) for dest in dests]
+    large = [f"{number:02}" + "x" * (MIB // 2) for number in range(20)]
+    ok(api.append(source, "first"))
+    for record in large:
+        ok(api.append(source, record))
+    filler = f"{topic}.filler"
+    for number in range(30):  # more than two log files of 64 MiB
+        answer = api.append(filler, *[f"{number}" + "x" * 900_000] * 5)
+        ok(answer, answer.status)
+    for dest in dests:
+        ok(api.put(dest, {"cap_records": 1000}))
+    passed(api, *names)
+    for dest in dests:
+        found = until(lambda dest=dest: kept(api, dest), lambda found: len(found) == 21)  # type: ignore[misc]
+        assert [record["data"] for record in found] == ["first", *large]
+    for name in (source, filler, *dests):
+        ok(api.delete(name))

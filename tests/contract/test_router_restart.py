@@ -1,0 +1,452 @@
+"""Routers over restarts and kills: copies keep seq, ``$ts`` and bytes, counters stay exact, and
+forwarding goes on.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, data, ok, refused
+from tests.support.queues import Queue, counters, names_on, until
+from tests.support.routes import (
+    STAMP,
+    arrived,
+    forwarded,
+    kept,
+    names_for,
+    passed,
+    path,
+    route,
+    shown,
+)
+from tests.support.server import Server, kill_one
+from tests.support.sse import seqs
+
+pytestmark = pytest.mark.slow
+
+SMALL_LOG = 64 << 10
+DURABLE = ("disk", "fsync")
+ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
+WHERE = pytest.mark.parametrize("shards", [(0, 0), (0, 1), (1, 0)], ids=str)
+GUARANTEES = ("at_least_once", "exactly_once")
+
+
+def restart(server: Server, end: str) -> None:
+    server.stop() if end == "stop" else server.kill()
+    server.start()
+
+
+def fill_the_log(api: Api) -> None:
+    """Enough other writes to seal all log files so far, on both shards."""
+    for name in names_on("filler"):
+        for number in range(60):
+            answer = api.append(name, f"{number}" * 4000)
+            ok(answer, answer.status)
+
+
+def records(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Records of all shapes, some of them large."""
+    return [
+        {
+            "data": [number, "x" * (4000 if number % 7 == 0 else number)],
+            **({"tag": f"t{number % 3}"} if number % 2 else {}),
+            **({"node": f"n{number % 5}"} if number % 3 else {}),
+            **({"meta": {"m": number}} if number % 4 == 0 else {}),
+        }
+        for number in range(first, first + count)
+    ]
+
+
+def append(api: Api, topic: str, count: int, first: int = 0) -> None:
+    """Some records in one write, others alone."""
+    made = records(count, first)
+    ok(api.append(topic, records=made[: count // 2]))
+    for record in made[count // 2 :]:
+        ok(api.append(topic, records=[record]))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "data", shards=2, wal_file_bytes=SMALL_LOG) as server:
+        server.wait_roles(3)
+        yield server
+
+
+def pairs(api: Api, shards: tuple[int, int], **config: Any) -> list[tuple[str, str, str]]:
+    """For each durable class and guarantee a router: its source, its dest, its name."""
+    made = []
+    for durability in DURABLE:
+        for guarantee in GUARANTEES:
+            source, dest = names_for(f"{durability}.{guarantee}", shards)
+            ok(api.put(source, {"durability": durability}), 201)
+            ok(api.put(dest, {"durability": durability, **config}), 201)
+            name = route(api, source, dest, guarantee=guarantee)
+            made.append((source, dest, name))
+    return made
+
+
+@ENDS
+@WHERE
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in the log"])
+def test_copies_are_the_same_after_a_restart(
+    server: Server, shards: tuple[int, int], end: str, sealed: bool
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards)
+        before = {}
+        for source, _, _ in made:
+            append(api, source, 40)
+        for source, dest, name in made:
+            passed(api, name)
+            before[dest] = kept(api, dest)
+            assert data(before[dest]) == data(kept(api, source))
+        if sealed:
+            fill_the_log(api)
+    for turn in range(1, 3):
+        restart(server, end)
+        with Api(server.address) as api:
+            for source, dest, name in made:
+                found = kept(api, dest)
+                assert found[: len(before[dest])] == before[dest]
+                assert forwarded(api, name) == 40 * turn, "counted exactly"
+                append(api, source, 40, 40 * turn)
+            for source, dest, name in made:
+                passed(api, name)
+                before[dest] = kept(api, dest)
+                assert data(before[dest]) == data(kept(api, source))
+                assert seqs(before[dest]) == [*range(1, 40 * (turn + 1) + 1)]
+
+
+@ENDS
+@WHERE
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in the log"])
+def test_copies_outlive_their_source(
+    server: Server, shards: tuple[int, int], end: str, sealed: bool
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards)
+        before = {}
+        for source, _, _ in made:
+            append(api, source, 30)
+        for source, dest, name in made:
+            passed(api, name)
+            before[dest] = kept(api, dest)
+            assert ok(api.delete(source))["routers_removed"] == [name]
+        if sealed:
+            fill_the_log(api)
+        for _, dest, _ in made:
+            assert kept(api, dest) == before[dest]
+    for _ in range(2):
+        restart(server, end)
+        with Api(server.address) as api:
+            for source, dest, name in made:
+                assert kept(api, dest) == before[dest]
+                assert api.get(source).status == 404
+                refused(api.call("GET", path(name)), 404, "router_not_found")
+            fill_the_log(api)
+
+
+@ENDS
+@WHERE
+def test_copies_outlive_records_that_the_source_has_evicted_or_deleted(
+    server: Server, shards: tuple[int, int], end: str
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards)
+        before = {}
+        for source, dest, name in made:
+            append(api, source, 30)
+            passed(api, name)
+            before[dest] = kept(api, dest)
+            ok(api.put(source, {"cap_records": 5}))
+            ok(api.call("POST", f"/v0/topics/{source}/delete", {"before_seq": 30}))
+        fill_the_log(api)
+        fill_the_log(api)
+    restart(server, end)
+    with Api(server.address) as api:
+        for source, dest, name in made:
+            assert kept(api, dest) == before[dest]
+            assert forwarded(api, name) == 30
+            ok(api.append(source, "after"))
+            assert (
+                data(until(lambda dest=dest: kept(api, dest), lambda found: len(found) == 31))[  # type: ignore[misc]
+                    -1
+                ]
+                == "after"
+            )
+
+
+@ENDS
+@WHERE
+def test_a_streamed_append_is_copied_over_a_restart(
+    server: Server, shards: tuple[int, int], end: str
+) -> None:
+    """Its records lie beside the log, in the shard of the source."""
+    large = [f"{number}" + "x" * 900_000 for number in range(6)]
+    with Api(server.address) as api:
+        source, dest = names_for("t", shards)
+        route(api, source, dest)
+        ok(api.append(source, *large))
+        before = arrived(api, dest, *large)
+        ok(api.delete(source))
+    for _ in range(2):
+        restart(server, end)
+        with Api(server.address) as api:
+            assert kept(api, dest) == before
+            fill_the_log(api)
+            assert kept(api, dest) == before
+
+
+@ENDS
+@WHERE
+def test_what_waits_for_a_full_dest_is_forwarded_after_a_restart(
+    server: Server, shards: tuple[int, int], end: str
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards, discard="reject", cap_records=3)
+        for source, _, _ in made:
+            append(api, source, 30)
+        for _, dest, _ in made:
+            until(lambda dest=dest: len(kept(api, dest)), lambda count: count == 3)  # type: ignore[misc]
+        fill_the_log(api)
+    restart(server, end)
+    with Api(server.address) as api:
+        for source, dest, name in made:
+            found = shown(api, name)
+            assert (found["forwarded_total"], found["lag_records"]) == (3, 27)
+            ok(api.put(dest, {"cap_records": 100}))
+            until(lambda dest=dest: len(kept(api, dest)), lambda count: count == 30)  # type: ignore[misc]
+            assert data(kept(api, dest)) == data(kept(api, source))
+            assert forwarded(api, name) == 30
+    restart(server, end)
+    with Api(server.address) as api:
+        for source, dest, name in made:
+            assert data(kept(api, dest)) == data(kept(api, source))
+            assert forwarded(api, name) == 30
+
+
+@ENDS
+@WHERE
+def test_a_gap_is_told_after_a_restart(server: Server, shards: tuple[int, int], end: str) -> None:
+    source, dest = names_for("t", shards)
+    with Api(server.address) as api:
+        ok(api.put(source, {"cap_records": 5}), 201)
+        ok(api.put(dest, {"discard": "reject", "cap_records": 1}), 201)
+        name = route(api, source, dest)
+        ok(api.append(source, "first"))
+        arrived(api, dest, "first")
+        ok(api.append(source, *range(20)))
+        ok(api.put(dest, {"cap_records": 100}))
+        arrived(api, dest, "first", *range(15, 20))
+        before = [ok(api.diff(dest, from_seq=seq)) for seq in range(22)]
+        assert before[1]["tombstone"]["reason"] == "source_trim"
+        assert (before[1]["tombstone"]["gap_from"], before[1]["tombstone"]["gap_to"]) == (2, 16)
+        fill_the_log(api)
+    for _ in range(2):
+        restart(server, end)
+        with Api(server.address) as api:
+            after = [ok(api.diff(dest, from_seq=seq)) for seq in range(22)]
+            for page in (*before, *after):
+                page.pop("performance", None)
+            assert after == before
+            assert forwarded(api, name) == 6
+
+
+@ENDS
+def test_a_chain_goes_on_after_a_restart(server: Server, end: str) -> None:
+    row = names_for("t", [0, 1, 0, 1])
+    with Api(server.address) as api:
+        names = [route(api, *pair) for pair in itertools.pairwise(row)]
+        append(api, row[0], 20)
+        passed(api, *names)
+        before = [kept(api, topic) for topic in row]
+    for turn in range(1, 4):
+        restart(server, end)
+        with Api(server.address) as api:
+            for topic, found in zip(row, before, strict=True):
+                assert kept(api, topic) == found
+            assert [forwarded(api, name) for name in names] == [20 * turn] * 3
+            append(api, row[0], 20, 20 * turn)
+            passed(api, *names)
+            before = [kept(api, topic) for topic in row]
+            assert data(before[-1]) == data(before[0])
+            fill_the_log(api)
+
+
+@ENDS
+def test_copies_in_a_queue_stay_acked_and_free(server: Server, end: str) -> None:
+    source, dest = names_for("t", [0, 1])
+    with Api(server.address) as api:
+        queue = Queue.create(api, dest)
+        route(api, source, dest)
+        ok(api.append(source, *range(10)))
+        queue.ack(queue.claim_all(4))
+    restart(server, end)
+    with Api(server.address) as api:
+        queue = Queue(api, dest)
+        assert queue.counters() == counters(ready=6)
+        assert data(queue.claim("w", 10)) == [*range(4, 10)]
+        ok(api.append(source, "after"))
+        assert data(queue.claim_all(1)) == ["after"]
+
+
+@ENDS
+@WHERE
+def test_what_an_ephemeral_end_loses(server: Server, shards: tuple[int, int], end: str) -> None:
+    """Copies of an ephemeral source stay in a durable dest; an ephemeral dest forgets its own."""
+    source, dest = names_for("s", shards)
+    first, second = names_for("d", shards)
+    with Api(server.address) as api:
+        ok(api.put(source, {"durability": "ephemeral"}), 201)
+        ok(api.put(second, {"durability": "ephemeral"}), 201)
+        names = [route(api, source, dest), route(api, first, second)]
+        ok(api.append(source, *range(10)))
+        ok(api.append(first, *range(10)))
+        passed(api, *names)
+        before = arrived(api, dest, *range(10))
+        head = api.state(second)["head_seq"]
+    restart(server, end)
+    with Api(server.address) as api:
+        assert kept(api, dest) == before
+        assert forwarded(api, names[0]) == 10
+        assert api.state(second)["head_seq"] >= head
+        ok(api.append(source, "after"))
+        ok(api.append(first, "after"))
+        passed(api, *names)
+        assert data(kept(api, dest)) == [*range(10), "after"]
+        found = kept(api, second)
+        assert data(found)[-1] == "after"
+        assert found[-1]["$seq"] > head, "no seq is given twice"
+
+
+def test_a_deleted_router_stays_deleted(server: Server) -> None:
+    source, dest = names_for("t", [0, 1])
+    with Api(server.address) as api:
+        name = route(api, source, dest)
+        ok(api.append(source, "a"))
+        arrived(api, dest, "a")
+        ok(api.call("DELETE", path(name)))
+    restart(server, "kill")
+    with Api(server.address) as api:
+        refused(api.call("GET", path(name)), 404, "router_not_found")
+        ok(api.append(source, "b"))
+        assert data(kept(api, dest)) == ["a"]
+
+
+# --- killed at work
+
+
+class Load:
+    """Writers of sources and readers of dests, until the server is killed."""
+
+    def __init__(self, server: Server, made: list[tuple[str, str, str]]) -> None:
+        self._server, self._made = server, made
+        self.acked: dict[str, set[int]] = {source: set() for source, _, _ in made}
+        self.seen: dict[str, list[Any]] = {dest: [] for _, dest, _ in made}
+        self.over = threading.Event()
+        self.errors: list[BaseException] = []
+        self.threads = [threading.Thread(target=self._run, args=(self._write,))]
+        self.threads += [threading.Thread(target=self._run, args=(self._read,))]
+
+    def _run(self, work: Any) -> None:
+        try:
+            with Api(self._server.address) as api:
+                while not self.over.is_set():
+                    work(api)
+        except (OSError, http.client.HTTPException, AssertionError) as error:
+            if not self.over.is_set():
+                self.errors.append(error)
+
+    def _write(self, api: Api) -> None:
+        for source, _, _ in self._made:
+            numbers = [1000 * len(self.acked[source]) + each for each in range(3)]
+            ok(api.append(source, *numbers))
+            self.acked[source].update(numbers)
+
+    def _read(self, api: Api) -> None:
+        for _, dest, _ in self._made:
+            seen = self.seen[dest]
+            seen += api.read(dest, from_seq=seen[-1]["$seq"] if seen else 0)
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+        assert not self.errors, self.errors
+
+
+def holds(api: Api, load: Load, made: list[tuple[str, str, str]]) -> None:
+    """What was seen is there as it was, what was acknowledged is copied, in order and once."""
+    for source, dest, name in made:
+        passed(api, name)
+        origin, found = kept(api, source), kept(api, dest)
+        seen = load.seen[dest]
+        plain = [{key: each[key] for key in ("$seq", "$ts", "data")} for each in found]
+        assert plain[: len(seen)] == [
+            {key: each[key] for key in ("$seq", "$ts", "data")} for each in seen
+        ]
+        assert data(found) == data(origin)
+        assert load.acked[source] <= {*data(origin)}
+        assert seqs(found) == [*range(1, len(found) + 1)]
+        assert forwarded(api, name) == len(found)
+        if "exactly_once" in name:
+            assert [each["meta"][STAMP]["source_seq"] for each in found] == seqs(origin)
+
+
+@WHERE
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kill_under_load_changes_no_copy_and_doubles_none(
+    server: Server, shards: tuple[int, int], seed: int
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards)
+    for turn in range(2):
+        load = Load(server, made)
+        with Api(server.address) as api:
+            for source, _, _ in made:
+                load.acked[source] = {*data(kept(api, source))}
+        load.start()
+        time.sleep(random.Random(f"{seed} {turn}").uniform(0.2, 0.8))
+        load.over.set()
+        server.kill()
+        load.join()
+        server.start()
+        with Api(server.address) as api:
+            holds(api, load, made)
+
+
+@WHERE
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_shard_that_dies_under_load_changes_no_copy_and_doubles_none(
+    server: Server, shards: tuple[int, int], victim: int
+) -> None:
+    with Api(server.address) as api:
+        made = pairs(api, shards)
+    for pause_s in (0.2, 0.4):
+        load = Load(server, made)
+        with Api(server.address) as api:
+            for source, _, _ in made:
+                load.acked[source] = {*data(kept(api, source))}
+        load.start()
+        time.sleep(pause_s)
+        load.over.set()
+        kill_one(server.wait_roles(3)[f"shard {victim}"])
+        load.join()
+        server.wait_roles(3)
+        with Api(server.address) as api:
+            for each in (name for pair in made for name in pair[:2]):
+                until(lambda each=each: api.get(each).status, lambda status: status == 200, 20)  # type: ignore[misc]
+            until(lambda: api.call("GET", "/v0/routers").status, lambda status: status == 200, 20)
+            holds(api, load, made)

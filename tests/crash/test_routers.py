@@ -1,0 +1,28 @@
+"""Routers under kill -9: nothing is skipped, doubled, moved or changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.routers import campaign
+
+pytestmark = pytest.mark.slow
+
+SECONDS = float(os.environ.get("TEST_ROUTER_SECONDS", "15"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
+
+
+@pytest.mark.timeout(600)
+def test_every_copy_comes_over_once_in_order_and_stays(tmp_path: Path) -> None:
+    try:
+        summary = campaign(tmp_path / "data", seed=SEED, seconds=SECONDS)
+    except BaseException:
+        print(f"repeat with: python -m tests.campaigns.routers --seconds {SECONDS} --seed {SEED}")
+        raise
+    assert not summary.problems, str(summary)
+    assert summary.counts["copies"] > 1000, str(summary)
+    for what in ("source_trim told", "cap told", "read again"):
+        assert summary.counts[what], str(summary)

@@ -1,0 +1,318 @@
+"""Forward: copies and the router's cursor are one change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.shard_support import Desk, records_of, seqs_of, told, view_of
+from tests.support.limits import LIMITS
+from topics.engine.changes import forward
+from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
+from topics.engine.replay import Misfit, Replay
+from topics.engine.routing.derivations import Derivation, derivation_of
+from topics.engine.snapshot import restore_topic, snapshot_topic
+from topics.engine.topic import Topic
+from topics.engine.topic_table import TopicTable
+from topics.formats.api.append_body import decode_append
+from topics.formats.disk.copies import CopyRow, Stamp, decode_copies, render_copies
+from topics.formats.disk.frames import Frame, FrameHeader, FrameKind
+from topics.formats.disk.rendering import EncodedRecords, encode
+from topics.formats.json_text import json_bytes
+from topics.formats.ranges import SeqRange
+
+ROUTER = 7
+STAMP = Stamp("r", "source", 3, 1)
+
+
+def payload(*datas: Any, **fields: Any) -> EncodedRecords:
+    """Records of a source."""
+    records = [{"data": data, **fields} for data in datas]
+    return encode(decode_append(json_bytes({"records": records}), None, LIMITS), 1, 5, False)
+
+
+def rows_of(encoded: EncodedRecords) -> list[CopyRow]:
+    return [CopyRow(64, 0, 0, 0, 0, 0, encoded.record_count)]
+
+
+def copies(desk: Desk, topic: Topic, source: EncodedRecords) -> EncodedRecords:
+    pieces = [(view_of(source), row) for row in rows_of(source)]
+    return render_copies(pieces, (), topic.next_seq, copy_ts(topic, desk.now))
+
+
+def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> Forward:
+    """The router's copies of these records, after which it stands at ``cursor``."""
+    topic, source = desk.engine.topic("a"), payload(*datas, **fields)
+    at = derivation_of(topic, ROUTER, 0)
+    change = desk.engine.forward(
+        topic,
+        ROUTER,
+        Derivation(cursor, at.total + len(datas)),
+        copies(desk, topic, source),
+        rows_of(source),
+        (),
+        hop,
+        desk.now,
+    )
+    desk.pending.append(change)
+    return change
+
+
+def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
+    topic = desk.engine.topic("a")
+    at = derivation_of(topic, ROUTER, 0)
+    change = desk.engine.advance(topic, ROUTER, Derivation(cursor, at.total), trimmed, desk.now)
+    desk.pending.append(change)
+    return change
+
+
+def stand(desk: Desk) -> Derivation:
+    return derivation_of(desk.engine.topic("a"), ROUTER, 0)
+
+
+def header_of(frame: Frame, lsn: int = 10) -> FrameHeader:
+    body_len = sum(map(len, frame.parts))
+    return FrameHeader(
+        b"",
+        0,
+        lsn,
+        0,
+        frame.topic_id,
+        frame.first_seq,
+        frame.ts_ms,
+        body_len,
+        frame.record_count,
+        frame.ext_len,
+        frame.kind,
+        frame.flags,
+        0,
+    )
+
+
+def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checked: Any) -> None:
+    """Replay the change's ROUTER frame."""
+    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.ROUTER)
+    checkpointed = checked.get("checkpointed", False)
+    running = checked.get("replay") or Replay(table)
+    forward.replay(running, header_of(frame, lsn), b"".join(frame.parts), checkpointed)
+
+
+def another(desk: Desk) -> TopicTable:
+    """A table that knows the topic, and nothing that was forwarded into it."""
+    table = TopicTable(0, 1)
+    table.store = desk
+    topic = desk.engine.topic("a")
+    table.add(Topic(topic.id, "a", topic.epoch, topic.config))
+    return table
+
+
+@pytest.fixture
+def dest(desk: Desk) -> Desk:
+    desk.put("a")
+    desk.commit()
+    return desk
+
+
+def test_copies_get_seqs_of_their_own_and_the_cursor_moves_with_them(dest: Desk) -> None:
+    dest.append("a", "direct")
+    change = send(dest, "x", "y", cursor=12, tag="t")
+    assert stand(dest) == (0, 0), "nothing is committed"
+    dest.commit()
+    assert [(record["$seq"], record["data"]) for record in records_of(dest.read("a"))] == [
+        (1, "direct"),
+        (2, "x"),
+        (3, "y"),
+    ]
+    assert stand(dest) == (12, 2)
+    assert (change.first_seq, change.last_seq, change.ts) == (2, 3, dest.now.ts)
+
+
+def test_the_frame_names_the_payload_and_does_not_hold_it(dest: Desk) -> None:
+    change = send(dest, "x" * 5000, cursor=12, hop=3)
+    (frame,) = change.frames
+    assert frame.kind is FrameKind.ROUTER
+    assert sum(map(len, frame.parts)) < 100
+    body = decode_copies(header_of(frame), b"".join(frame.parts))
+    assert (body.router, body.cursor, body.total, body.hop) == (ROUTER, 12, 1, 3)
+    assert body.rows == [CopyRow(64, 0, 0, 0, 0, 0, 1)]
+    assert frame.named_bytes == body.size == change.size
+
+
+def test_what_is_undone_leaves_seqs_and_cursor_as_they_were(dest: Desk) -> None:
+    send(dest, "x", cursor=1)
+    dest.commit()
+    send(dest, "y", cursor=2)
+    skip(dest, 9, trimmed=7)
+    dest.undo()
+    topic = dest.engine.topic("a")
+    assert (topic.next_seq, topic.head_seq, topic.pending, topic.pending_bytes) == (2, 1, 0, 0)
+    assert stand(dest) == (1, 1)
+
+
+def test_tags_of_copies_are_found_by_deletes(dest: Desk) -> None:
+    send(dest, "x", cursor=1, tag="t")
+    send(dest, "y", cursor=2)
+    dest.commit()
+    dest.delete_records("a", match=["tag", "Eq", "t"])
+    dest.commit()
+    assert seqs_of(dest.read("a")) == [2]
+
+
+def test_copies_obey_the_caps_of_their_dest(dest: Desk) -> None:
+    dest.put("a", cap_records=2)
+    dest.commit()
+    send(dest, 1, 2, 3, cursor=3)
+    dest.commit()
+    assert seqs_of(dest.read("a", from_seq=1)) == [2, 3]
+
+
+def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk) -> None:
+    dest.put("a", durability="ephemeral")
+    dest.commit()
+    change = send(dest, "x", cursor=4)
+    (frame,) = (frame for frame in change.frames if frame.kind is FrameKind.ROUTER)
+    assert (frame.record_count, frame.named_bytes) == (0, 0)
+    dest.commit()
+    assert seqs_of(dest.read("a")) == [1]
+    table = another(dest)
+    replay(table, change)
+    assert derivation_of(table.topic("a"), ROUTER, 0) == (4, 1)
+    assert table.topic("a").head_seq == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ({"cap_records": 3}, 3),
+        ({"cap_records": 3, "discard": "reject"}, 2),
+        ({"cap_records": 1, "discard": "reject"}, 0),
+        ({"cap_records": 9, "discard": "reject"}, 3),
+        ({"discard": "reject"}, 3),
+        ({"cap_bytes": 10, "discard": "reject"}, 0),
+        ({"cap_bytes": 100, "discard": "reject"}, 1),
+        ({"cap_bytes": 10_000, "discard": "reject"}, 3),
+    ],
+)
+def test_a_dest_that_rejects_takes_what_it_has_room_for(
+    dest: Desk, config: dict[str, Any], fits: int
+) -> None:
+    dest.append("a", "direct")
+    dest.put("a", **config)
+    dest.commit()
+    topic = dest.engine.topic("a")
+    assert fitting(topic, copies(dest, topic, payload(1, 2, 3))) == fits
+
+
+def test_room_counts_what_is_under_way(dest: Desk) -> None:
+    dest.put("a", cap_records=2, discard="reject")
+    dest.commit()
+    send(dest, 1, cursor=1)
+    topic = dest.engine.topic("a")
+    assert fitting(topic, copies(dest, topic, payload(2, 3))) == 1
+
+
+def test_lost_records_of_the_source_burn_seqs(dest: Desk) -> None:
+    send(dest, "x", cursor=1)
+    dest.commit()
+    skip(dest, 6, trimmed=5)
+    send(dest, "y", cursor=7)
+    dest.commit()
+    page = dest.read("a", from_seq=1)
+    assert told(page) == (2, 6, "source_trim")
+    assert seqs_of(page) == [7]
+    assert stand(dest) == (7, 2)
+
+
+def test_a_cursor_alone_burns_nothing(dest: Desk) -> None:
+    skip(dest, 6)
+    dest.commit()
+    assert stand(dest) == (6, 0)
+    assert dest.engine.topic("a").next_seq == 1
+
+
+def test_more_burnt_seqs_than_are_reserved_wait_for_a_sync(dest: Desk) -> None:
+    assert not skip(dest, 6, trimmed=5).sync
+    assert skip(dest, 10_000, trimmed=9_000).sync
+    dest.undo()
+    dest.put("a", durability="fsync")
+    dest.commit()
+    assert skip(dest, 6, trimmed=1).sync
+    dest.commit()
+    assert not skip(dest, 7).sync, "nobody waits for a cursor"
+
+
+def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
+    changes: list[Forward | Advance] = [
+        send(dest, "x", "y", cursor=2),
+        skip(dest, 7, trimmed=5),
+        skip(dest, 8),
+        send(dest, "z", cursor=9),
+    ]
+    dest.commit()
+    table = another(dest)
+    for at, change in enumerate(changes):
+        replay(table, change, lsn=at)
+    topic, again = dest.engine.topic("a"), table.topic("a")
+    for name in ("head_seq", "next_seq", "start_seq", "count", "bytes", "trimmed", "derivations"):
+        assert getattr(again, name) == getattr(topic, name), name
+
+
+def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
+    changes: list[Forward | Advance] = [
+        send(dest, "x", cursor=1),
+        skip(dest, 7, trimmed=5),
+        send(dest, "y", cursor=8),
+    ]
+    dest.commit()
+    table = TopicTable(0, 1)
+    table.store = dest
+    running = Replay(table)
+    restored = restore_topic(running, snapshot_topic(dest.engine.topic("a"), 100))
+    restored.head_seq = dest.engine.topic("a").head_seq
+    for change in changes:
+        replay(table, change, lsn=10, replay=running, checkpointed=True)
+    assert derivation_of(restored, ROUTER, 0) == (8, 1)
+    assert restored.trimmed == dest.engine.topic("a").trimmed
+    with pytest.raises(Misfit):
+        replay(table, changes[0], replay=running)
+    with pytest.raises(Misfit):
+        replay(table, changes[1], replay=running)
+
+
+def test_a_frame_about_a_topic_that_is_gone_is_passed_over_below_the_checkpoint(
+    dest: Desk,
+) -> None:
+    change = send(dest, "x", cursor=1)
+    table = TopicTable(0, 1)
+    replay(table, change, checkpointed=True)
+    with pytest.raises(Misfit):
+        replay(table, change)
+
+
+def test_a_payload_changes_no_topic(dest: Desk) -> None:
+    topic = dest.engine.topic("a")
+    change = dest.engine.log_payload(topic, 5, 9, payload("x"))
+    assert [frame.kind for frame in change.frames] == [FrameKind.PAYLOAD]
+    assert topic.pending == 1
+    dest.engine.commit(change, dest._locator(change), dest.now)
+    assert (topic.pending, topic.next_seq, topic.head_seq) == (0, 1, 0)
+    dest.engine.undo(dest.engine.log_payload(topic, 5, 9, payload("x")))
+    assert topic.pending == 0
+
+
+def test_burnt_seqs_are_those_that_come_next(dest: Desk) -> None:
+    send(dest, "x", cursor=1)
+    assert skip(dest, 3, trimmed=2).burnt == SeqRange(2, 3)
+
+
+def test_stamps_are_kept_with_the_rows(dest: Desk) -> None:
+    topic, source = dest.engine.topic("a"), payload("x")
+    rows = [row._replace(stamp=1, stamp_seq=4) for row in rows_of(source)]
+    encoded = render_copies([(view_of(source), rows[0])], [STAMP], 1, dest.now.ts)
+    change = dest.engine.forward(
+        topic, ROUTER, Derivation(4, 1), encoded, rows, [STAMP], 1, dest.now
+    )
+    (frame,) = change.frames
+    body = decode_copies(header_of(frame), b"".join(frame.parts))
+    assert (body.stamps, body.rows) == ([STAMP], rows)

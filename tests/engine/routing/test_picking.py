@@ -1,0 +1,354 @@
+"""Picking: what a router forwards next. `topic_machine_picks` compares it with a list of records,
+whatever has happened to the topic; here are the bounds, one by one, and damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.shard_support import Desk, fill
+from tests.engine.transcript_shell import Shell
+from topics.engine.losses import lose_damaged, trim_to
+from topics.engine.removal import delete_runs
+from topics.engine.routing.hops import HOPS_MAX, Hops
+from topics.engine.routing.picking import Picked, pick
+from topics.engine.store import Store, Unreadable
+from topics.engine.topic import Topic
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.buffers import Buffer
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordsView
+from topics.formats.ranges import IndexRun, SeqRange, SeqRun, runs_of_seqs
+
+WIDE: dict[str, Any] = {
+    "max_records": 9999,
+    "max_bytes": 1 << 30,
+    "max_runs": 999,
+    "scan_records": 9999,
+}
+NO_HOPS = Hops()
+
+
+def picked(
+    desk: Desk, cursor: int = 0, match: TagMatch | None = None, hops: Hops = NO_HOPS, **bounds: Any
+) -> Picked:
+    return pick(desk.engine.topic("a"), desk, cursor, match, hops, **{**WIDE, **bounds})
+
+
+def seqs_of(found: Picked) -> list[int]:
+    return [
+        seq
+        for run in found.runs
+        for seq in range(run.first_seq + run.start, run.first_seq + run.stop)
+    ]
+
+
+def test_nothing_follows_the_head(desk: Desk) -> None:
+    fill(desk, 2)
+    assert picked(desk, 2) == picked(desk, 2)._replace(to_seq=2) == ([], 2, 0, 0, 0, 0)
+    assert picked(desk, 7) == ([], 7, 0, 0, 0, 0)
+
+
+def test_whole_writes_are_picked_without_a_look_at_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(desk, 2, 3, 1)
+    topic = desk.engine.topic("a")
+    locators = topic.index.locators()
+    monkeypatch.setattr(desk, "records", None)
+    found = picked(desk)
+    assert found.runs == [(locators[0], 1, 0, 2), (locators[1], 3, 0, 3), (locators[2], 6, 0, 1)]
+    assert found[1:] == (6, 0, 0, 6, topic.bytes)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "seqs"),
+    [
+        ({"max_records": 1}, [1]),
+        ({"max_records": 4}, [1, 2, 3, 4]),
+        ({"max_records": 5}, [1, 2, 3, 4, 5]),
+        ({"max_runs": 1}, [1, 2]),
+        ({"max_runs": 2}, [1, 2, 3, 4, 5]),
+        ({"max_bytes": 1}, [1]),
+        ({"max_bytes": 34}, [1]),
+        ({"max_bytes": 68 + 35}, [1, 2, 3]),
+        ({"max_bytes": 68 + 34}, [1, 2, 3]),
+        ({"max_bytes": 68 + 33}, [1, 2]),
+        ({"scan_records": 1}, [1, 2]),
+        ({"scan_records": 2}, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_batch_ends_at_its_bounds(desk: Desk, bounds: dict[str, Any], seqs: list[int]) -> None:
+    fill(desk, 2, 3, 1)
+    topic = desk.engine.topic("a")
+    assert topic.bytes == 6 * 34
+    found = picked(desk, **bounds)
+    assert (seqs_of(found), found.to_seq, found.count) == (seqs, seqs[-1], len(seqs))
+    assert found.size == 34 * len(seqs)
+
+
+def test_what_was_deleted_is_passed_over(desk: Desk) -> None:
+    fill(desk, 3, 3, 3)
+    topic = desk.engine.topic("a")
+    delete_runs(topic, [SeqRun(1, 1), SeqRun(5, 3), SeqRun(9, 1)], desk)
+    found = picked(desk)
+    assert (seqs_of(found), found.to_seq, found.trimmed) == ([2, 3, 4, 8], 9, 0)
+    assert picked(desk, 8)[:3] == ([], 9, 0), "nothing is left to forward"
+
+
+def test_a_batch_has_one_hop_and_the_highest_is_not_forwarded(desk: Desk) -> None:
+    fill(desk, 3, 3, 4)
+    hops = Hops()
+    hops.note(3, 4, 2)
+    hops.note(5, 7, HOPS_MAX)
+    hops.note(8, 8, 2)
+    found = [picked(desk, cursor, hops=hops) for cursor in (0, 2, 8, 4)]
+    assert [(seqs_of(each), each.to_seq, each.hop) for each in found] == [
+        *(([1, 2], 2, 0), ([3, 4, 8], 8, 2), ([9, 10], 10, 0), ([8], 8, 2)),
+    ]
+    hops.note(9, 10, HOPS_MAX)
+    assert picked(desk, 8, hops=hops) == ([], 10, 0, 0, 0, 0)
+
+
+# The filter
+
+
+def tagged(tags: Sequence[str], writes: int = 3) -> Shell:
+    """Topic ``a``, in writes of so many records; ``-`` is a record without a tag."""
+    shell = Shell()
+    for begin in range(0, len(tags), writes):
+        shell.answer("hold")
+        for tag in tags[begin : begin + writes]:
+            shell.answer("append a 1" + (f" tag={tag}" if tag != "-" else ""))
+        shell.answer("commit")
+    return shell
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize(
+    ("match", "seqs"),
+    [
+        (TagMatch("Eq", "x"), [1, 6]),
+        (TagMatch("Glob", "x"), [1, 2, 6, 7]),
+        (TagMatch("Glob", ""), [1, 2, 4, 6, 7]),
+        (TagMatch("Eq", "none"), []),
+        (TagMatch("Glob", "none"), []),
+    ],
+)
+def test_a_filter_takes_the_records_whose_tag_matches(
+    match: TagMatch, seqs: list[int], is_sealed: bool
+) -> None:
+    shell = tagged(["x", "xy", "-", "y", "-", "x", "xz", "-"])
+    if is_sealed:
+        shell.answer("seal")
+    topic = shell.world.engine.topic("a")
+    found = pick(topic, shell.world, 0, match, NO_HOPS, **WIDE)
+    assert (seqs_of(found), found.to_seq) == (seqs, 8)
+    for scan in (1, 2, 3):
+        cursor, steps = 0, []
+        while cursor < 8:
+            each = pick(
+                topic, shell.world, cursor, match, NO_HOPS, **{**WIDE, "scan_records": scan}
+            )
+            assert cursor < each.to_seq
+            steps += seqs_of(each)
+            cursor = each.to_seq
+        assert steps == seqs
+
+
+# Loss
+
+
+def test_what_is_below_the_floor_is_lost_up_to_the_first_live_record(desk: Desk) -> None:
+    fill(desk, 3, 3, cap_records=4)
+    assert [picked(desk, cursor)[:3] for cursor in (0, 1)] == [([], 2, 2), ([], 2, 1)]
+    assert seqs_of(picked(desk, 2)) == [3, 4, 5, 6]
+
+
+def test_everything_may_be_lost(desk: Desk) -> None:
+    fill(desk, 3, ttl_ms=10)
+    desk.later(20)
+    desk.engine.expire(desk.engine.topic("a"), desk.now)
+    assert picked(desk, 1) == ([], 3, 2, 0, 0, 0)
+
+
+def test_lost_ranges_end_a_batch_and_come_next(desk: Desk) -> None:
+    fill(desk, 2, 2)
+    topic = desk.engine.topic("a")
+    trim_to(topic, SeqRange(5, 7))
+    fill(desk, 1, 2)
+    lose_damaged(topic, 1, desk)
+    steps, cursor = [], 0
+    while cursor < topic.head_seq:
+        each = picked(desk, cursor)
+        steps.append((seqs_of(each), each.trimmed, each.to_seq))
+        cursor = each.to_seq
+    assert steps == [([1, 2], 0, 2), ([], 2, 4), ([], 3, 7), ([8, 9, 10], 0, 10)]
+    assert picked(desk, 5)[:3] == ([], 7, 2), "the cursor stands within the range"
+
+
+# Damage
+
+
+def hurt_extent(*bad_chunks: int) -> tuple[Shell, Topic]:
+    """Five records of 30,000 bytes in an extent of which chunks of 64 KiB are damaged."""
+    shell = Shell()
+    for _ in range(5):
+        shell.answer(f'append a "{"x" * 30_000}" tag=t')
+    shell.answer("seal")
+    (extent,) = shell.world.extents.values()
+    data = bytearray(extent.view._data.obj)
+    for chunk in bad_chunks:
+        data[extent.view.entry.offset + (chunk << 16)] ^= 1
+    extent.view = ExtentView(extent.view.entry, memoryview(data), lambda *_: Unreadable())
+    return shell, shell.world.engine.topic("a")
+
+
+def all_steps(
+    topic: Topic, store: Store, match: TagMatch | None = None, **bounds: Any
+) -> list[tuple[list[int], int]]:
+    """Picked seqs and last seq of each step."""
+    steps, cursor = [], 0
+    while cursor < topic.head_seq:
+        each = pick(topic, store, cursor, match, NO_HOPS, **{**WIDE, **bounds})
+        assert each.to_seq > cursor
+        assert not (each.runs and each.trimmed)
+        steps.append((seqs_of(each), each.trimmed))
+        cursor = each.to_seq
+    return steps
+
+
+@pytest.mark.parametrize("match", [None, TagMatch("Eq", "t")])
+@pytest.mark.parametrize(
+    ("bad_chunks", "steps"),
+    [
+        ([], [([1, 2, 3, 4, 5], 0)]),
+        ([0], [([], 3), ([4, 5], 0)]),
+        ([1], [([1, 2], 0), ([], 3)]),
+        ([2], [([1, 2, 3, 4], 0), ([], 1)]),
+        ([0, 2], [([], 3), ([4], 0), ([], 1)]),
+    ],
+)
+def test_records_of_a_damaged_chunk_are_lost_and_no_others(
+    match: TagMatch | None, bad_chunks: list[int], steps: list[tuple[list[int], int]]
+) -> None:
+    shell, topic = hurt_extent(*bad_chunks)
+    assert all_steps(topic, shell.world, match) == steps
+    one_by_one = all_steps(topic, shell.world, match, max_records=1)
+    assert [seq for seqs, _ in one_by_one for seq in seqs] == [
+        seq for seqs, _ in steps for seq in seqs
+    ]
+    assert sum(lost for _, lost in one_by_one) == sum(lost for _, lost in steps)
+
+
+def test_damage_among_deleted_or_unwanted_records_is_no_loss() -> None:
+    shell, topic = hurt_extent(2)
+    assert all_steps(topic, shell.world, TagMatch("Eq", "none")) == [([], 0)]
+    delete_runs(topic, [SeqRun(5, 1)], shell.world)
+    assert all_steps(topic, shell.world) == [([1, 2, 3, 4], 0)]
+
+
+class Hurt:
+    """A store in which some entries cannot be read, and records of others are damaged."""
+
+    def __init__(self, desk: Desk, unreadable: set[int], bad: set[int]) -> None:
+        self._desk, self._unreadable, self._bad = desk, unreadable, bad
+        index = desk.engine.topic("a").index
+        self._firsts: dict[int, int] = {
+            locator: first for first, _, locator, _ in map(index.entry, range(len(index)))
+        }
+
+    def records(self, locator: int) -> RecordsView:
+        view, first = self._desk.records(locator), self._firsts[locator]
+        if first in self._unreadable:
+            raise Unreadable
+        return _HurtView(view, {seq - first for seq in self._bad})
+
+    def delete_flags(self, locator: int) -> Buffer | None:
+        return self._desk.delete_flags(locator)
+
+    def flag_deleted(self, locator: int, runs: Sequence[IndexRun]) -> None:
+        raise NotImplementedError
+
+    def release(self, locators: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+class _HurtView(RecordsView):
+    __slots__ = ("_bad_indexes",)
+
+    def __init__(self, view: RecordsView, bad: set[int]) -> None:
+        super().__init__(view.flags, view.count, view._ext_len, view._body)
+        self._bad_indexes = bad
+
+    def bad_run(self, start: int, stop: int) -> tuple[int, int] | None:
+        bad = runs_of_seqs(index for index in range(start, stop) if index in self._bad_indexes)
+        return (bad[0].first, bad[0].first + bad[0].length) if bad else None
+
+
+@pytest.mark.slow
+@given(
+    writes=st.lists(st.text("xy-", min_size=1, max_size=6), min_size=1, max_size=6),
+    deleted=st.sets(st.integers(1, 36)),
+    bad=st.sets(st.integers(1, 36)),
+    hurt_writes=st.sets(st.integers(0, 5), max_size=2),
+    cursor=st.integers(0, 8),
+    match=st.sampled_from([None, TagMatch("Eq", "x"), TagMatch("Glob", "")]),
+    bounds=st.fixed_dictionaries(
+        {
+            "max_records": st.sampled_from([1, 3, 99]),
+            "max_bytes": st.sampled_from([1, 100, 9999]),
+            "max_runs": st.sampled_from([1, 2, 99]),
+            "scan_records": st.sampled_from([1, 2, 5, 99]),
+        }
+    ),
+)
+def test_whatever_is_damaged_the_rest_is_picked_and_exactly_that_is_lost(
+    writes: list[str],
+    deleted: set[int],
+    bad: set[int],
+    hurt_writes: set[int],
+    cursor: int,
+    match: TagMatch | None,
+    bounds: dict[str, int],
+) -> None:
+    desk, first = Desk(), 1
+    wanted: list[int] = []
+    lost: list[int] = []
+    unreadable: set[int] = set()
+    for number, tags in enumerate(writes):
+        records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
+        desk.append("a", records=records)
+        seqs = {first + index: tag for index, tag in enumerate(tags)}
+        live = {seq: tag for seq, tag in seqs.items() if seq > cursor and seq not in deleted}
+        if number in hurt_writes:
+            unreadable.add(first)
+            lost += range(min(live), max(live) + 1) if live else ()
+        else:
+            matching = [
+                seq
+                for seq, tag in live.items()
+                if match is None or (tag != "-" and match.text in ("", tag))
+            ]
+            lost += [seq for seq in matching if seq in bad]
+            wanted += [seq for seq in matching if seq not in bad]
+        first += len(tags)
+    desk.commit()
+    topic = desk.engine.topic("a")
+    store = Hurt(desk, unreadable, bad)
+    delete_runs(topic, runs_of_seqs(sorted(deleted)), desk)
+    found: list[int] = []
+    trimmed: list[int] = []
+    while cursor < topic.head_seq:
+        each = pick(topic, store, cursor, match, NO_HOPS, reads_all=True, **bounds)
+        assert cursor < each.to_seq
+        found += seqs_of(each)
+        trimmed += range(each.to_seq + 1 - each.trimmed, each.to_seq + 1)
+        assert not found or found[-1] <= each.to_seq
+        cursor = each.to_seq
+    assert (found, trimmed) == (wanted, lost)

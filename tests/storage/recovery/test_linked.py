@@ -1,0 +1,58 @@
+"""Payloads at a start: every one that the log names is there, and whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.linked import ShardLog
+from topics.storage.disk import Damaged
+from topics.storage.pulse import Pulse
+from topics.storage.recovery.linked import verify_linked
+
+
+def linked_pair(path: Path) -> tuple[ShardLog, ShardLog]:
+    """The log of shard 2, and that of shard 1, which names its first frame."""
+    source, dest = ShardLog(path, 2), ShardLog(path, 1)
+    dest.name((2, source.write(100)))
+    source.give_up(source.next_file())
+    return source, dest
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+def test_payloads_that_are_there_are_taken(tmp_path: Path, is_clean: bool) -> None:
+    source, dest = linked_pair(tmp_path)
+    own, blob = dest.write(), source.write_blob(9, 1)
+    dest.name((2, blob), (1, own))
+    payloads = {(2, 0), (2, blob), (1, own)}
+    for each in (source, dest):
+        each.stop()
+    again = ShardLog(tmp_path, 1)
+    verify_linked(again.linked, payloads, Pulse(lambda _: None), is_clean=is_clean)
+    again.stop()
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+def test_a_missing_payload_is_damage(tmp_path: Path, is_clean: bool) -> None:
+    source, dest = linked_pair(tmp_path)
+    with pytest.raises(Damaged) as damage:
+        verify_linked(dest.linked, {(3, 0)}, Pulse(lambda _: None), is_clean=is_clean)
+    assert damage.value.path == dest.linked.folder / f"03-{0:016x}.wal"
+    for each in (source, dest):
+        each.stop()
+
+
+def test_hurt_records_are_damage_unless_the_stop_was_orderly(tmp_path: Path) -> None:
+    source, dest = linked_pair(tmp_path)
+    path = dest.linked.folder / f"02-{0:016x}.wal"
+    with path.open("r+b") as file:
+        file.seek(4096 + 100)
+        file.write(b"\x7f")
+    pulse = Pulse(lambda _: None)
+    verify_linked(dest.linked, {(2, 0)}, pulse, is_clean=True)
+    with pytest.raises(Damaged) as damage:
+        verify_linked(dest.linked, {(2, 0)}, pulse, is_clean=False)
+    assert (damage.value.path, damage.value.offset) == (path, 4096)
+    for each in (source, dest):
+        each.stop()

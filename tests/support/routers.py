@@ -1,0 +1,92 @@
+"""What the tests of the router calls ask with (§6), and the ends that they make routers between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from string import ascii_lowercase
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tests.support.api import Answer, Api, ok
+from topics.formats.names import shard_of
+
+# The config of a router of which only the ends are named, without them.
+DEFAULTS: dict[str, Any] = {
+    "preserve_node": True,
+    "preserve_tag": True,
+    "filter": None,
+    "allow_cycle": False,
+    "guarantee": "at_least_once",
+}
+OTHERS: dict[str, Any] = {
+    "preserve_node": False,
+    "preserve_tag": False,
+    "filter": ["tag", "Glob", "public:*"],
+    "allow_cycle": True,
+    "guarantee": "exactly_once",
+}
+
+
+def path_of(router: str) -> str:
+    return f"/v0/routers/{quote(router)}"
+
+
+def put(api: Api, router: str, source: str, dest: str, **fields: Any) -> Answer:
+    return api.call("PUT", path_of(router), {"source": source, "dest": dest, **fields})
+
+
+def get(api: Api, router: str) -> Answer:
+    return api.call("GET", path_of(router))
+
+
+def delete(api: Api, router: str) -> Answer:
+    return api.call("DELETE", path_of(router))
+
+
+def listing(api: Api, **query: object) -> Answer:
+    return api.call("GET", f"/v0/routers?{urlencode(query)}")
+
+
+def pages(api: Api, **query: object) -> list[list[Any]]:
+    """The pages of a list, to the last one."""
+    found: list[list[Any]] = []
+    while True:
+        page = ok(listing(api, **query))
+        found.append(page["routers"])
+        if "next_cursor" not in page:
+            return found
+        assert page["routers"], "an empty page that says that there is more"
+        query["cursor"] = page["next_cursor"]
+
+
+def named(routers: Iterable[Any]) -> list[str]:
+    return [router["router"] for router in routers]
+
+
+def names(api: Api, **query: object) -> list[str]:
+    """The names of all routers, through every page."""
+    return [name for page in pages(api, **query) for name in named(page)]
+
+
+def config_of(body: dict[str, Any]) -> dict[str, Any]:
+    """The config in an answer to PUT or GET: the ends and what `DEFAULTS` has."""
+    return {name: body[name] for name in ("source", "dest", *DEFAULTS)}
+
+
+def chain(api: Api, ends: Iterable[str], **fields: Any) -> list[str]:
+    """New routers from each topic to the next; their names."""
+    made: list[str] = []
+    for source, dest in pairwise(ends):
+        made.append(f"{source}->{dest}")
+        ok(put(api, made[-1], source, dest, **fields), 201)
+    return made
+
+
+def topics_on_both_shards(base: str, count: int) -> list[str]:
+    """Names of topics that lie on two shards in turn."""
+    found: list[str] = []
+    for number in range(count):
+        candidates = (f"{base}.{number}{letter}" for letter in ascii_lowercase)
+        found.append(next(name for name in candidates if shard_of(name, 2) == number % 2))
+    return found

@@ -1,0 +1,187 @@
+"""Barriers: a reader of a dest sees what was appended to its sources before it asked (§6).
+
+    diff, state, claim, watch ... of a dest --> its feeders' shards: `router.catch_up`
+        all have answered, or BARRIER_S are over --> the request is handled
+
+A source's shard answers when the routers have reached the head of that moment, or cannot reach it
+now: a dest that is full keeps no reader waiting. Where the source is itself a dest, its own feeders
+come first. A shard that does not answer in time is not waited for again for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeAlias
+
+import trio
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
+from topics.actors.shard.held_topics import Handler, Request, handle_late
+from topics.actors.shard.peers import PeerReply
+from topics.actors.shard.routing.registry import Registry
+from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.service import Service
+from topics.errors import TopicsError
+from topics.formats.wire.calls import (
+    CATCH_UP,
+    NO_RESULT,
+    ROUTER_OWNER,
+    CatchUpParams,
+    NoResult,
+)
+
+CatchUpCall: TypeAlias = InboundCall[CatchUpParams, NoResult]
+
+BARRIER_S: Final = 1.0
+SILENT_S: Final = 5.0  # how long a shard that did not answer is not waited for
+
+
+class Barriers(Service):
+    """Lets requests about dests wait for the routers that feed them."""
+
+    def __init__(self, context: ShardContext, registry: Registry, workers: Workers) -> None:
+        self._context, self._registry, self._workers = context, registry, workers
+        self._silent_until: dict[int, float] = {}  # by shard
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, CATCH_UP, self._catch_up)
+
+    def defer_if_behind(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+        """Whether the request is deferred: ``handler`` gets it when the feeders of ``topics`` have
+        caught up. Only inside of a turn.
+        """
+        if not self._registry.is_told and self._await_owner(topics, handler, request):
+            return True
+        behind = {
+            topic for topic in topics if self._registry.feeders(topic) and not self._is_level(topic)
+        }
+        if not behind:
+            return False
+        left = len(behind)
+
+        def caught_up() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                handle_late(handler, request)
+
+        for topic in behind:
+            self._wait(topic, frozenset(), caught_up)
+        return True
+
+    def _await_owner(self, topics: Iterable[str], handler: Handler, request: Request) -> bool:
+        """After a start: whether the request is deferred until this shard knows its routers."""
+        known = self._context.engine.topics
+        if self._is_silent(ROUTER_OWNER) or not any(
+            name in known and known[name].derivations for name in topics
+        ):
+            return False
+
+        def go_on() -> None:
+            if not self.defer_if_behind(topics, handler, request):
+                handle_late(handler, request)
+
+        wait = _Wait({ROUTER_OWNER}, self._silent_until, go_on)
+        until = trio.current_time() + BARRIER_S
+        wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
+        self._registry.when_told(partial(wait.done, ROUTER_OWNER))
+        return True
+
+    def _is_level(self, topic: str) -> bool:
+        """Whether all feeders have nothing left to forward, as far as this shard knows alone."""
+        for router, row in self._registry.feeders(topic).items():
+            known = self._workers.worker(router)
+            if known is None or self._registry.feeders(row.source):
+                return False
+            source, worker = known
+            is_level = worker.is_known and worker.seen >= source.topic.head_seq
+            if not is_level or worker.state is WorkerState.FLYING:
+                return False
+        return True
+
+    def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
+        """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
+        by_shard: dict[int, list[int]] = {}
+        for router, row in self._registry.feeders(topic).items():
+            shard = self._context.peers.shard_of(row.source)
+            if router not in passed and not self._is_silent(shard):
+                by_shard.setdefault(shard, []).append(router)
+        if not by_shard:
+            then()
+            return
+        wait = _Wait(set(by_shard), self._silent_until, then)
+        until = trio.current_time() + BARRIER_S
+        wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
+        for shard, routers in by_shard.items():
+            params = CatchUpParams(routers, [*passed])
+            self._context.peers.ask(shard, CATCH_UP, params, b"", partial(wait.answered, shard))
+
+    def _is_silent(self, shard: int) -> bool:
+        return trio.current_time() < self._silent_until.get(shard, 0.0)
+
+    # The source's side
+
+    def _catch_up(self, request: CatchUpCall) -> None:
+        routers, passed = request.params.routers, frozenset(request.params.passed)
+        found = [known for known in map(self._workers.worker, routers) if known is not None]
+        request.outlast()
+        left = len(found)
+        if not left:
+            request.reply(NO_RESULT)
+            return
+
+        def settled() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                request.reply(NO_RESULT)
+
+        for source in {source for source, _ in found}:
+            workers = [worker for each, worker in found if each is source]
+            reach_head = partial(_reach_head, source, workers, settled)
+            self._wait(source.topic.name, passed | frozenset(routers), reach_head)
+
+
+def _reach_head(source: Source, workers: Iterable[Worker], settled: Callable[[], object]) -> None:
+    """Call ``settled`` for each of these when it has reached the head of now."""
+    for worker in workers:
+        worker.when_settled(source.topic.head_seq, settled)
+
+
+class _Wait:
+    """One barrier: the shards that have not answered, and what follows when all have."""
+
+    deadline: Deadline
+
+    def __init__(
+        self, shards: set[int], silent_until: dict[int, float], then: Callable[[], object]
+    ) -> None:
+        self._shards, self._silent_until, self._then = shards, silent_until, then
+
+    def answered(self, shard: int, answer: PeerReply[NoResult] | TopicsError) -> None:
+        """This shard is done, or away."""
+        if isinstance(answer, PeerReply):
+            answer.release()
+            self._silent_until.pop(shard, None)
+        self.done(shard)
+
+    def done(self, shard: int) -> None:
+        """Nothing more is expected of this shard."""
+        if shard in self._shards:
+            self._shards.discard(shard)
+            if not self._shards:
+                self.deadline.cancel()
+                self._then()
+
+    def give_up(self) -> None:
+        """The time is over."""
+        until = trio.current_time() + SILENT_S
+        self._silent_until.update(dict.fromkeys(self._shards, until))
+        self._shards.clear()
+        self._then()

@@ -1,0 +1,186 @@
+"""Registry: the routers that have an end in this shard, as the owner of the graph tells it.
+
+    router.sync   routers that are new, changed or gone; all of them when the link session opens
+    router.stats  counters of those that have their source here
+
+It outlives the owner: while that is away, everything goes on as it was told last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeAlias
+
+import trio
+
+from topics.actors.rpc.message_router import MessageRouter
+from topics.actors.rpc.typed_calls import InboundCall, serve
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.routing.worker import WorkerState
+from topics.actors.shard.routing.workers import Workers
+from topics.actors.shard.service import Service
+from topics.engine.routing.derivations import forget_derivations
+from topics.engine.topic import Topic
+from topics.formats.wire.calls import (
+    ROUTER_OWNER,
+    ROUTER_STATS,
+    ROUTER_SYNC,
+    RouterRow,
+    RouterStats,
+    RouterStatsParams,
+    RouterSyncParams,
+    RouterSyncResult,
+)
+
+StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
+SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
+
+SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
+
+
+class Registry(Service):
+    """Knows the routers of this shard; ``workers`` run those that have their source here."""
+
+    def __init__(self, context: ShardContext, workers: Workers) -> None:
+        self._context, self._engine, self._workers = context, context.engine, workers
+        self._rows: dict[int, RouterRow] = {}
+        self._by_source: dict[str, dict[int, RouterRow]] = {}
+        self._by_dest: dict[str, dict[int, RouterRow]] = {}
+        context.routers_of = self.has_routers
+        self.is_told = False
+        self._when_told: list[Callable[[], object]] = []
+
+    def register(self, router: MessageRouter) -> None:
+        """Serve all sessions of ``router``."""
+        serve(router, ROUTER_SYNC, self._sync)
+        serve(router, ROUTER_STATS, self._stats)
+
+    def when_told(self, call: Callable[[], object]) -> None:
+        """Call once the owner has told of all routers."""
+        self._when_told.append(call)
+
+    # Which there are
+
+    def has_routers(self, topic: str) -> bool:
+        """Whether a router may name the topic, which belongs to this shard.
+
+        Before the owner has told, it is to be asked. While it is away nobody knows: a router that
+        loses an end meanwhile goes when the owner is back.
+        """
+        if not self.is_told:
+            return self._context.peers.is_there(ROUTER_OWNER)
+        return topic in self._by_source or topic in self._by_dest
+
+    def feeders(self, topic: str) -> dict[int, RouterRow]:
+        """The routers that feed a topic of this shard, by id."""
+        return self._by_dest.get(topic, {})
+
+    def _is_here(self, topic: str) -> bool:
+        return self._context.peers.shard_of(topic) == self._context.wal.shard
+
+    def _end(self, name: str, topic_id: int) -> Topic | None:
+        """An end of a router; None when it is gone, or another one of that name."""
+        topic = self._engine.topics.get(name)
+        return topic if topic is not None and topic.id == topic_id else None
+
+    # What the owner tells
+
+    def _sync(self, request: SyncCall) -> None:
+        params = request.params
+        rows = [RouterRow._make(fields) for fields in params.routers]
+        removed = set(params.removed)
+        if params.is_all:
+            removed |= self._rows.keys() - {row.id for row in rows}
+        orphans = [row.id for row in rows if not self._set(row)]
+        totals: list[tuple[int, int]] = []
+        waiting = {router for router in removed if router in set(self._workers.known())}
+
+        def stopped(router: int, total: int) -> None:
+            waiting.discard(router)
+            totals.append((router, total))
+            if not waiting:
+                request.reply(RouterSyncResult(orphans, totals))
+
+        is_waiting = bool(waiting)
+        for router in removed:
+            self._drop(router)
+            self._workers.remove(router, partial(stopped, router))
+        if params.is_all:
+            for topic in self._engine.topics.values():
+                if topic.derivations is not None:
+                    forget_derivations(topic, self.feeders(topic.name))
+            self._tell()
+        if not is_waiting:
+            request.reply(RouterSyncResult(orphans, totals))
+
+    def _tell(self) -> None:
+        self.is_told = True
+        calls, self._when_told = self._when_told, []
+        for call in calls:
+            call()
+
+    def _set(self, row: RouterRow) -> bool:
+        """A router is new, or changed; False when an end of it is missing here."""
+        source, dest = self._end(row.source, row.source_id), self._end(row.dest, row.dest_id)
+        if (self._is_here(row.source) and source is None) or (
+            self._is_here(row.dest) and dest is None
+        ):
+            return False
+        self._rows[row.id] = row
+        if dest is not None:
+            self._by_dest.setdefault(row.dest, {})[row.id] = row
+        if source is not None:
+            self._by_source.setdefault(row.source, {})[row.id] = row
+            self._workers.set(row, source)
+        return True
+
+    def _drop(self, router: int) -> None:
+        row = self._rows.pop(router, None)
+        if row is None:
+            return
+        for table, name in ((self._by_source, row.source), (self._by_dest, row.dest)):
+            rows = table.get(name, {})
+            rows.pop(router, None)
+            if not rows:
+                table.pop(name, None)
+        topic = self._engine.topics.get(row.dest)
+        if topic is not None:
+            forget_derivations(topic, self.feeders(row.dest))
+
+    # Counters
+
+    def _stats(self, request: StatsCall) -> None:
+        """Answer when nothing of these routers is under way, so that the counters agree with what
+        readers of their dests see; after a while in any case.
+        """
+        routers = request.params.routers
+        waiting: set[int] = set()
+        is_answered = False
+
+        def answer() -> None:
+            nonlocal is_answered
+            if not is_answered:
+                is_answered = True
+                found = [self._workers.stats(router) for router in routers]
+                request.reply(RouterStats([stats for stats in found if stats is not None]))
+
+        def settled(router: int) -> None:
+            waiting.discard(router)
+            if not waiting:
+                answer()
+
+        for router in routers:
+            known = self._workers.worker(router)
+            if known is not None and known[1].state in (WorkerState.FLYING, WorkerState.WAITING):
+                waiting.add(router)
+        if not waiting:
+            answer()
+            return
+        request.outlast()
+        until = trio.current_time() + SETTLE_S
+        self._context.deadlines.call_at(until, answer)
+        for router in tuple(waiting):
+            known = self._workers.worker(router)
+            if known is not None:
+                known[1].when_settled(0, partial(settled, router))

@@ -1,0 +1,193 @@
+"""Worker: one router at its source, and the router's place among those that share a source.
+
+IDLE --new records--> READY --forward--> FLYING --answer--> IDLE
+  ^                     ^ '--a sync, a payload--> WAITING --.   |
+  |                     '-----------------------------------'   |
+  '---------------------------a while later--- RETRYING <--full, away--'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from topics.actors.shard.deadlines import Deadline
+from topics.engine.routing.hops import Hops
+from topics.engine.topic import Topic
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.disk.copies import Drops
+from topics.formats.wire.calls import ForwardTarget, RouterRow
+
+RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
+
+
+class WorkerState(Enum):
+    """What a worker does."""
+
+    IDLE = "idle"
+    READY = "ready"
+    FLYING = "flying"
+    WAITING = "waiting"
+    RETRYING = "retrying"
+
+
+class Likeness(NamedTuple):
+    """Workers that are alike in this can share a message."""
+
+    shard: int  # of the dest
+    is_known: bool
+    cursor: int
+    seen: int
+    drops: int
+    match: TagMatch | None
+    needs_log: bool
+    needs_payload: bool
+
+
+class Worker:
+    """One router. ``cursor``: where the dest's log has it; ``seen``: up to where nothing else is
+    wanted, at or above ``cursor``; both count only once they are known from the dest.
+    """
+
+    __slots__ = (
+        *("row", "shard", "match", "drops", "cursor", "seen", "total", "is_known", "is_removed"),
+        *("state", "retry", "retry_s", "needs_log", "needs_payload", "must_log", "waiters"),
+    )
+
+    def __init__(self, row: RouterRow, shard: int) -> None:
+        self.cursor = self.seen = row.start_seq
+        self.total = 0
+        self.is_known = self.is_removed = False
+        self.state = WorkerState.IDLE
+        self.retry: Deadline | None = None
+        self.retry_s = 0.0
+        self.needs_log = False  # the dest keeps a log: records in memory go through one
+        self.needs_payload = False  # a payload was not where it was
+        self.must_log = False  # the dest's log must hear of ``seen``
+        self.waiters: list[tuple[int, Callable[[], object]]] = []
+        self.configure(row, shard)
+
+    def configure(self, row: RouterRow, shard: int) -> None:
+        """Copy as ``row`` says from now on; ``shard``: of the dest."""
+        if self.seen > self.cursor:
+            self.must_log = True  # what was passed over stays so
+        self.row, self.shard = row, shard
+        self.match = None if row.filter is None else TagMatch._make(row.filter)
+        self.drops = (0 if row.preserve_node else Drops.NODE) | (
+            0 if row.preserve_tag else Drops.TAG
+        )
+
+    @property
+    def likeness(self) -> Likeness:
+        """See `Likeness`."""
+        return Likeness(
+            self.shard,
+            self.is_known,
+            self.cursor,
+            self.seen,
+            self.drops,
+            self.match,
+            self.needs_log,
+            self.needs_payload,
+        )
+
+    @property
+    def target(self) -> ForwardTarget:
+        """This router, in a forward."""
+        row = self.row
+        stamp = row.name if row.exactly_once else None
+        return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, stamp)
+
+    def stands_at(self, cursor: int, total: int) -> None:
+        """The dest says so."""
+        self.cursor = self.seen = cursor
+        self.total, self.is_known, self.must_log = total, True, False
+
+    def passed(self, seq: int) -> None:
+        """Nothing up to ``seq`` is wanted."""
+        self.seen = seq
+
+    # Those who wait for it
+
+    def when_settled(self, seq: int, call: Callable[[], object]) -> None:
+        """Call once everything up to ``seq`` is done, or cannot be done now: at once, if so."""
+        self.waiters.append((seq, call))
+        self.tell_settled()
+
+    def tell_settled(self) -> None:
+        """Call those who have waited long enough."""
+        if not self.waiters:
+            return
+        is_stuck = self.is_removed or self.state is WorkerState.RETRYING
+        is_quiet = self.is_known and self.state is not WorkerState.FLYING
+        due = [call for seq, call in self.waiters if is_stuck or (is_quiet and self.seen >= seq)]
+        self.waiters = [waiter for waiter in self.waiters if waiter[1] not in due]
+        for call in due:
+            call()
+
+
+class Source:
+    """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
+
+    __slots__ = ("has_news", "hops", "idle", "ready", "topic", "workers")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self.hops = topic, Hops()
+        self.workers: dict[int, Worker] = {}
+        self.idle: dict[Worker, None] = {}
+        self.ready: dict[Likeness, dict[Worker, None]] = {}
+        self.has_news = True
+
+    def add(self, worker: Worker) -> None:
+        """Another router."""
+        self.workers[worker.row.id] = worker
+        self.make_ready(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """A router that is gone."""
+        del self.workers[worker.row.id]
+        self.leave_ready(worker)
+        self.idle.pop(worker, None)
+
+    def make_ready(self, worker: Worker) -> None:
+        """It may send."""
+        self.idle.pop(worker, None)
+        worker.state = WorkerState.READY
+        self.ready.setdefault(worker.likeness, {})[worker] = None
+
+    def leave_ready(self, worker: Worker) -> None:
+        """It may not, for now: before its likeness changes."""
+        alike = self.ready.get(worker.likeness)
+        if alike is not None:
+            alike.pop(worker, None)
+            if not alike:
+                del self.ready[worker.likeness]
+
+    def rest(self, worker: Worker) -> None:
+        """It has nothing to do."""
+        worker.state = WorkerState.IDLE
+        self.idle[worker] = None
+        worker.tell_settled()
+
+    def take_news(self) -> None:
+        """Idle routers look at what is new."""
+        if self.has_news:
+            self.has_news = False
+            for worker in tuple(self.idle):
+                self.make_ready(worker)
+
+    def take_alike(self, count: int) -> list[Worker]:
+        """Up to ``count`` ready workers that are alike, in state WAITING; at least one is ready."""
+        likeness, alike = next(iter(self.ready.items()))
+        taken = [worker for worker, _ in zip(tuple(alike), range(count), strict=False)]
+        for worker in taken:
+            del alike[worker]
+            worker.state = WorkerState.WAITING
+        if not alike:
+            del self.ready[likeness]
+        return taken
+
+    def forget_hops(self) -> None:
+        """Drop the hops of what every router has passed."""
+        self.hops.drop_to(min((worker.seen for worker in self.workers.values()), default=0))

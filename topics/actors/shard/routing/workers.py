@@ -1,0 +1,479 @@
+"""Workers: forward what their sources get, to dests of any shard (§6).
+
+    commit of a source --> due --a turn of its own--> picked -> rows -> `router.forward`
+                            ^                                              |
+                            '--------- answer: cursor, or a while later ---'
+
+Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
+about a millisecond; more follows in the next. Routers that stand at one place and copy alike share
+a message. A router has one forward under way; what comes meanwhile goes with the next.
+
+What the dest cannot take stays where it is: the router tries again, less and less often.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from topics.actors.shard.context import ShardContext
+from topics.actors.shard.peers import PeerReply
+from topics.actors.shard.routing.batches import Batch, Missing, batch_of, is_kept_in_memory
+from topics.actors.shard.routing.worker import (
+    RETRY_MAX_S,
+    RETRY_MIN_S,
+    Source,
+    Worker,
+    WorkerState,
+)
+from topics.actors.shard.service import Service
+from topics.engine.changes.append import Append
+from topics.engine.changes.change import Change
+from topics.engine.changes.delete_topic import DeleteTopic
+from topics.engine.changes.forward import Advance, Forward, LogPayload
+from topics.engine.changes.reservation import Reservation
+from topics.engine.locators import is_in_log, lsn_of
+from topics.engine.routing.lag import lag
+from topics.engine.routing.picking import Picked, pick
+from topics.engine.store import Unreadable
+from topics.engine.topic import Topic
+from topics.errors import TopicsError
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.disk.copies import decode_copies
+from topics.formats.disk.frames import FrameKind
+from topics.formats.wire.calls import (
+    FORWARD,
+    ForwardParams,
+    ForwardResult,
+    ForwardStatus,
+    RouterRow,
+)
+from topics.storage.wal.progress import Progress
+
+WORK_S: Final = 0.001
+TARGETS_MAX: Final = 16
+BATCH_RECORDS: Final = 4096
+BATCH_BYTES: Final = 1 << 20
+BATCH_RUNS: Final = 1024
+SCAN_RECORDS: Final = 16_384
+LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
+PAYLOADS_MAX: Final = 64
+
+log: Final = structlog.get_logger()
+_BatchKey = tuple[int, int, TagMatch | None]  # topic id, seen, what is wanted
+
+
+class Workers(Service):
+    """The routers that have their source in this shard."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self._context, self._engine = context, context.engine
+        self._sources: dict[int, Source] = {}  # by topic id
+        self._by_router: dict[int, tuple[Source, Worker]] = {}
+        self._due: dict[int, None] = {}  # sources, by topic id
+        self._is_scheduled = False
+        self._batches: dict[_BatchKey, Batch] = {}  # of this turn
+        # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
+        self._payloads: dict[_BatchKey, Batch] = {}
+        self._unlogged: dict[Worker, None] = {}
+        self._synced: list[tuple[int, Source, list[Worker]]] = []  # wait for this LSN
+        self._is_syncing = False
+
+    # Which routers there are
+
+    def set(self, row: RouterRow, topic: Topic) -> None:
+        """A router from ``topic`` is new, or changed."""
+        shard = self._context.peers.shard_of(row.dest)
+        known = self._by_router.get(row.id)
+        if known is not None:
+            source, worker = known
+            source.leave_ready(worker)
+            worker.configure(row, shard)
+            if worker.state in (WorkerState.READY, WorkerState.IDLE):
+                source.make_ready(worker)
+        else:
+            source = self._source(topic)
+            worker = Worker(row, shard)
+            self._by_router[row.id] = source, worker
+            source.add(worker)
+        self._wake(source)
+
+    def _source(self, topic: Topic) -> Source:
+        """The topic as a source. Of copies that the log still has, the hops are learnt anew."""
+        source = self._sources.get(topic.id)
+        if source is None:
+            source = self._sources[topic.id] = Source(topic)
+            wal = self._context.wal
+            for entry in topic.index.from_seq(topic.sealed_seq + 1) if topic.derivations else ():
+                if is_in_log(entry.locator):
+                    header, body = wal.frame_at(lsn_of(entry.locator))
+                    if header.kind == FrameKind.ROUTER:
+                        hop = decode_copies(header, body).hop
+                        source.hops.note(entry.first_seq, entry.last_seq, hop)
+        return source
+
+    def remove(self, router: int, then: Callable[[int], object]) -> None:
+        """The router is gone; ``then`` gets its total, when nothing of it is under way. Nothing
+        happens for one that is not here.
+        """
+        known = self._by_router.pop(router, None)
+        if known is None:
+            return
+        source, worker = known
+        source.remove(worker)
+        worker.is_removed = True
+        self._unlogged.pop(worker, None)
+        if not source.workers:
+            del self._sources[source.topic.id]
+        if worker.retry is not None:
+            worker.retry.cancel()
+        if worker.state is WorkerState.FLYING:
+            worker.waiters.append((0, partial(_tell_total, worker, then)))
+        else:
+            worker.tell_settled()
+            then(worker.total)
+
+    def known(self) -> Iterable[int]:
+        """Ids of all routers that have their source here."""
+        return self._by_router.keys()
+
+    def worker(self, router: int) -> tuple[Source, Worker] | None:
+        """A router and its source, if that is here."""
+        return self._by_router.get(router)
+
+    def stats(self, router: int) -> tuple[int, int, int, int] | None:
+        """As `RouterStats` has them."""
+        known = self._by_router.get(router)
+        if known is None:
+            return None
+        source, worker = known
+        self._context.freshen(source.topic)
+        now_ts = self._context.now.ts
+        return router, worker.total, *lag(source.topic, self._context.store, worker.seen, now_ts)
+
+    # When there is something to do
+
+    def on_commit(self, change: Change) -> None:
+        """A source has something new."""
+        source = self._sources.get(change.topic.id) if self._sources else None
+        if source is None:
+            return
+        if isinstance(change, Append | Advance):
+            if isinstance(change, Forward):
+                source.hops.note(change.first_seq, change.last_seq, change.hop)
+            self._wake(source)
+        elif isinstance(change, DeleteTopic):
+            for router in tuple(source.workers):
+                self.remove(router, lambda _: None)
+        elif not isinstance(change, LogPayload | Reservation):  # something may have gone
+            self._payloads = {
+                key: batch for key, batch in self._payloads.items() if key[0] != source.topic.id
+            }
+
+    def _wake(self, source: Source) -> None:
+        source.has_news = True
+        self._due[source.topic.id] = None
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._context.deadlines.call_at(-math.inf, self._work)
+
+    def _work(self) -> None:
+        self._is_scheduled = False
+        if self._context.is_stopping:
+            return
+        until = time.perf_counter() + WORK_S
+        self._batches.clear()
+        for topic_id in tuple(self._due):
+            del self._due[topic_id]
+            source = self._sources.get(topic_id)
+            if source is not None and not self._feed(source, until):
+                self._due[topic_id] = None  # behind the others
+            if time.perf_counter() > until:
+                break
+        if self._due and not self._is_scheduled:
+            self._is_scheduled = True
+            self._context.deadlines.call_at(-math.inf, self._work)
+
+    def _feed(self, source: Source, until: float) -> bool:
+        """Forward to the dests of one source; whether all is under way."""
+        self._context.freshen(source.topic)
+        source.take_news()
+        while source.ready:
+            self._send(source, source.take_alike(TARGETS_MAX))
+            if time.perf_counter() > until:
+                return not source.ready
+        source.forget_hops()
+        return True
+
+    # One forward
+
+    def _send(self, source: Source, workers: list[Worker]) -> None:
+        """Send these, which are alike, on their way."""
+        first, topic = workers[0], source.topic
+        if not first.is_known:
+            self._ask(source, workers, _probe(first.cursor))
+            return
+        key = (topic.id, first.seen, first.match)
+        batch = self._batches.get(key) or self._logged(key)
+        if batch is None:
+            picked = self._pick(source, first)
+            if picked is None:
+                self._retry(source, workers)
+                return
+            if not picked.runs:
+                self._pass_over(source, workers, picked)
+                return
+            found = self._batch(source, workers, picked, key)
+            if found is None:
+                return
+            batch = self._batches[key] = found
+        if first.shard != self._context.wal.shard and self._is_unsynced(batch):
+            self._wait_synced(source, workers, batch.last_lsn)
+            return
+        self._ask(source, workers, batch)
+
+    def _logged(self, key: _BatchKey) -> Batch | None:
+        """What is left of a payload that was logged for these records, if that still stands."""
+        topic_id, seen, match = key
+        for (logged_id, from_seq, wanted), batch in self._payloads.items():
+            if (
+                logged_id == topic_id
+                and wanted == match
+                and from_seq <= seen < batch.to_seq
+                and batch.last_lsn >= self._context.wal.oldest_lsn
+            ):
+                return batch if from_seq == seen else batch.behind(seen)
+        return None
+
+    def _pick(self, source: Source, worker: Worker, *, reads_all: bool = False) -> Picked | None:
+        try:
+            return pick(
+                source.topic,
+                self._context.store,
+                worker.seen,
+                worker.match,
+                source.hops,
+                max_records=BATCH_RECORDS,
+                max_bytes=BATCH_BYTES,
+                max_runs=BATCH_RUNS,
+                scan_records=SCAN_RECORDS,
+                reads_all=reads_all,
+            )
+        except Unreadable:
+            return None
+
+    def _pass_over(self, source: Source, workers: list[Worker], picked: Picked) -> None:
+        """Nothing is to be copied up to ``to_seq``."""
+        first = workers[0]
+        if picked.trimmed:
+            self._ask(source, workers, _probe(picked.to_seq), trimmed=picked.trimmed)
+            return
+        is_at_end = picked.to_seq == first.seen
+        for worker in workers:
+            worker.passed(picked.to_seq)
+            if not is_at_end:
+                source.make_ready(worker)
+            elif worker.must_log and worker.seen > worker.cursor:
+                self._ask(source, [worker], _probe(worker.seen))
+            else:
+                source.rest(worker)
+                if worker.seen > worker.cursor:
+                    self._log_later(worker)
+
+    def _batch(
+        self,
+        source: Source,
+        workers: list[Worker],
+        picked: Picked,
+        key: _BatchKey,
+        *,
+        is_read: bool = False,
+    ) -> Batch | None:
+        """Rows for what was picked; None when the workers wait for its payload, or when there is
+        nothing to copy. ``is_read``: all that was picked can be read.
+        """
+        first, context = workers[0], self._context
+        try:
+            found = batch_of(picked, context.store, context.wal, by_payload=first.needs_payload)
+        except Unreadable:
+            again = None if is_read else self._pick(source, first, reads_all=True)
+            if again is None:
+                self._retry(source, workers)
+            elif again.runs:
+                return self._batch(source, workers, again, key, is_read=True)
+            else:  # the dests are told of what is lost
+                self._pass_over(source, workers, again)
+            return None
+        if isinstance(found, Batch):
+            return found
+        if is_kept_in_memory(picked) and not first.needs_log:
+            return found.in_message()
+        self._log_payload(source, workers, found, key)
+        return None
+
+    def _log_payload(
+        self, source: Source, workers: list[Worker], missing: Missing, key: _BatchKey
+    ) -> None:
+        """Write records into the log, for rows to name; then go on."""
+        context = self._context
+        if context.room.refusal(grows=True) is not None:
+            self._retry(source, workers)
+            return
+        change = self._engine.log_payload(
+            source.topic, missing.first_seq, missing.ts, missing.records
+        )
+
+        def settle(result: Progress | OSError) -> None:
+            if isinstance(result, OSError):
+                self._retry(source, workers)
+                return
+            self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
+            while len(self._payloads) > PAYLOADS_MAX:
+                del self._payloads[next(iter(self._payloads))]
+            self._go_on(source, workers)
+
+        context.commits.submit(change, settle)
+
+    def _ask(self, source: Source, workers: list[Worker], batch: Batch, trimmed: int = 0) -> None:
+        first, row = workers[0], workers[0].row
+        for worker in workers:
+            worker.state = WorkerState.FLYING
+        params = ForwardParams(
+            source=row.source,
+            source_id=row.source_id,
+            epoch=row.epoch,
+            from_seq=first.cursor,
+            to_seq=batch.to_seq,
+            trimmed=trimmed,
+            hop=batch.hop + 1,
+            rows=batch.packed(first.drops),
+            seqs=batch.seqs,
+            stamps=batch.stamps,
+            targets=[worker.target for worker in workers],
+        )
+        then = partial(self._answered, source, workers)
+        self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
+
+    # What became of it
+
+    def _answered(
+        self,
+        source: Source,
+        workers: Sequence[Worker],
+        answer: PeerReply[ForwardResult] | TopicsError,
+    ) -> None:
+        if isinstance(answer, TopicsError):
+            self._retry(source, workers)
+            return
+        outcomes = answer.result.outcomes
+        answer.release()
+        for worker, (status, cursor, total) in zip(workers, outcomes, strict=True):
+            self._settle(source, worker, ForwardStatus(status), cursor, total)
+        self._wake(source)
+
+    def _settle(
+        self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
+    ) -> None:
+        has_moved = cursor != worker.cursor
+        if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
+            worker.stands_at(cursor, total)
+        if worker.is_removed:
+            worker.state = WorkerState.IDLE
+            worker.tell_settled()
+            return
+        if status is ForwardStatus.DONE and has_moved:
+            worker.needs_payload = False
+        if status is ForwardStatus.NO_PAYLOAD:
+            worker.needs_payload = True
+        elif status is ForwardStatus.NOT_LOGGED:
+            worker.needs_log = True
+        elif status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
+            if has_moved:
+                worker.retry_s = 0.0
+            self._retry(source, (worker,))
+            return
+        worker.retry_s = 0.0
+        if worker.seen < source.topic.head_seq:
+            source.make_ready(worker)
+        else:
+            source.rest(worker)
+
+    def _retry(self, source: Source, workers: Iterable[Worker]) -> None:
+        """Try again after a while."""
+        now = trio.current_time()
+        for worker in workers:
+            if worker.is_removed:
+                worker.tell_settled()
+                continue
+            worker.state = WorkerState.RETRYING
+            worker.retry_s = min(max(2 * worker.retry_s, RETRY_MIN_S), RETRY_MAX_S)
+            call = partial(self._go_on, source, (worker,))
+            worker.retry = self._context.deadlines.call_at(now + worker.retry_s, call)
+            worker.tell_settled()
+
+    def _go_on(self, source: Source, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            worker.retry = None
+            if not worker.is_removed:
+                source.make_ready(worker)
+        self._wake(source)
+
+    # Waiting for the disk
+
+    def _is_unsynced(self, batch: Batch) -> bool:
+        return batch.last_lsn > 0 and batch.last_lsn >= self._context.wal.synced_lsn
+
+    def _wait_synced(self, source: Source, workers: list[Worker], lsn: int) -> None:
+        self._synced.append((lsn, source, workers))
+        if not self._is_syncing:
+            self._is_syncing = True
+            self._context.start(self._sync)
+
+    async def _sync(self) -> None:
+        """Sync the log as long as another shard is to name what it holds."""
+        context = self._context
+        while self._synced:
+            waiting, self._synced = self._synced, []
+            context.wal.flush(sync=True)
+            await context.commits.wait_synced(max(lsn for lsn, _, _ in waiting) + 1)
+            context.begin_turn()
+            for lsn, source, workers in waiting:
+                if lsn < context.wal.synced_lsn:
+                    self._go_on(source, workers)
+                else:
+                    self._retry(source, workers)
+            context.end_turn()
+        self._is_syncing = False
+
+    # Cursors that passed over records
+
+    def _log_later(self, worker: Worker) -> None:
+        """Let the dest's log have its cursor within a second, unless a copy brings it there."""
+        if not self._unlogged:
+            until = trio.current_time() + LOG_SEEN_S
+            self._context.deadlines.call_at(until, self._log_seen)
+        self._unlogged[worker] = None
+
+    def _log_seen(self) -> None:
+        unlogged, self._unlogged = self._unlogged, {}
+        for worker in unlogged:
+            known = self._by_router.get(worker.row.id)
+            if known is not None and worker.state is WorkerState.IDLE:
+                worker.must_log = worker.seen > worker.cursor
+                known[0].make_ready(worker)
+                self._wake(known[0])
+
+
+def _probe(to_seq: int) -> Batch:
+    """Without copies: where the dest stands, or that the cursor moves on."""
+    return Batch(to_seq, 0, (), (), ())
+
+
+def _tell_total(worker: Worker, then: Callable[[int], object]) -> None:
+    then(worker.total)

@@ -1,0 +1,329 @@
+"""Picking: which records of a source a router forwards next.
+
+    what comes next                              the step
+    a loss or damage                             a trim; a batch of records ends before it
+    records at another hop than those picked     the batch ends before them
+    records at the highest hop                   pass over them
+    records deleted, or unwanted by the filter   pass over them
+    other records                                pick what fits the bounds
+
+A loss is met as by a reader (`reading`): first the floors, then the ranges above live records, then
+bytes that cannot be read. Whole entries are picked without a look at their records: then it is up
+to who reads them to find that they cannot be read, and to pick again with ``reads_all``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from topics.engine.locators import FIRST_EXTENT, FIRST_MEMORY, Locator
+from topics.engine.losses import next_loss
+from topics.engine.routing.hops import HOPS_MAX, Hops
+from topics.engine.store import Store, Unreadable
+from topics.engine.tags import json_prefix
+from topics.engine.topic import Topic
+from topics.formats.api.delete_body import TagMatch
+from topics.formats.buffers import Buffer
+from topics.formats.disk.extent_view import ExtentView
+from topics.formats.disk.records import RecordFlags, View, live_runs
+from topics.formats.json_text import json_string
+from topics.formats.ranges import IndexRun
+
+_TAGS = int(RecordFlags.TAGS)
+
+
+class PickedRun(NamedTuple):
+    """Records ``start`` to ``stop`` (exclusive) of the entry that begins at ``first_seq``: all of
+    them are live and wanted.
+    """
+
+    locator: Locator
+    first_seq: int
+    start: int
+    stop: int
+
+
+class Picked(NamedTuple):
+    """What is to be done next, up to ``to_seq``: ``runs`` of records in the order of their seqs, or
+    a trim, or neither: then nothing up to ``to_seq`` is to be forwarded.
+
+    ``trimmed``: how many seqs are lost. ``hop``: of the picked records, not of their copies.
+    ``count``, ``size``: of the picked records; bytes as rendered, commas included.
+    """
+
+    runs: Sequence[PickedRun]
+    to_seq: int
+    trimmed: int
+    hop: int
+    count: int  # type: ignore[assignment]
+    size: int
+
+
+def pick(
+    topic: Topic,
+    store: Store,
+    cursor: int,
+    match: TagMatch | None,
+    hops: Hops,
+    *,
+    max_records: int,
+    max_bytes: int,
+    max_runs: int,
+    scan_records: int,
+    reads_all: bool = False,
+) -> Picked:
+    """What follows the cursor, as far as the bounds reach, but at least one record. ``to_seq`` is
+    the cursor when there is nothing.
+
+    ``scan_records`` bounds what is looked at: ask again from ``to_seq``, also when nothing was
+    picked. What is older than the TTL must be gone. ``reads_all``: find out also which records of
+    the log cannot be read.
+    """
+    if cursor >= topic.head_seq:
+        return Picked([], cursor, 0, 0, 0, 0)
+    if cursor + 1 < topic.evict_floor:
+        return Picked([], topic.start_seq - 1, topic.start_seq - 1 - cursor, 0, 0, 0)
+    room = _Room(max_records, max_bytes, max_runs, scan_records)
+    return _Picker(topic, store, cursor, match, room, reads_all).pick(hops)
+
+
+class _Room:
+    """What may still be picked."""
+
+    __slots__ = ("records", "runs", "scan", "size")
+
+    def __init__(self, records: int, size: int, runs: int, scan: int) -> None:
+        assert min(records, size, runs, scan) > 0, "one record may always be picked"
+        self.records, self.size, self.runs, self.scan = records, size, runs, scan
+
+    @property
+    def is_left(self) -> bool:
+        return min(self.records, self.size, self.runs, self.scan) > 0
+
+
+class _Picker:
+    """One call of `pick`. ``_seq`` is the next seq to look at, ``_at`` the entry that holds it or
+    comes next.
+    """
+
+    __slots__ = (
+        *("_topic", "_index", "_store", "_match", "_room", "_reads_all"),
+        *("_seq", "_at", "_hop", "_runs", "_count", "_size", "_trimmed"),
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        store: Store,
+        cursor: int,
+        match: TagMatch | None,
+        room: _Room,
+        reads_all: bool,
+    ) -> None:
+        self._topic, self._index, self._store = topic, topic.index, store
+        self._match, self._room, self._reads_all = match, room, reads_all
+        self._seq = max(cursor + 1, topic.start_seq)
+        self._at = self._index.find(self._seq)
+        self._hop = self._count = self._size = self._trimmed = 0
+        self._runs: list[PickedRun] = []
+
+    def pick(self, hops: Hops) -> Picked:
+        """Pick until a bound, a loss or another hop ends the batch."""
+        head = self._topic.head_seq
+        loss = next_loss(self._topic, self._seq, head)
+        end = head + 1 if loss is None else loss.first
+        while self._seq < end:
+            hop, last = hops.at(self._seq)
+            stop = min(last + 1, end)
+            if hop >= HOPS_MAX:
+                self._seq, self._at = stop, self._index.find(stop)
+            elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
+                break
+        if loss is not None and self._seq >= loss.first and not (self._runs or self._trimmed):
+            self._trimmed, self._seq = loss.last + 1 - self._seq, loss.last + 1
+        hop = self._hop if self._runs else 0
+        return Picked(self._runs, self._seq - 1, self._trimmed, hop, self._count, self._size)
+
+    def _pick_to(self, stop_seq: int, hop: int) -> bool:
+        """Pick what is below ``stop_seq``, which is all at one hop; False when a bound or damage
+        ends the batch.
+        """
+        self._hop, index = hop, self._index
+        while True:
+            if self._match is None and not self._reads_all:
+                self._take_whole_entries(stop_seq)
+            if self._at == len(index) or index.entry(self._at)[0] >= stop_seq:
+                self._seq = stop_seq
+                return True
+            if not self._room.is_left or not self._take_records(stop_seq):
+                return False
+            if self._seq >= stop_seq:
+                return True
+
+    # Records
+
+    def _take_whole_entries(self, stop_seq: int) -> None:
+        """Take writes as long as each is wanted as it stands: most calls do nothing else."""
+        room, at, seq, runs = self._room, self._at, self._seq, self._runs
+        entry_at, gone, end = self._index.entry, self._index.gone, len(self._index)
+        records, budget, scan = room.records, room.size, room.scan
+        left = room.runs
+        while at < end and left > 0 and scan > 0:
+            first_seq, count, locator, size = entry_at(at)
+            if (
+                not (seq <= first_seq <= stop_seq - count and 0 < size <= budget)
+                or count > records
+                or first_seq in gone
+                or FIRST_EXTENT <= locator < FIRST_MEMORY
+            ):
+                break
+            runs.append(PickedRun(locator, first_seq, 0, count))
+            records -= count
+            budget -= size
+            scan -= 1
+            left -= 1
+            seq = first_seq + count
+            at += 1
+        self._count += room.records - records
+        self._size += room.size - budget
+        room.records, room.size, room.scan, room.runs = records, budget, scan, left
+        self._at, self._seq = at, seq
+
+    def _take_records(self, stop_seq: int) -> bool:
+        """Take records of the entry at hand; False when the batch ends within it."""
+        first_seq, count, locator, size = self._index.entry(self._at)
+        start = max(self._seq - first_seq, 0)
+        stop = min(stop_seq - first_seq, count)
+        if not size:
+            looked = 1
+        else:
+            try:
+                deleted = self._flags(first_seq, locator)
+                view = self._store.records(locator)
+                runs, stop, looked = self._wanted(view, start, stop, deleted)
+            except Unreadable:
+                return self._pass_unreadable(first_seq, start, stop, locator)
+            for begin, end in runs:
+                if not self._add(view, PickedRun(locator, first_seq, begin, end)):
+                    self._seq = max(self._seq, first_seq + begin)
+                    return False
+        self._room.scan -= looked
+        self._seq = max(self._seq, first_seq + stop)
+        if stop == count:
+            self._at += 1
+        return True
+
+    def _add(self, view: View, run: PickedRun) -> bool:
+        """Pick what fits of a run; False when that is not all of it."""
+        room, begin, end = self._room, run.start, run.stop
+        if not (room.runs > 0 and room.records > 0 and room.size > 0):
+            return False
+        stop = view.fit(begin, min(end, begin + room.records), room.size)
+        if stop == begin:
+            if self._runs:
+                return False
+            stop = begin + 1  # at least one record, whatever its size
+        bad = view.bad_run(begin, stop)
+        if bad is not None:
+            stop = bad[0]
+            if stop == begin:
+                self._trim(run.first_seq, view.bad_run(begin, end) or bad)
+                return False
+        size = view.size(begin, stop)
+        self._runs.append(run._replace(stop=stop))
+        self._count += stop - begin
+        self._size += size
+        self._seq = run.first_seq + stop
+        room.records -= stop - begin
+        room.size -= size
+        room.runs -= 1
+        return stop == end
+
+    def _flags(self, first_seq: int, locator: Locator) -> Buffer | None:
+        return self._store.delete_flags(locator) if first_seq in self._index.gone else None
+
+    # The filter
+
+    def _wanted(
+        self, view: View, start: int, stop: int, deleted: Buffer | None
+    ) -> tuple[Iterable[IndexRun], int, int]:
+        """Runs of live records in the range that match, where the look at them ended, and how many
+        were looked at.
+        """
+        match, scan = self._match, self._room.scan
+        if match is None:
+            stop = min(stop, start + scan)
+            return live_runs(deleted, start, stop), stop, stop - start
+        if not view.flags & _TAGS:
+            return (), stop, 1
+        found = _in_extent(view, match, scan) if isinstance(view, ExtentView) else None
+        if found is None:
+            stop = min(stop, start + scan)
+            looked, found = stop - start, [*_in_tags(view, match, start, stop)]
+        else:
+            low = bisect_left(found, start)
+            high = bisect_left(found, stop, low)
+            if high - low > scan:
+                high = low + scan
+                stop = found[high]
+            looked, found = high - low + 1, found[low:high]
+        live = found if deleted is None else [index for index in found if deleted[index] != 1]
+        return _runs_of(live), stop, looked
+
+    # Damage
+
+    def _pass_unreadable(self, first_seq: int, start: int, stop: int, locator: Locator) -> bool:
+        """An entry cannot be read at all: whatever is not deleted in it is lost."""
+        try:
+            runs = [*live_runs(self._flags(first_seq, locator), start, stop)]
+        except Unreadable:
+            runs = [(start, stop)]
+        if runs:
+            if not self._runs:
+                self._trim(first_seq, (runs[0][0], runs[-1][1]))
+            else:
+                self._seq = first_seq + runs[0][0]
+            return False
+        self._room.scan -= 1
+        self._seq = first_seq + stop
+        self._at = self._index.find(self._seq)
+        return True
+
+    def _trim(self, first_seq: int, lost: IndexRun) -> None:
+        """These records of an entry are lost; nothing is told when others were picked before."""
+        if not self._runs:
+            self._trimmed = lost[1] - lost[0]
+            self._seq = first_seq + lost[1]
+
+
+def _in_extent(view: ExtentView, match: TagMatch, scan: int) -> Sequence[int] | None:
+    """Indexes of all records that match, ascending; None when they are too many to be sorted."""
+    if match.op == "Eq":
+        return view.find_tag(json_string(match.text))
+    found = view.find_prefix(json_prefix(match.text))
+    return sorted(found) if len(found) <= scan else None
+
+
+def _in_tags(view: View, match: TagMatch, start: int, stop: int) -> Iterator[int]:
+    """Indexes of the records in the range that match."""
+    tagged = view.tagged(start, stop)
+    if match.op == "Eq":
+        text = json_string(match.text)
+        return (index for index, tag in tagged if tag == text)
+    prefix = json_prefix(match.text)
+    return (index for index, tag in tagged if tag.startswith(prefix))
+
+
+def _runs_of(indexes: Iterable[int]) -> Iterator[IndexRun]:
+    """Rising indexes as the fewest runs."""
+    begin = end = -1
+    for index in indexes:
+        if index != end:
+            if begin < end:
+                yield begin, end
+            begin = index
+        end = index + 1
+    if begin < end:
+        yield begin, end
