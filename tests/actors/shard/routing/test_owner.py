@@ -204,6 +204,27 @@ async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_tot
     assert shards.ends_agree()
 
 
+async def test_a_life_begins_where_the_one_before_has_ended(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    engine, registry = shards.loops[1].context.engine, shards.registries[1]
+    is_told = False
+
+    def forward_more(_: int, to: int, subject: str) -> bool:
+        """The old life copies something before its shard hears of the change."""
+        nonlocal is_told
+        if (to, subject) == (1, SYNC) and not is_told:
+            is_told = True
+            registry.totals[1] = 4
+            engine.topics["c"].head_seq = 4
+        return True
+
+    shards.on_message = forward_more
+    await shards.put("r", "c", "f")
+    router = graph_of(shards).router("r")
+    assert (router.id, router.start_seq, router.base_total) == (2, 4, 4)
+    assert [row.start_seq for row in registry.rows.values()] == [4]
+
+
 async def test_an_id_is_not_used_again(shards: Shards) -> None:
     await shards.put("r", "c", "b")
     earlier = life(shards, "r")

@@ -9,14 +9,15 @@ the log. The graph is changed when the log has the change, and shards are told o
 (`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
 shards hear when they connect.
 
-A router whose source or dest changes gets a new life. The log has that, with the total so far,
-before the shards of the old ends are told: until then the old life goes on as it was. What it
-forwards meanwhile is counted by another frame.
+A router whose source or dest changes gets a new life. The log has that before the shards of the old
+ends are told: until then the old life goes on as it was. Where that has ended, and its last total,
+stand in another frame, and then the shards of the new ends are told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -31,7 +32,7 @@ from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
-from topics.errors import Forbidden, Internal, NotReady, Throttled, TopicNotFound
+from topics.errors import Forbidden, Internal, NotReady, Throttled, TopicNotFound, TopicsError
 from topics.formats.api import router_answers
 from topics.formats.api.router_bodies import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
@@ -52,7 +53,6 @@ from topics.formats.wire.calls import (
     RouterPutParams,
     RouterPutResult,
     RouterStatsParams,
-    RouterSyncResult,
 )
 from topics.storage.wal.file import NoRoom
 
@@ -130,7 +130,7 @@ class Routers(Service):
             if before is not None and before.id != router.id:
                 router = await self._take_over(before, router)
             elif before != router:
-                await self._log(lambda router=router: self._put_router(router))
+                await self._log(partial(self._put_router, router))
             if not await self._is_orphan(router):
                 return
             # A topic went, or went and came again, after it was looked at.
@@ -193,24 +193,28 @@ class Routers(Service):
         )
 
     async def _take_over(self, before: Router, router: Router) -> Router:
-        """Log a new life of the router, which goes on with the total of the one before."""
+        """Log a new life of the router; it goes on with the total of the one before, and begins
+        where that has ended.
+        """
         shard = self._peers.shard_of(before.source)
         stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([before.id]))
         counted = sum(row[1] for row in stats.stats)
         router = replace(router, base_total=before.base_total + counted)
-        await self._log(lambda: self._put_router(router))
-        pushes = await self._pushes.push_each([], [before])
-        # The shard of the old source tells the last total. When it is gone, the first one counts.
-        answer = pushes[shard].answer
-        totals = dict(answer.totals) if isinstance(answer, RouterSyncResult) else {}
-        last = replace(router, base_total=before.base_total + totals.get(before.id, counted))
-        if last == router:
-            return router
-        try:
-            await self._log(lambda: self._put_router(last))
-        except NotReady:
-            return router  # it is made; some records of its earlier life are not counted
-        return last
+        await self._log(partial(self._put_router, router))
+        # From here on the router has its new ends. What fails costs a few records their place in
+        # the total, or gives them to both dests.
+        with suppress(TopicsError):
+            pushes = await self._pushes.push_each([], [before])
+            counted = dict(pushes[shard].result.totals).get(before.id, counted)
+            source = await self._end(router.source)
+            if source.id != router.source_id:
+                return router  # it has gone meanwhile, as its shard will say
+            total = before.base_total + counted
+            last = replace(router, start_seq=source.head_seq, base_total=total)
+            if last != router:
+                await self._log(partial(self._put_router, last))
+            return last
+        return router
 
     # Some are removed
 
