@@ -164,6 +164,8 @@ class Desk:
         self.commits = self.loop.commits
         self.wire = Wire()
         self.session = self.loop.open_session("front-0", self.wire)
+        while self.loop.inbox.count:  # what the shard tells itself at its start
+            self.loop.turn()
         self._cid = 0
         self._asked: dict[int, Call[Any, Any]] = {}  # of which kind each request was
 

@@ -329,6 +329,9 @@ class LinkedLogs:
 
     def _link_payload(self, shard: int, lsn: int, made: list[LinkedFile]) -> None:
         fields = self._fields(shard, lsn)
+        if fields is not None:
+            self._touch(shard, lsn)
+            fields = self._fields(shard, lsn)  # unless it was released meanwhile
         for linked in made:
             if fields is None and linked.is_log and linked.shard == shard:
                 fields = linked.fields(lsn) if lsn >= linked.start else None
@@ -336,6 +339,14 @@ class LinkedLogs:
             fields = self._link_log(shard, lsn, made)
         if fields.flags & _EXTERNAL and (shard, lsn) not in self._blobs:
             self._link_blob(shard, lsn, fields, made)
+
+    def _touch(self, shard: int, lsn: int) -> None:
+        """A link that is there is about to be named: it is not released before that."""
+        next_lsn = self._own.next_lsn if self._own else 0
+        with self._tables:
+            for linked in (self._linked_log(shard, lsn), self._blobs.get((shard, lsn))):
+                if linked is not None:
+                    linked.named_to = max(linked.named_to, next_lsn)
 
     def _link_log(self, shard: int, lsn: int, made: list[LinkedFile]) -> PayloadFields:
         for base, path in self._sources.log_files(shard, lsn):

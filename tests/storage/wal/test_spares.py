@@ -97,6 +97,7 @@ def test_only_what_frees_room_and_what_tells_of_a_start_may_have_the_reserve() -
         FrameKind.TOPIC_DELETED,
         FrameKind.FLOOR,
         FrameKind.START,
+        FrameKind.ROUTERS_GONE,
     } == MAKE_ROOM
 
 

@@ -132,19 +132,21 @@ class LogReplay:
         elif kind == FrameKind.START:
             self.boot = decode_start(body)
         elif kind == FrameKind.ROUTER:
-            self._note_payloads(header, body)
-            forward.replay(self._replay, header, body, known, base)
+            self._replay_copies(header, body, known, base)
             return
         replay_frame(self._replay, header, body, known)
 
-    def _note_payloads(self, header: FrameHeader, body: memoryview) -> None:
-        """Raises `Misfit`."""
+    def _replay_copies(
+        self, header: FrameHeader, body: memoryview, checkpointed: bool, generation: int
+    ) -> None:
+        """A ROUTER frame, and what it names. Raises `Misfit`."""
         try:
             rows = rows_of_frame(header, body)
+            self._linked.note(header.lsn, rows)
+            self.payloads.update((row.shard, row.lsn) for row in rows)
+            forward.replay(self._replay, header, body, checkpointed, generation)
         except BadCopies as error:
             raise Misfit(str(error)) from error
-        self._linked.note(header.lsn, rows)
-        self.payloads.update((row.shard, row.lsn) for row in rows)
 
     def _external_bytes(self, header: FrameHeader) -> int:
         """Note the blob that the frame names, and return the bytes of its records.

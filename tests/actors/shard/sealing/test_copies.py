@@ -25,17 +25,12 @@ from tests.actors.shard.sealing.sealing_support import (
     seen,
     spoil,
 )
-from tests.support.forwarding import RECORDS, forward, replays_copies, write_payload
+from tests.support.forwarding import RECORDS, forward, write_payload
 from tests.support.linked import ShardLog
 from tests.support.log import append_streamed
 from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.wal import FILE_HEADER_BYTES
 from topics.storage.disk import DAMAGED, Damaged
-
-
-@pytest.fixture(autouse=True)
-def _replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    replays_copies(monkeypatch)
 
 
 @pytest.fixture

@@ -62,11 +62,11 @@ class Forwards(Service):
     def _forward(self, request: ForwardCall) -> None:
         self._context.check_writable(grows=True)
         rows = decode_rows(request.params.rows)
-        linked, own = self._context.wal.linked, self._context.wal.shard
+        linked = self._context.wal.linked
         unlinked = {
             (row.shard, row.lsn)
             for row in rows
-            if row.shard not in (own, IN_MESSAGE) and not linked.is_linked(row.shard, row.lsn)
+            if row.shard != IN_MESSAGE and not linked.is_linked(row.shard, row.lsn)
         }
         if unlinked and any(self._keeps_log(target) for target in _targets(request.params)):
             self._context.start(self._link, request, rows, unlinked)
