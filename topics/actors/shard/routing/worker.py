@@ -195,8 +195,8 @@ class Source:
         return taken
 
     def forget_hops(self) -> None:
-        """Drop the hops of what every router has passed. They are looked for now and then only: there
-        may be many routers.
+        """Drop the hops of what every router has passed. There may be many routers, so this is done
+        now and then only.
         """
         if not self.hops or (len(self.idle) < len(self.workers) and len(self.hops) < HOPS_KEPT):
             return

@@ -137,6 +137,8 @@ class Workers(Service):
             del self._sources[source.topic.id]
         if worker.retry is not None:
             worker.retry.cancel()
+        if not worker.is_known and worker.state is not WorkerState.FLYING:
+            self._ask(source, [worker], _probe(worker.cursor))
         if worker.state is WorkerState.FLYING:
             worker.waiters.append((0, partial(_tell_total, worker, then)))
         else:
@@ -152,9 +154,9 @@ class Workers(Service):
         return self._by_router.get(router)
 
     def stats(self, router: int) -> tuple[int, int, int, int] | None:
-        """As `RouterStats` has them."""
+        """As `RouterStats` has them; None while the dest has not told where the router stands."""
         known = self._by_router.get(router)
-        if known is None:
+        if known is None or not known[1].is_known:
             return None
         source, worker = known
         self._context.freshen(source.topic)
