@@ -4,6 +4,7 @@ have left of it.
 Runs as a program: ``CRASHSTATES=... python -m tests.campaigns.power_loss --seed 3 --points 60``. It
 needs root and /dev/fuse. Each point is built in every way of ``--policies``: nothing but what was
 synced, a first part of the rest, sectors at random, a torn last write, zeros where data belongs.
+With routers (``--router-share``) a server goes on from ``--resume`` of the states.
 ``--keep DIR`` leaves the recording there, ``--again DIR`` judges one once more.
 """
 
@@ -26,6 +27,7 @@ from tests.campaigns.check_state import ASK
 from tests.campaigns.mounts import CRASHSTATES, why_not
 from tests.campaigns.power_load import CLASSES, Mix, add_mix, mix_of
 from tests.campaigns.power_queues import QUEUE_CLASSES
+from tests.campaigns.power_resume import resume
 from tests.support.server import ROOT
 
 POLICIES = "keep,drop,prefix,subset,torn,zeros"
@@ -245,6 +247,7 @@ def main() -> int:
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--models", default="ext4,strict")
     add_mix(parser)
+    parser.add_argument("--resume", type=int, default=0, help="as `power_resume` does")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--again", type=Path)
     arguments = parser.parse_args()
@@ -272,8 +275,19 @@ def main() -> int:
             policies=arguments.policies,
             models=arguments.models,
         )
+        wrong: list[str] = []
+        if arguments.resume:
+            with _scratch(folder) as scratch:
+                wrong = resume(
+                    folder,
+                    scratch,
+                    count=arguments.resume,
+                    seed=arguments.seed,
+                    policies=arguments.policies,
+                )
     print(f"seed {arguments.seed}: {verdict}")
-    return 1 if verdict.violations else 0
+    print("\n".join([*wrong, f"{arguments.resume} resumed, {len(wrong)} problems"]))
+    return 1 if verdict.violations or wrong else 0
 
 
 if __name__ == "__main__":

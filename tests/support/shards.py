@@ -54,6 +54,7 @@ class FakeRegistry:
         self._loop, context = loop, loop.context
         self._topics, self._shard_of = context.engine.topics, context.peers.shard_of
         self._shard = context.engine.table.shard
+        loop.services.registry.is_told = True  # that one is told nothing
         context.routers_of = lambda topic: any(
             topic in (row.source, row.dest) for row in self.rows.values()
         )
@@ -262,7 +263,7 @@ class Shards:
     async def delete(self, router: str, prefixes: list[str] | None = None) -> Any:
         return await self.call(calls.ROUTER_DELETE, calls.RouterDeleteParams(router, prefixes, 1))
 
-    async def listed(
+    async def list_routers(
         self,
         prefix: str = "",
         source: str | None = None,

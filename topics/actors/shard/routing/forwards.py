@@ -198,20 +198,20 @@ class Forwards(Service):
         context, stamp = self._context, target.stamp
         ts = copy_ts(topic, context.now)
         encoded = copies.copier(stamp).render(topic.next_seq, ts)
-        count, status, to_seq = encoded.record_count, ForwardStatus.DONE, copies.params.to_seq
+        status, to_seq, part = ForwardStatus.DONE, copies.params.to_seq, None
         fits = fitting(topic, encoded)
-        if fits < count:
-            if not fits:
-                settle(ForwardStatus.FULL, at)
-                return
-            count, status, to_seq = fits, ForwardStatus.FULL, copies.seq_of(fits - 1)
-            encoded = copies.copier(stamp, fits).render(topic.next_seq, ts)
+        if not fits:
+            settle(ForwardStatus.FULL, at)
+            return
+        if fits < encoded.record_count:
+            status, to_seq, part = ForwardStatus.FULL, copies.seq_of(fits - 1), fits
+            encoded = copies.copier(stamp, part).render(topic.next_seq, ts)
         change = self._engine.forward(
             topic,
             target.router,
-            Derivation(to_seq, at.total + count),
+            Derivation(to_seq, at.total + encoded.record_count),
             encoded,
-            copies.rows_for(stamp, count),
+            copies.rows_for(stamp, part),
             copies.stamps_for(stamp),
             copies.params.hop,
             context.now,

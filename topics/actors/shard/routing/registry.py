@@ -17,7 +17,7 @@ import trio
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
-from topics.actors.shard.routing.worker import WorkerState
+from topics.actors.shard.routing.worker import Worker, WorkerState
 from topics.actors.shard.routing.workers import Workers
 from topics.actors.shard.service import Service
 from topics.engine.routing.derivations import forget_derivations
@@ -172,7 +172,7 @@ class Registry(Service):
 
         for router in routers:
             known = self._workers.worker(router)
-            if known is not None and known[1].state in (WorkerState.FLYING, WorkerState.WAITING):
+            if known is not None and not _is_settled(known[1]):
                 waiting.add(router)
         if not waiting:
             answer()
@@ -184,3 +184,9 @@ class Registry(Service):
             known = self._workers.worker(router)
             if known is not None:
                 known[1].when_settled(0, partial(settled, router))
+
+
+def _is_settled(worker: Worker) -> bool:
+    """Whether its counters will not change at once."""
+    is_quiet = worker.is_known and worker.state in (WorkerState.IDLE, WorkerState.READY)
+    return is_quiet or worker.state is WorkerState.RETRYING

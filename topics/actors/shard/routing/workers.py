@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -57,7 +58,8 @@ from topics.formats.wire.calls import (
 from topics.storage.wal.progress import Progress
 
 WORK_S: Final = 0.001
-TARGETS_MAX: Final = 16
+TARGETS_MAX: Final = 8  # of one message
+FLYING_MAX: Final = 16  # dests of one shard: it serves others between two messages
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
@@ -77,7 +79,9 @@ class Workers(Service):
         self._sources: dict[int, Source] = {}  # by topic id
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
+        self._crowded: dict[int, None] = {}  # those that wait until others have been answered
         self._is_scheduled = False
+        self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
         self._batches: dict[_BatchKey, Batch] = {}  # of this turn
         # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
         self._payloads: dict[_BatchKey, Batch] = {}
@@ -133,6 +137,8 @@ class Workers(Service):
             del self._sources[source.topic.id]
         if worker.retry is not None:
             worker.retry.cancel()
+        if not worker.is_known and worker.state is not WorkerState.FLYING:
+            self._ask(source, [worker], _probe(worker.cursor))
         if worker.state is WorkerState.FLYING:
             worker.waiters.append((0, partial(_tell_total, worker, then)))
         else:
@@ -148,9 +154,9 @@ class Workers(Service):
         return self._by_router.get(router)
 
     def stats(self, router: int) -> tuple[int, int, int, int] | None:
-        """As `RouterStats` has them."""
+        """As `RouterStats` has them; None while the dest has not told where the router stands."""
         known = self._by_router.get(router)
-        if known is None:
+        if known is None or not known[1].is_known:
             return None
         source, worker = known
         self._context.freshen(source.topic)
@@ -177,7 +183,11 @@ class Workers(Service):
             }
 
     def _wake(self, source: Source) -> None:
+        """The source has something new, or a new router."""
         source.has_news = True
+        self._schedule(source)
+
+    def _schedule(self, source: Source) -> None:
         self._due[source.topic.id] = None
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -200,14 +210,19 @@ class Workers(Service):
             self._is_scheduled = True
             self._context.deadlines.call_at(-math.inf, self._work)
 
+    def _has_room(self, shard: int) -> bool:
+        return self._flying[shard] < FLYING_MAX
+
     def _feed(self, source: Source, until: float) -> bool:
-        """Forward to the dests of one source; whether all is under way."""
+        """Forward to the dests of one source; whether there is no more to do for now."""
         self._context.freshen(source.topic)
         source.take_news()
-        while source.ready:
-            self._send(source, source.take_alike(TARGETS_MAX))
+        while workers := source.take_alike(TARGETS_MAX, self._has_room):
+            self._send(source, workers)
             if time.perf_counter() > until:
                 return not source.ready
+        if source.ready:
+            self._crowded[source.topic.id] = None
         source.forget_hops()
         return True
 
@@ -344,6 +359,7 @@ class Workers(Service):
         first, row = workers[0], workers[0].row
         for worker in workers:
             worker.state = WorkerState.FLYING
+        self._flying[first.shard] += len(workers)
         params = ForwardParams(
             source=row.source,
             source_id=row.source_id,
@@ -357,7 +373,7 @@ class Workers(Service):
             stamps=batch.stamps,
             targets=[worker.target for worker in workers],
         )
-        then = partial(self._answered, source, workers)
+        then = partial(self._answered, source, first.shard, workers)
         self._context.peers.ask(first.shard, FORWARD, params, batch.body, then)
 
     # What became of it
@@ -365,17 +381,22 @@ class Workers(Service):
     def _answered(
         self,
         source: Source,
+        shard: int,
         workers: Sequence[Worker],
         answer: PeerReply[ForwardResult] | TopicsError,
     ) -> None:
+        self._flying[shard] -= len(workers)
+        self._due.update(self._crowded)
+        self._crowded.clear()
         if isinstance(answer, TopicsError):
             self._retry(source, workers)
+            self._schedule(source)
             return
         outcomes = answer.result.outcomes
         answer.release()
         for worker, (status, cursor, total) in zip(workers, outcomes, strict=True):
             self._settle(source, worker, ForwardStatus(status), cursor, total)
-        self._wake(source)
+        self._schedule(source)
 
     def _settle(
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
@@ -422,7 +443,7 @@ class Workers(Service):
             worker.retry = None
             if not worker.is_removed:
                 source.make_ready(worker)
-        self._wake(source)
+        self._schedule(source)
 
     # Waiting for the disk
 
@@ -467,7 +488,7 @@ class Workers(Service):
             if known is not None and worker.state is WorkerState.IDLE:
                 worker.must_log = worker.seen > worker.cursor
                 known[0].make_ready(worker)
-                self._wake(known[0])
+                self._schedule(known[0])
 
 
 def _probe(to_seq: int) -> Batch:
