@@ -143,11 +143,13 @@ class TopicExistsIncompatible(TopicsError):
 
 
 class RouterCycle(TopicsError):
-    """The router would close a cycle. ``cycle``: its topics, the first one again at the end."""
+    """The router would close a cycle. ``cycle``: its topics, the first one again at the end; None
+    stands for one that the caller's key may not see.
+    """
 
     code = "router_cycle"
 
-    def __init__(self, cycle: Sequence[str]) -> None:
+    def __init__(self, cycle: Sequence[str | None]) -> None:
         super().__init__("the router would close a cycle of routers", cycle=[*cycle])
 
 

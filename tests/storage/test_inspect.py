@@ -10,8 +10,18 @@ from tests.support.data_directory import topics
 from tests.support.log import Client, log_files
 from topics.engine.locators import in_extent
 from topics.formats.buffers import Buffer
-from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows, delete_runs_frame, lease_frame
-from topics.formats.disk.frames import Frame, encode_frame
+from topics.formats.disk.copies import CopiesBody, CopyRow, copies_frame
+from topics.formats.disk.frame_bodies import (
+    LeaseOp,
+    LeaseRows,
+    RouterBody,
+    delete_runs_frame,
+    encode_router,
+    lease_frame,
+    router_set_frame,
+    routers_gone_frame,
+)
+from topics.formats.disk.frames import Frame, FrameKind, encode_frame
 from topics.formats.disk.wal import FileHeader, encode_file_header
 from topics.formats.ranges import SeqRun
 from topics.storage.inspect import ForeignFile, describe
@@ -104,3 +114,28 @@ def test_damage_is_shown_in_its_line(data: Path) -> None:
     shown = [*describe(path)]
     assert shown[2].endswith("; its room was given back")
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
+
+
+def test_frames_of_routers_are_shown_with_what_they_name(tmp_path: Path) -> None:
+    rows = [CopyRow(0x1000, 0, 2, 0, 0, 3, 5), CopyRow(0x80, 0, 0, 0, 0, 0, 1)]
+    config = {"source": "a", "dest": "b"}
+    said = [
+        copies_frame(1, 7, 1_000, 3, 0, CopiesBody(9, 40, 3, 2, 300, 0, (), rows)),
+        copies_frame(1, 10, 1_000, 0, 0, CopiesBody(9, 44, 3, 0, 0, 4, (), ())),
+        Frame(FrameKind.PAYLOAD, 1, 5, 1_000, 2, 0, 0, (b"12345678",)),
+        router_set_frame(encode_router(RouterBody("r", 9, config, 1, 1, 2, 5, 0)), 1_000),
+        routers_gone_frame([9, 11], 1_000),
+        Frame(FrameKind.ROUTER, 1, 5, 1_000, 2, 0, 0, (b"\xff",)),
+    ]
+    lines = [*describe(log_of(tmp_path, said))]
+    shown = [line.partition(": ")[2] for line in lines[1:] if line.startswith("offset")]
+    assert shown[0].startswith("ROUTER, topic 1, seqs 7 to 9, router 9, cursor 40, hop 2, ")
+    assert lines[2:4] == [
+        "  records 3 to 4 of the frame of shard 2 at 0x1000",
+        "  records 0 to 0 of the frame of shard 0 at 0x80",
+    ]
+    assert shown[1].startswith("ROUTER, topic 1, 4 seqs burnt from 10, router 9, cursor 44, hop 0,")
+    assert shown[2].startswith("PAYLOAD, topic 1, seqs 5 to 6, 8 bytes")
+    assert shown[3].startswith("ROUTER_SET, router 9 'r', 'a' to 'b', ")
+    assert shown[4].startswith("ROUTERS_GONE, routers 9, 11, ")
+    assert shown[5].startswith("ROUTER, topic 1, seqs 5 to 6, the map of a ROUTER frame: ")

@@ -271,6 +271,17 @@ def test_an_own_file_is_linked_when_it_is_given_up_and_named_by_a_frame_that_sta
     assert dest.links() == []
 
 
+def test_an_own_file_that_is_missing_is_told(shard: Open) -> None:
+    dest = shard(1)
+    lsn = dest.write()
+    limit = dest.next_file()
+    dest.name((1, lsn))
+    file = dest.wal.file(lsn)
+    file.path.unlink()
+    with pytest.raises(Gone):
+        dest.linked.keep(dest.linked.unkept(dest.wal.ending_at(limit), limit))
+
+
 # A restart
 
 
@@ -379,27 +390,6 @@ def test_damage_of_a_payload_is_found_with_the_path_of_its_link(shard: Open) -> 
         with pytest.raises(Damaged) as damage:
             list(dest.linked.checking(2, payload))
         assert damage.value.path == path
-
-
-@pytest.mark.parametrize("hurt", ["cut", "header", "missing", "another"])
-def test_a_link_that_is_not_what_its_name_says_is_damage(tmp_path: Path, hurt: str) -> None:
-    source, dest = ShardLog(tmp_path, 2), ShardLog(tmp_path, 1)
-    lsn, path = source.write(), dest.linked.folder / log_link(2, 0)
-    dest.name((2, lsn))
-    for each in (source, dest):
-        each.stop()
-    whole = path.read_bytes()
-    path.unlink()
-    if hurt == "another":
-        path.write_bytes((tmp_path / "wal" / "01" / f"{0:016x}.wal").read_bytes())
-    elif hurt != "missing":
-        path.write_bytes(whole[:-1] if hurt == "cut" else b"x" + whole[1:])
-    again = ShardLog(tmp_path, 1)
-    assert not again.linked.is_linked(2, lsn)
-    with pytest.raises(Damaged) as damage:
-        again.linked.payload(2, lsn)
-    assert damage.value.path.parent == path.parent
-    again.stop()
 
 
 # How many

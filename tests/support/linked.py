@@ -32,6 +32,7 @@ class ShardLog:
         name = f"{shard:02d}"
         self.data_dir, self.shard, folder = data_dir, shard, data_dir / "wal" / name
         make_directory(folder)
+        make_directory(data_dir / "linked" / name)
         files = [WalFile.open(path, shard) for path in log_paths(folder, shard)]
         self.linked = LinkedLogs(data_dir / "linked" / name, data_dir, shard, kept_from)
         self.linked.attach(ReplayedLog(files))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from topics.formats.disk import blob, segment, wal
+from topics.formats.disk.copies import BadCopies, decode_copies, rows_of_frame
 from topics.formats.disk.extent_view import ExtentView
-from topics.formats.disk.frame_bodies import DeleteFlags, LeaseOp, decode_lease
+from topics.formats.disk.frame_bodies import (
+    DeleteFlags,
+    LeaseOp,
+    decode_lease,
+    decode_router,
+    decode_router_ids,
+)
 from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.segment import BadSegment, ExtentEntry
@@ -21,6 +29,7 @@ from topics.storage.wal.file import RESERVE, SPARE
 
 MAGIC_BYTES = 8
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
+_WITH_RECORDS = frozenset({FrameKind.APPEND, FrameKind.PAYLOAD, FrameKind.ROUTER})
 _LEASE_OPS = frozenset(LeaseOp)
 
 
@@ -95,10 +104,14 @@ def describe_log(path: Path) -> Iterator[str]:
     for frame in frames(data, header):
         kind = _KIND_NAMES.get(frame.kind, f"kind {frame.kind}")
         about = f" topic {frame.topic_id}," if frame.topic_id else ""
-        shape = f", {_flags(frame.flags)}" if frame.kind == FrameKind.APPEND else ""
+        shape = f", {_flags(frame.flags)}" if frame.kind in _WITH_RECORDS else ""
         body = data[offset + FRAME_HEADER_BYTES :][: frame.body_len]
-        what = f"{kind},{about}{_seqs(frame)}{_lease(frame, body)} {frame.body_len} bytes"
-        yield f"offset {offset}: {what}, {_time(frame.ts_ms)}{shape}"
+        said = f"{_seqs(frame)}{_lease(frame, body)}{_router(frame, body)}"
+        yield (
+            f"offset {offset}: {kind},{about}{said} {frame.body_len} bytes, "
+            f"{_time(frame.ts_ms)}{shape}"
+        )
+        yield from _rows(frame, body)
         offset = FILE_HEADER_BYTES + frame.end - header.base
     left = len(bytes(data[offset:]).rstrip(b"\0"))
     yield f"offset {offset}: the end of the frames; " + (
@@ -107,7 +120,7 @@ def describe_log(path: Path) -> Iterator[str]:
 
 
 def _seqs(frame: FrameHeader) -> str:
-    if frame.kind == FrameKind.APPEND:
+    if frame.kind in _WITH_RECORDS and frame.record_count:
         return f" seqs {frame.first_seq} to {frame.first_seq + frame.record_count - 1},"
     if frame.kind == FrameKind.DELETE:
         how = " dead-lettered," if frame.flags & DeleteFlags.DEAD_LETTERED else ""
@@ -129,6 +142,33 @@ def _lease(frame: FrameHeader, body: memoryview) -> str:
     word = "from" if rows.op is LeaseOp.RELEASED else "until"
     when = f" {word} {_time(rows.until_ts)}," if rows.op is not LeaseOp.DYING else ""
     return f" {rows.op.name}, {len(rows.seqs)} jobs,{node}{when}"
+
+
+def _router(frame: FrameHeader, body: memoryview) -> str:
+    """What a frame says of routers."""
+    if frame.kind == FrameKind.ROUTER_SET:
+        router = decode_router(body)
+        ends = f"{router.config.get('source')!r} to {router.config.get('dest')!r}"
+        return f" router {router.id} {router.name!r}, {ends},"
+    if frame.kind == FrameKind.ROUTERS_GONE:
+        return f" routers {', '.join(map(str, decode_router_ids(body)))},"
+    if frame.kind != FrameKind.ROUTER:
+        return ""
+    try:
+        copies = decode_copies(frame, body)
+    except BadCopies as error:
+        return f" {error},"
+    burnt = f" {copies.trimmed} seqs burnt from {frame.first_seq}," if copies.trimmed else ""
+    return f"{burnt} router {copies.router}, cursor {copies.cursor}, hop {copies.hop},"
+
+
+def _rows(frame: FrameHeader, body: memoryview) -> Iterator[str]:
+    """A line for each row of a ROUTER frame."""
+    if frame.kind == FrameKind.ROUTER:
+        with contextlib.suppress(BadCopies):
+            for row in rows_of_frame(frame, body):
+                records = f"records {row.start} to {row.stop - 1}"
+                yield f"  {records} of the frame of shard {row.shard} at {row.lsn:#x}"
 
 
 def describe_checkpoint(path: Path) -> Iterator[str]:

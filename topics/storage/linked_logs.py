@@ -27,14 +27,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from topics.formats.disk import blob
 from topics.formats.disk.blob import BadBlob
-from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, check_frame
+from topics.formats.disk.frames import FRAME_HEADER_BYTES
 from topics.formats.disk.records import RecordFlags, RecordsView
-from topics.formats.disk.wal import FILE_HEADER_BYTES, BadHeader, decode_file_header
-from topics.storage.disk import Damaged, make_directory, mapped, sync_directory
+from topics.storage.disk import Damaged, sync_directory
+from topics.storage.linked_file import LinkedFile, Place, blob_data, check_payload
 from topics.storage.payload_sources import (
     PayloadFields,
     PayloadSources,
@@ -43,7 +43,7 @@ from topics.storage.payload_sources import (
     payload_fields,
     read_payload,
 )
-from topics.storage.wal.file import LOG, WalFile
+from topics.storage.wal.file import WalFile
 
 # Files of other shards that one log file may name, beyond the first of each shard: a log that
 # grows slowly does not keep the room of all the others.
@@ -112,64 +112,6 @@ class ReplayedLog:
         """As `OwnLog.end_file`: the log does that when it is written."""
 
 
-class LinkedFile:
-    """A link. ``start``: base of a log file, LSN of a blob's frame; ``named_to``: the highest LSN
-    of the own log at which a frame may name it.
-    """
-
-    __slots__ = ("_view", "named_to", "path", "seed", "shard", "start")
-
-    def __init__(self, path: Path, shard: int, start: int, named_to: int) -> None:
-        self.path, self.shard, self.start, self.named_to = path, shard, start, named_to
-        self._view: memoryview | None = None
-        self.seed = 0  # of the checksums, once the log file was viewed
-
-    @property
-    def is_log(self) -> bool:
-        """Whether it is a log file, and no blob."""
-        return self.path.suffix == LOG
-
-    def view(self) -> memoryview:
-        """The whole log file. Raises `Damaged` when it is not what its name says."""
-        if self._view is None:
-            data = _mapped(self.path)
-            try:
-                header = decode_file_header(bytes(data[:FILE_HEADER_BYTES]))
-            except BadHeader as error:
-                raise Damaged(self.path, 0, f"linked log file {error}") from error
-            if (header.shard, header.base) != (self.shard, self.start):
-                reason = f"belongs to shard {header.shard}, LSN {header.base:#x}"
-                raise Damaged(self.path, 12, reason)
-            if len(data) < header.size:
-                reason = f"the file is cut: it was made with {header.size} bytes"
-                raise Damaged(self.path, len(data), reason)
-            self._view, self.seed = data, header.seed
-        return self._view
-
-    def body(self, fields: PayloadFields) -> memoryview:
-        """Body of the blob. Raises `Damaged`."""
-        if self._view is None:
-            self._view = blob_data(self.path, fields)
-        return blob.body_of(self._view)
-
-    def offset(self, lsn: int) -> int:
-        """Offset in the log file of the frame at ``lsn``."""
-        return FILE_HEADER_BYTES + lsn - self.start
-
-    def fields(self, lsn: int) -> PayloadFields | None:
-        """The payload frame at ``lsn``, if it is there. Raises `Damaged`."""
-        return payload_fields(self.view(), self.offset(lsn), lsn)
-
-
-class _Place(NamedTuple):
-    """Where a payload frame should stand."""
-
-    path: Path
-    view: memoryview
-    offset: int
-    seed: int
-
-
 class LinkedLogs:
     """The payloads that the frames of one shard name; implements `Payloads`.
 
@@ -190,8 +132,7 @@ class LinkedLogs:
         self._own_named: dict[int, int] = {}  # by base of a standing file: highest frame
         self._foreign: set[Payload] = set()  # log files that the newest own file names
         self._foreign_of = -1  # base of that file
-        make_directory(folder)
-        for path in sorted(folder.iterdir()):
+        for path in self.paths():
             if name := _NAME.fullmatch(path.name):
                 shard_of, start = int(name[1]), int(name[2], 16)
                 self._register(LinkedFile(path, shard_of, start, kept_from - 1))
@@ -199,6 +140,18 @@ class LinkedLogs:
     def attach(self, own: OwnLog) -> None:
         """The log whose frames name the payloads."""
         self._own = own
+
+    def paths(self) -> list[Path]:
+        """All files of its folder."""
+        return sorted(self.folder.glob("*"))
+
+    def logs(self) -> list[LinkedFile]:
+        """The links to log files."""
+        return [linked for _, files in self._logs.values() for linked in files]
+
+    def add_log(self, path: Path, base: int) -> None:
+        """Read a file of the own log without a log that is written."""
+        self._register(LinkedFile(path, self.shard, base, 0))
 
     def damaged(self, frame_lsn: int, reason: str) -> Damaged:
         """What is to be raised for a frame of the own log that contradicts its payloads."""
@@ -225,15 +178,15 @@ class LinkedLogs:
         start = offset + FRAME_HEADER_BYTES
         return RecordsView(flags, count, ext_len, view[start : start + body_len])
 
-    def _place(self, shard: int, lsn: int) -> _Place | None:
+    def _place(self, shard: int, lsn: int) -> Place | None:
         if shard == self.shard and self._own is not None:
             file = self._own.standing_file(lsn)
             if file is not None:
-                return _Place(file.path, file.view(), file.offset(lsn), file.seed)
+                return Place(file.path, file.view(), file.offset(lsn), file.seed)
         linked = self._linked_log(shard, lsn)
         if linked is None:
             return None
-        return _Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
+        return Place(linked.path, linked.view(), linked.offset(lsn), linked.seed)
 
     def _blob_body(self, shard: int, lsn: int, fields: PayloadFields) -> memoryview:
         linked = self._blobs.get((shard, lsn))
@@ -328,17 +281,35 @@ class LinkedLogs:
                 self._finish(made)
 
     def _link_payload(self, shard: int, lsn: int, made: list[LinkedFile]) -> None:
-        fields = self._fields(shard, lsn)
-        if fields is not None:
-            self._touch(shard, lsn)
-            fields = self._fields(shard, lsn)  # unless it was released meanwhile
-        for linked in made:
-            if fields is None and linked.is_log and linked.shard == shard:
-                fields = linked.fields(lsn) if lsn >= linked.start else None
+        fields = self._linked_fields(shard, lsn, made)
+        if fields is None and shard == self.shard:
+            fields = self._own_fields(lsn)
         if fields is None:
             fields = self._link_log(shard, lsn, made)
         if fields.flags & _EXTERNAL and (shard, lsn) not in self._blobs:
             self._link_blob(shard, lsn, fields, made)
+
+    def _linked_fields(self, shard: int, lsn: int, made: list[LinkedFile]) -> PayloadFields | None:
+        """The payload, if a link holds it that stays until it is named."""
+        linked = self._linked_log(shard, lsn)
+        if linked is not None and linked.find(lsn) is not None:
+            self._touch(shard, lsn)
+        files = [each for each in made if each.is_log and each.shard == shard]
+        linked = self._linked_log(shard, lsn)  # unless it was released meanwhile
+        if linked is not None:
+            files.append(linked)
+        found = (linked.find(lsn) for linked in files if linked.start <= lsn)
+        return next((fields for fields in found if fields is not None), None)
+
+    def _own_fields(self, lsn: int) -> PayloadFields | None:
+        """The payload, if a file of the own log holds it, as the disk has it: the loop alone may
+        ask the log.
+        """
+        for _, path in self._sources.standing_files(self.shard, lsn):
+            found = _read_payload(path, self.shard, lsn)
+            if found is not None:
+                return found[0]
+        return None
 
     def _touch(self, shard: int, lsn: int) -> None:
         """A link that is there is about to be named: it is not released before that."""
@@ -356,10 +327,7 @@ class LinkedLogs:
             if linked is None:
                 continue
             # Only now the file cannot become another one.
-            try:
-                fields = linked.fields(lsn)
-            except Damaged:
-                fields = None
+            fields = linked.find(lsn)
             if fields is not None:
                 made.append(linked)
                 return fields
@@ -470,9 +438,10 @@ class LinkedLogs:
                 for file in files:
                     name = log_link_name(self.shard, file.base)
                     linked = self._make(file.path, name, self.shard, file.base)
-                    if linked is not None:
-                        linked.named_to = -1  # `give_up` knows
-                        made.append(linked)
+                    if linked is None:
+                        raise _gone(self.shard, file.base)
+                    linked.named_to = -1  # `give_up` knows
+                    made.append(linked)
             finally:
                 self._finish(made)
 
@@ -524,33 +493,6 @@ class LinkedLogs:
         if not linked.is_log:
             return (linked.shard, linked.start) in self._blobs
         return any(each.start == linked.start for each in self._files(linked.shard))
-
-
-def check_payload(place: _Place, lsn: int) -> PayloadFields:
-    """The payload frame, once it is found to be whole. Raises `Damaged`."""
-    path, view, offset, seed = place
-    fields = payload_fields(view, offset, lsn)
-    if fields is None or not isinstance(check_frame(view, offset, lsn, seed), FrameHeader):
-        raise Damaged(path, offset, "damaged payload frame")
-    return fields
-
-
-def blob_data(path: Path, fields: PayloadFields) -> memoryview:
-    """A whole blob; its header is checked. Raises `Damaged`."""
-    data = _mapped(path)
-    try:
-        header = bytes(data[: blob.HEADER_BYTES])
-        blob.check_header(header, len(data), fields.topic_id, fields.first_seq)
-    except BadBlob as error:
-        raise Damaged(path, error.offset, f"blob {error}") from error
-    return data
-
-
-def _mapped(path: Path) -> memoryview:
-    try:
-        return mapped(path)
-    except FileNotFoundError as error:
-        raise Damaged(path, 0, "file with payloads is missing") from error
 
 
 def _read_payload(path: Path, shard: int, lsn: int) -> tuple[PayloadFields, memoryview] | None:

@@ -84,15 +84,19 @@ class PayloadSources:
 
     def log_files(self, shard: int, lsn: int) -> Iterator[tuple[int, Path]]:
         """``(base, path)`` of the files that may hold the frame, the likeliest first."""
+        yield from self.standing_files(shard, lsn)
+        found = self._data_dir.glob(f"linked/*/{shard:02d}-*{LOG}")
+        linked = [(_base_of_link(path), path) for path in found]
+        yield from sorted(((base, path) for base, path in linked if base <= lsn), reverse=True)
+
+    def standing_files(self, shard: int, lsn: int) -> Iterator[tuple[int, Path]]:
+        """As `log_files`, in the log alone."""
         folder, tried = self._data_dir / "wal" / f"{shard:02d}", -1
         for is_anew in (False, True):
             base = self._base(folder, shard, lsn, is_anew=is_anew)
             if base is not None and (is_anew or base != tried):
                 tried = base
                 yield base, folder / log_name(base)
-        found = self._data_dir.glob(f"linked/*/{shard:02d}-*{LOG}")
-        linked = [(_base_of_link(path), path) for path in found]
-        yield from sorted(((base, path) for base, path in linked if base <= lsn), reverse=True)
 
     def _base(self, folder: Path, shard: int, lsn: int, *, is_anew: bool) -> int | None:
         """Base of the file of the log that ``lsn`` falls into."""

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forwarding import RECORDS, forward, write_payload
 from tests.support.linked import ShardLog
+from tests.support.log import Client, ForgetfulDisk
 from topics.storage.disk import Damaged
 from topics.storage.pulse import Pulse
 from topics.storage.recovery.linked import verify_linked
@@ -56,3 +58,21 @@ def test_hurt_records_are_damage_unless_the_stop_was_orderly(tmp_path: Path) -> 
     assert (damage.value.path, damage.value.offset) == (path, 4096)
     for each in (source, dest):
         each.stop()
+
+
+def test_after_a_power_loss_every_payload_that_the_log_names_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, path = ForgetfulDisk(monkeypatch), tmp_path / "data"
+    client, source = Client(path), ShardLog(path, 2)
+    client.put("dest", durability="fsync")
+    for _ in range(3):
+        forward(client, "dest", RECORDS, (2, write_payload(source, RECORDS)))
+        source.next_file()
+    before = client.records("dest")
+    disk.power_loss(path, tmp_path / "left")
+    for each in (source.stop, client.kill):
+        each()
+    again = Client(tmp_path / "left", boot="second")
+    assert again.records("dest") == before
+    again.kill()

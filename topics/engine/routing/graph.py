@@ -154,11 +154,9 @@ class RouterGraph:
         for other in self._into.get(config.dest, {}).values():
             if other.name != name and other.source != config.source:
                 raise TopicExistsIncompatible(
-                    f'router "{other.name}" copies "{other.source}" into "{other.dest}":'
-                    " a topic is the dest of one source",
+                    f'topic "{other.dest}" is the dest of another source, and may have one only',
                     reason=FAN_IN,
                     topic=other.dest,
-                    router=other.name,
                 )
 
     def _way(self, start: str, end: str, without: str) -> list[str] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from topics.storage.checkpoints import SUFFIX as CHECKPOINT_SUFFIX
 from topics.storage.checkpoints import Checkpoint
 from topics.storage.disk import DAMAGED
+from topics.storage.linked_logs import Payload
 from topics.storage.segments.file import SUFFIX as SEGMENT_SUFFIX
 from topics.storage.verify.blobs import verify_blob
 from topics.storage.verify.checkpoints import (
@@ -20,6 +21,7 @@ from topics.storage.verify.checkpoints import (
     verify_checkpoint,
 )
 from topics.storage.verify.finding import KEPT, Finding
+from topics.storage.verify.linked import verify_linked
 from topics.storage.verify.log import LogCheck, verify_kept_log
 from topics.storage.verify.segments import verify_segment
 from topics.storage.wal.blobs import SUFFIX as BLOB_SUFFIX
@@ -36,12 +38,14 @@ class ShardCheck:
     """The files of one shard. What the log says is compared with the files beside it."""
 
     def __init__(self, data_dir: Path, shard: int) -> None:
-        self._shard = shard
+        self._data_dir, self._shard = data_dir, shard
         self._wal, self._checkpoint, self._segment, self._blob = (
             data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
         )
         self._log_end = 0
         self._blobs_wanted: set[tuple[int, int]] = set()
+        self._logs: dict[int, Path] = {}
+        self._payloads: set[Payload] = set()
 
     def run(self) -> Iterator[Finding | Path]:
         """Findings; each path when it has been looked at."""
@@ -53,6 +57,7 @@ class ShardCheck:
             yield from verify_segment(path, self._shard)
             yield path
         yield from self._verify_blobs()
+        yield from verify_linked(self._data_dir, self._shard, self._logs, self._payloads)
 
     def _verify_log(self, needed: int) -> Iterator[Finding | Path]:
         """``needed``: a start replays the log from this LSN on."""
@@ -69,6 +74,9 @@ class ShardCheck:
             self._blobs_wanted = (self._blobs_wanted | log.blobs) - {
                 named for named in self._blobs_wanted if named[0] in log.deleted
             }
+            self._payloads |= log.payloads
+            if log.end is not None:
+                self._logs[log.base] = path
             end = log.end
             yield path
         self._log_end = end or 0

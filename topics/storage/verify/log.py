@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from topics.formats.disk.frames import FrameHeader, FrameKind, scan_frames
+from topics.formats.disk.copies import BadCopies, decode_copies
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, FrameKind, scan_frames
 from topics.formats.disk.records import RecordFlags
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
@@ -14,16 +15,17 @@ from topics.formats.disk.wal import (
     decode_file_header,
 )
 from topics.storage.disk import mapped
+from topics.storage.linked_logs import Payload
 from topics.storage.recovery.tail import synced_beyond
 from topics.storage.verify.finding import KEPT, Finding
 from topics.storage.wal.file import RESERVE, SPARE, log_name
 
 
 class LogCheck:
-    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` that its frames name, the
-    topics that are ``deleted`` by it.
+    """One log file. Afterwards: its ``base`` and ``end``, the ``blobs`` and ``payloads`` that its
+    frames name, the topics that are ``deleted`` by it.
 
-    Blobs of frames below ``needed`` are in segments: they may be gone.
+    Blobs and payloads of frames below ``needed`` are in segments: they may be gone.
     """
 
     def __init__(self, path: Path, shard: int, needed: int = 0) -> None:
@@ -31,6 +33,7 @@ class LogCheck:
         self.base = 0
         self.end: int | None = None
         self.blobs: set[tuple[int, int]] = set()
+        self.payloads: set[Payload] = set()
         self.deleted: set[int] = set()
 
     def run(self, *, begins_at: int | None, last: bool) -> Iterator[Finding]:
@@ -60,6 +63,8 @@ class LogCheck:
         offset = FILE_HEADER_BYTES
         for frame in frames(data, header):
             self._note(frame)
+            if frame.kind == FrameKind.ROUTER and frame.lsn >= self._needed:
+                yield from self._note_payloads(frame, data, offset)
             offset = FILE_HEADER_BYTES + frame.end - header.base
         self.end = header.base + offset - FILE_HEADER_BYTES
         if last:
@@ -81,6 +86,17 @@ class LogCheck:
         elif frame.kind == FrameKind.TOPIC_DELETED:
             self.deleted.add(frame.topic_id)
             self.blobs = {named for named in self.blobs if named[0] != frame.topic_id}
+
+    def _note_payloads(
+        self, frame: FrameHeader, data: memoryview, offset: int
+    ) -> Iterator[Finding]:
+        start = offset + FRAME_HEADER_BYTES
+        try:
+            rows = decode_copies(frame, data[start : start + frame.body_len]).rows
+        except BadCopies as error:
+            yield Finding(self.path, offset, str(error))
+            return
+        self.payloads.update((row.shard, row.lsn) for row in rows)
 
 
 def verify_kept_log(path: Path) -> Iterator[Finding]:
