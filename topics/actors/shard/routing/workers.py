@@ -40,6 +40,7 @@ from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.forward import Advance, Forward, LogPayload
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import is_in_log, lsn_of
+from topics.engine.routing.hops import Hops
 from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
@@ -110,18 +111,22 @@ class Workers(Service):
         self._wake(source)
 
     def _source(self, topic: Topic) -> Source:
-        """The topic as a source. Of copies that the log still has, the hops are learnt anew."""
-        source = self._sources.get(topic.id)
-        if source is None:
-            source = self._sources[topic.id] = Source(topic)
-            wal = self._context.wal
-            for entry in topic.index.from_seq(topic.sealed_seq + 1) if topic.derivations else ():
-                if is_in_log(entry.locator):
-                    header, body = wal.frame_at(lsn_of(entry.locator))
-                    if header.kind == FrameKind.ROUTER:
-                        hop = decode_copies(header, body).hop
-                        source.hops.note(entry.first_seq, entry.last_seq, hop)
-        return source
+        return self._sources.setdefault(topic.id, Source(topic))
+
+    def _learn_hops(self, source: Source, cursor: int) -> None:
+        """A router begins behind ``cursor``: learn the hops of the source's own copies from there
+        on, as far as its log has them.
+        """
+        topic, wal, noted = source.topic, self._context.wal, source.hops
+        if topic.derivations is None or cursor >= source.hops_from:
+            return
+        source.hops, source.hops_from = Hops(), cursor
+        for entry in topic.index.from_seq(cursor + 1):
+            hop = noted.at(entry.first_seq)[0]
+            if is_in_log(entry.locator):
+                header, body = wal.frame_at(lsn_of(entry.locator))
+                hop = decode_copies(header, body).hop if header.kind == FrameKind.ROUTER else 0
+            source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def remove(self, router: int, then: Callable[[int], object]) -> None:
         """The router is gone; ``then`` gets its total, when nothing of it is under way. Nothing
@@ -403,6 +408,8 @@ class Workers(Service):
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
     ) -> None:
         has_moved = cursor != worker.cursor
+        if not worker.is_known:
+            self._learn_hops(source, cursor)
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
         if worker.is_removed:
