@@ -412,9 +412,9 @@ class Workers(Service):
             return
         if status is ForwardStatus.DONE and has_moved:
             worker.needs_payload = False
-        if status is ForwardStatus.NO_PAYLOAD:
+        if status is ForwardStatus.NO_PAYLOAD and not worker.needs_payload:
             worker.needs_payload = True
-        elif status is ForwardStatus.NOT_LOGGED:
+        elif status is ForwardStatus.NOT_LOGGED and not worker.needs_log:
             worker.needs_log = True
         elif status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             if has_moved:
