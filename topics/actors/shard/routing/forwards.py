@@ -10,7 +10,7 @@ it stands. So a forward that comes twice is done once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -112,14 +112,15 @@ class Forwards(Service):
 
     def _copy_all(self, request: ForwardCall, rows: Sequence[CopyRow]) -> None:
         answers = _Answers(request)
+        peeked: set[_Place] = set()
         try:
-            views = self._views(rows, request)
+            views = self._views(rows, request, peeked)
         except (OSError, Unreadable) as error:
             log.warning("payload cannot be read", error=str(error))
             views = None
         request.release()
         request.outlast()
-        copies = None if views is None else _Copies(request.params, rows, views)
+        copies = None if views is None else _Copies(request.params, rows, views, peeked)
         for index, target in enumerate(answers.targets):
             try:
                 self._copy_to(target, copies, partial(answers.settle, index), request.params)
@@ -127,8 +128,12 @@ class Forwards(Service):
                 answers.fail(error)
                 return
 
-    def _views(self, rows: Sequence[CopyRow], request: ForwardCall) -> dict[_Place, View]:
-        """The payloads that the rows name. Raises `Gone` or `Damaged`."""
+    def _views(
+        self, rows: Sequence[CopyRow], request: ForwardCall, peeked: set[_Place]
+    ) -> dict[_Place, View]:
+        """The payloads that the rows name; ``peeked`` gets those that no log may name. Raises
+        `Gone` or `Damaged`.
+        """
         linked = self._context.wal.linked
         views: dict[_Place, View] = {}
         for row in rows:
@@ -140,6 +145,7 @@ class Forwards(Service):
                     views[place] = linked.payload(*place)
                 else:
                     views[place] = linked.peek(*place)
+                    peeked.add(place)
         return views
 
     def _copy_to(
@@ -195,6 +201,10 @@ class Forwards(Service):
         if copies.in_message and topic.config.durability != "ephemeral":
             settle(ForwardStatus.NOT_LOGGED, at)
             return
+        if copies.peeked and topic.config.durability != "ephemeral":
+            # Its link was released while others were made.
+            settle(ForwardStatus.BUSY, at)
+            return
         context, stamp = self._context, target.stamp
         ts = copy_ts(topic, context.now)
         encoded = copies.copier(stamp).render(topic.next_seq, ts)
@@ -245,12 +255,18 @@ class Forwards(Service):
 
 
 class _Copies:
-    """What a forward has for all of its routers. Those that stamp alike share the renderings."""
+    """What a forward has for all of its routers. Those that stamp alike share the renderings.
+    ``peeked``: payloads that have no link.
+    """
 
     def __init__(
-        self, params: ForwardParams, rows: Sequence[CopyRow], views: Mapping[_Place, View]
+        self,
+        params: ForwardParams,
+        rows: Sequence[CopyRow],
+        views: Mapping[_Place, View],
+        peeked: Set[_Place],
     ) -> None:
-        self.params, self.rows, self._views = params, rows, views
+        self.params, self.rows, self._views, self.peeked = params, rows, views, peeked
         self._stamps = [Stamp(*fields) for fields in params.stamps]
         self._plain: Copier | None = None
         self.in_message = any(row.shard == IN_MESSAGE for row in rows)
