@@ -23,6 +23,7 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import handle_late
 from topics.actors.shard.routing.batches import records_in
+from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
@@ -51,8 +52,8 @@ log: Final = structlog.get_logger()
 class Forwards(Service):
     """Handles `router.forward`."""
 
-    def __init__(self, context: ShardContext) -> None:
-        self._context, self._engine = context, context.engine
+    def __init__(self, context: ShardContext, registry: Registry) -> None:
+        self._context, self._engine, self._registry = context, context.engine, registry
         self._pending: set[int] = set()  # routers whose change is under way
 
     def register(self, router: MessageRouter) -> None:
@@ -182,7 +183,9 @@ class Forwards(Service):
         self, target: ForwardTarget, topic: Topic, at: Derivation, params: ForwardParams
     ) -> ForwardStatus | None:
         """Why the router takes nothing now; DONE: there is nothing to take."""
-        if target.router in self._pending or self._context.held.is_held(topic.name):
+        # Of a router that is gone, which its source may not have heard, the cursor is forgotten.
+        is_fed = self._registry.may_feed(topic.name, target.router)
+        if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             return ForwardStatus.BUSY
         if at.cursor != params.from_seq:
             return ForwardStatus.BEHIND
@@ -243,7 +246,7 @@ class Forwards(Service):
             if isinstance(result, OSError):
                 settle(ForwardStatus.BUSY, before)
                 return
-            if isinstance(change, Forward) and change.locator is not None:
+            if isinstance(change, Forward) and change.rows and change.locator is not None:
                 context.wal.copies.remember(change.locator, change.view)
             settle(status, change.reached)
 
