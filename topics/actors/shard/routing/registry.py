@@ -77,6 +77,10 @@ class Registry(Service):
         """The routers that feed a topic of this shard, by id."""
         return self._by_dest.get(topic, {})
 
+    def may_feed(self, topic: str, router: int) -> bool:
+        """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
+        return not self.is_told or router in self.feeders(topic)
+
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 

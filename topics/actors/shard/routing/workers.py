@@ -29,6 +29,7 @@ from topics.actors.shard.routing.batches import Batch, Missing, batch_of, is_kep
 from topics.actors.shard.routing.worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
+    Likeness,
     Source,
     Worker,
     WorkerState,
@@ -88,7 +89,8 @@ class Workers(Service):
         # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
         self._payloads: dict[_BatchKey, Batch] = {}
         self._unlogged: dict[Worker, None] = {}
-        self._synced: list[tuple[int, Source, list[Worker]]] = []  # wait for this LSN
+        # Wait for a sync; how the workers were alike.
+        self._synced: list[tuple[Batch, Source, list[Worker], Likeness]] = []
         self._is_syncing = False
 
     # Which routers there are
@@ -255,7 +257,7 @@ class Workers(Service):
                 return
             batch = self._batches[key] = found
         if first.shard != self._context.wal.shard and self._is_unsynced(batch):
-            self._wait_synced(source, workers, batch.last_lsn)
+            self._wait_synced(source, workers, batch)
             return
         self._ask(source, workers, batch)
 
@@ -418,9 +420,9 @@ class Workers(Service):
             return
         if status is ForwardStatus.DONE and has_moved:
             worker.needs_payload = False
-        if status is ForwardStatus.NO_PAYLOAD:
+        if status is ForwardStatus.NO_PAYLOAD and not worker.needs_payload:
             worker.needs_payload = True
-        elif status is ForwardStatus.NOT_LOGGED:
+        elif status is ForwardStatus.NOT_LOGGED and not worker.needs_log:
             worker.needs_log = True
         elif status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             if has_moved:
@@ -458,8 +460,8 @@ class Workers(Service):
     def _is_unsynced(self, batch: Batch) -> bool:
         return batch.last_lsn > 0 and batch.last_lsn >= self._context.wal.synced_lsn
 
-    def _wait_synced(self, source: Source, workers: list[Worker], lsn: int) -> None:
-        self._synced.append((lsn, source, workers))
+    def _wait_synced(self, source: Source, workers: list[Worker], batch: Batch) -> None:
+        self._synced.append((batch, source, workers, workers[0].likeness))
         if not self._is_syncing:
             self._is_syncing = True
             self._context.start(self._sync)
@@ -470,16 +472,26 @@ class Workers(Service):
         while self._synced:
             waiting, self._synced = self._synced, []
             context.wal.flush(sync=True)
-            await context.commits.wait_synced(max(lsn for lsn, _, _ in waiting) + 1)
+            await context.commits.wait_synced(max(each[0].last_lsn for each in waiting) + 1)
             context.begin_turn()
-            for lsn, source, workers in waiting:
-                if lsn < context.wal.synced_lsn:
-                    self._go_on(source, workers)
-                else:
+            for batch, source, workers, likeness in waiting:
+                if self._is_unsynced(batch):
                     self._retry(source, workers)
+                else:
+                    self._send_synced(source, workers, batch, likeness)
             context.end_turn()
             await trio.sleep(SYNC_PAUSE_S)  # writes are slow beside a sync
         self._is_syncing = False
+
+    def _send_synced(
+        self, source: Source, workers: Sequence[Worker], batch: Batch, likeness: Likeness
+    ) -> None:
+        """Send just what was synced: with what came meanwhile it would wait again, and so on."""
+        left = [each for each in workers if not each.is_removed]
+        alike = [each for each in left if each.likeness == likeness]
+        if alike:
+            self._ask(source, alike, batch)
+        self._go_on(source, [each for each in left if each not in alike])
 
     # Cursors that passed over records
 
