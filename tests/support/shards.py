@@ -135,13 +135,20 @@ class Pipe:
 
 class Shards:
     """Shards with links. ``on_message(from, to, subject)`` sees each message between two shards;
-    one for which it gives False is held back until `let_go`.
+    one for which it gives False is held back until `let_go`. Without ``fakes`` their routers
+    forward.
     """
 
     def __init__(
-        self, folder: Path, nursery: trio.Nursery, count: int = 3, max_routers: int = 0
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        count: int = 3,
+        max_routers: int = 0,
+        *,
+        fakes: bool = True,
     ) -> None:
-        self.folder, self.nursery, self.count = folder, nursery, count
+        self.folder, self.nursery, self.count, self.fakes = folder, nursery, count, fakes
         self.limits = msgspec.structs.replace(LIMITS, routers=max_routers)
         self.board = Board.create(shards=count, fronts=1)
         self.loops: dict[int, ShardLoop] = {}
@@ -163,7 +170,8 @@ class Shards:
         )
         self._data[shard] = data
         loop = self.loops[shard] = ShardLoop(data, shard, self.board, self.limits)
-        self.registries[shard] = FakeRegistry(loop)
+        if self.fakes:
+            self.registries[shard] = FakeRegistry(loop)
         self._scopes[shard] = trio.CancelScope()
         loop.context.nursery = self.nursery
         ended = self._ended[shard] = trio.Event()
@@ -201,7 +209,8 @@ class Shards:
         self._scopes.pop(shard).cancel()
         for other in list(self.loops):
             self.disconnect(shard, other)
-        del self.loops[shard], self.registries[shard]
+        del self.loops[shard]
+        self.registries.pop(shard, None)
         await self._ended[shard].wait()
         self._data.pop(shard).wal.stop()
 
