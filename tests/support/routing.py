@@ -15,6 +15,7 @@ import trio
 from tests.support.shards import Shards
 from topics.actors.shard.peers import Peers
 from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.engine.page import Tombstone
 from topics.engine.reading import read
 from topics.engine.routing.derivations import Derivation
 from topics.engine.topic import Topic
@@ -46,6 +47,8 @@ class RoutedShards(Shards):
 
     def __init__(self, folder: Path, nursery: trio.Nursery, count: int = 3) -> None:
         self.asked: list[Asked] = []
+        self.on_ask: Callable[[Asked], bool] = lambda _: True  # False: asked in `ask_now`
+        self._kept: list[tuple[int, Callable[[], None]]] = []
         self.logged: list[tuple[int, Frame]] = []  # by shard
         super().__init__(folder, nursery, count, fakes=False)
 
@@ -60,10 +63,14 @@ class RoutedShards(Shards):
         ask = peers.ask
 
         def spied(other: int, call: Any, params: Any, body: Any, then: Any) -> None:
-            self.asked.append(Asked(shard, other, call.subject, params, bytes(body)))
-            ask(other, call, params, body, then)
+            asked = Asked(shard, other, call.subject, params, bytes(body))
+            self.asked.append(asked)
+            if self.on_ask(asked):
+                ask(other, call, params, body, then)
+            else:
+                self._kept.append((shard, partial(ask, other, call, params, body, then)))
 
-        peers.ask = spied  # type: ignore[method-assign]
+        peers.ask = spied  # type: ignore[method-assign, assignment]
 
     def _spy_on_log(self, shard: int, wal: Wal) -> None:
         append = wal.append
@@ -73,6 +80,27 @@ class RoutedShards(Shards):
             return append(frame)
 
         wal.append = spied  # type: ignore[method-assign]
+
+    def ask_now(self) -> None:
+        """Ask what was kept back; keep nothing more."""
+        self.on_ask = lambda _: True
+        kept, self._kept = self._kept, []
+        for shard, ask in kept:
+            context = self.loops[shard].context
+            context.begin_turn()
+            ask()
+            context.end_turn()
+
+    def go_on(self) -> None:
+        """Deliver what was held back; hold nothing more."""
+        self.on_message = lambda *_: True
+        self.let_go()
+
+    def hold_forwards(self, one: int, other: int) -> None:
+        """Hold back what a shard tells another one of forwards: requests one way are answers the
+        other way.
+        """
+        self.on_message = lambda *found: found != (one, other, FORWARD.subject)
 
     # Calls
 
@@ -119,11 +147,11 @@ class RoutedShards(Shards):
     def topic(self, name: str) -> Topic:
         return self.loops[self.shard_of(name)].context.engine.topics[name]
 
-    def pages(self, topic: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def pages(self, topic: str) -> tuple[list[dict[str, Any]], list[Tombstone]]:
         """All records of a topic, and the tombstones on the way to them."""
         context = self.loops[self.shard_of(topic)].context
         records: list[dict[str, Any]] = []
-        tombstones: list[Any] = []
+        tombstones: list[Tombstone] = []
         seq = 0
         asked = Diff(limit=1000, include_tags=True)
         while True:
@@ -175,7 +203,9 @@ class RoutedShards(Shards):
 
     async def until(self, condition: Callable[[], object]) -> None:
         with trio.fail_after(WAIT_MAX_S):
-            while not condition():
+            while True:
+                if condition():
+                    return
                 await trio.sleep(0.003)
 
     def is_settled(self) -> bool:
