@@ -244,7 +244,7 @@ class Shards:
     ) -> Any:
         """The JSON of the answer, or its result where it has none, or the failure."""
         caller = self.caller
-        if not self.loops[caller].context.peers.is_there(shard):
+        if caller not in self.loops or not self.loops[caller].context.peers.is_there(shard):
             caller = shard
         answer = await ask(self.loops[caller], shard, call, params, body)
         if isinstance(answer, TopicsError):

@@ -85,9 +85,11 @@ class Workers(Service):
         self._crowded: dict[int, None] = {}  # those that wait until others have been answered
         self._is_scheduled = False
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
-        self._batches: dict[_BatchKey, Batch] = {}  # of this turn
+        # Of this turn, by what their workers need: a log, a payload of their own.
+        self._batches: dict[tuple[_BatchKey, bool, bool], Batch] = {}
         # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
         self._payloads: dict[_BatchKey, Batch] = {}
+        self._logging: dict[_BatchKey, list[tuple[Source, list[Worker]]]] = {}  # wait for theirs
         self._unlogged: dict[Worker, None] = {}
         # Wait for a sync; how the workers were alike.
         self._synced: list[tuple[Batch, Source, list[Worker], Likeness]] = []
@@ -186,9 +188,9 @@ class Workers(Service):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
         elif not isinstance(change, LogPayload | Reservation):  # something may have gone
-            self._payloads = {
-                key: batch for key, batch in self._payloads.items() if key[0] != source.topic.id
-            }
+            for payloads in (self._payloads, self._logging):
+                for key in [key for key in payloads if key[0] == source.topic.id]:
+                    del payloads[key]
 
     def _wake(self, source: Source) -> None:
         """The source has something new, or a new router."""
@@ -243,7 +245,8 @@ class Workers(Service):
             self._ask(source, workers, _probe(first.cursor))
             return
         key = (topic.id, first.seen, first.match)
-        batch = self._batches.get(key) or self._logged(key)
+        kind = (key, first.needs_log, first.needs_payload)
+        batch = self._batches.get(kind) or self._logged(key)
         if batch is None:
             picked = self._pick(source, first)
             if picked is None:
@@ -255,7 +258,7 @@ class Workers(Service):
             found = self._batch(source, workers, picked, key)
             if found is None:
                 return
-            batch = self._batches[key] = found
+            batch = self._batches[kind] = found
         if first.shard != self._context.wal.shard and self._is_unsynced(batch):
             self._wait_synced(source, workers, batch)
             return
@@ -343,8 +346,11 @@ class Workers(Service):
     def _log_payload(
         self, source: Source, workers: list[Worker], missing: Missing, key: _BatchKey
     ) -> None:
-        """Write records into the log, for rows to name; then go on."""
+        """Write records into the log, for rows to name; then go on, with all who need them."""
         context = self._context
+        if key in self._logging:
+            self._logging[key].append((source, workers))
+            return
         if context.room.refusal(grows=True) is not None:
             self._retry(source, workers)
             return
@@ -352,14 +358,20 @@ class Workers(Service):
             source.topic, missing.first_seq, missing.ts, missing.records
         )
 
+        waiting = self._logging[key] = [(source, workers)]
+
         def settle(result: Progress | OSError) -> None:
-            if isinstance(result, OSError):
-                self._retry(source, workers)
-                return
-            self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
-            while len(self._payloads) > PAYLOADS_MAX:
-                del self._payloads[next(iter(self._payloads))]
-            self._go_on(source, workers)
+            # Otherwise something may have gone since the records were picked.
+            is_current = self._logging.get(key) is waiting
+            if is_current:
+                del self._logging[key]
+            if is_current and not isinstance(result, OSError):
+                self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
+                while len(self._payloads) > PAYLOADS_MAX:
+                    del self._payloads[next(iter(self._payloads))]
+            then = self._retry if isinstance(result, OSError) else self._go_on
+            for each, its_workers in waiting:
+                then(each, its_workers)
 
         context.commits.submit(change, settle)
 
@@ -432,6 +444,7 @@ class Workers(Service):
         worker.retry_s = 0.0
         if worker.seen < source.topic.head_seq:
             source.make_ready(worker)
+            worker.tell_settled()  # those who wait for less than the head of now
         else:
             source.rest(worker)
 
