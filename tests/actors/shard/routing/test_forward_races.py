@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -136,3 +137,13 @@ async def test_a_source_that_has_not_heard_of_the_end_of_a_router_doubles_nothin
     await shards.append("c", 5)
     await trio.sleep(0.1)
     assert topic(shards, "b").head_seq == 3
+
+
+async def test_a_request_is_not_deferred_for_shards_that_are_silent(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    barriers = shards.loops[2].services.barriers
+    request: Any = None
+    handled: list[Any] = []
+    barriers._silent_until[1] = trio.current_time() + 60
+    assert not barriers.defer_if_behind(["b"], handled.append, request)
+    assert handled == [], "the caller goes on by itself"
