@@ -63,9 +63,10 @@ class Forward(Append):
         self, table: TopicTable, locator: Locator, now: Now, generation: int
     ) -> None:
         """As `Append.commit_records`."""
-        super().commit_records(table, locator, now, generation)
         self.locator = locator
+        # First: the caps of the topic may meet damage, and the copies are there nevertheless.
         note_derivation(self.topic, self.router, self.reached)
+        super().commit_records(table, locator, now, generation)
 
 
 class Advance(Change):
