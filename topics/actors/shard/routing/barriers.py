@@ -59,7 +59,9 @@ class Barriers(Service):
         if not self._registry.is_told and self._await_owner(topics, handler, request):
             return True
         behind = {
-            topic for topic in topics if self._registry.feeders(topic) and not self._is_level(topic)
+            topic
+            for topic in topics
+            if self._by_shard(topic, frozenset()) and not self._is_level(topic)
         }
         if not behind:
             return False
@@ -107,11 +109,7 @@ class Barriers(Service):
 
     def _wait(self, topic: str, passed: frozenset[int], then: Callable[[], object]) -> None:
         """Call ``then`` when the feeders of ``topic``, but for ``passed``, have caught up."""
-        by_shard: dict[int, list[int]] = {}
-        for router, row in self._registry.feeders(topic).items():
-            shard = self._context.peers.shard_of(row.source)
-            if router not in passed and not self._is_silent(shard):
-                by_shard.setdefault(shard, []).append(router)
+        by_shard = self._by_shard(topic, passed)
         if not by_shard:
             then()
             return
@@ -121,6 +119,15 @@ class Barriers(Service):
         for shard, routers in by_shard.items():
             params = CatchUpParams(routers, [*passed])
             self._context.peers.ask(shard, CATCH_UP, params, b"", partial(wait.answered, shard))
+
+    def _by_shard(self, topic: str, passed: frozenset[int]) -> dict[int, list[int]]:
+        """The feeders of ``topic`` that can be asked, but for ``passed``, by their shards."""
+        found: dict[int, list[int]] = {}
+        for router, row in self._registry.feeders(topic).items():
+            shard = self._context.peers.shard_of(row.source)
+            if router not in passed and not self._is_silent(shard):
+                found.setdefault(shard, []).append(router)
+        return found
 
     def _is_silent(self, shard: int) -> bool:
         return trio.current_time() < self._silent_until.get(shard, 0.0)
