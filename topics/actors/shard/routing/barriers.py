@@ -92,7 +92,7 @@ class Barriers(Service):
         wait = _Wait({ROUTER_OWNER}, self._silent_until, go_on)
         until = trio.current_time() + BARRIER_S
         wait.deadline = self._context.deadlines.call_at(until, wait.give_up)
-        self._registry.when_told(partial(wait.done, ROUTER_OWNER))
+        self._registry.when_told(partial(wait.heard, ROUTER_OWNER))
         return True
 
     def _is_level(self, topic: str) -> bool:
@@ -175,10 +175,16 @@ class _Wait:
         """This shard is done, or away."""
         if isinstance(answer, PeerReply):
             answer.release()
-            self._silent_until.pop(shard, None)
-        self.done(shard)
+            self.heard(shard)
+        else:
+            self._done(shard)
 
-    def done(self, shard: int) -> None:
+    def heard(self, shard: int) -> None:
+        """This shard is done; it may be late."""
+        self._silent_until.pop(shard, None)
+        self._done(shard)
+
+    def _done(self, shard: int) -> None:
         """Nothing more is expected of this shard."""
         if shard in self._shards:
             self._shards.discard(shard)
