@@ -159,6 +159,8 @@ class Desk:
         self.loop = ShardLoop(shard, 0, board, LIMITS)
         self.loop.context.nursery = nursery
         nursery.start_soon(self.loop.follow_time)
+        while self.loop.inbox.count:  # the shard tells itself of its routers
+            self.loop.turn()
         self.commits = self.loop.commits
         self.wire = Wire()
         self.session = self.loop.open_session("front-0", self.wire)

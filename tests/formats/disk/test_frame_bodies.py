@@ -85,6 +85,7 @@ ROUTER = RouterBody(
     start_seq=2**64 - 1,
     base_total=12,
 )
+MADE, GONE = router_set_frame(encode_router(ROUTER), 1000), routers_gone_frame([3, 4], 1000)
 
 
 def append_of_a_write() -> Frame:
@@ -128,8 +129,8 @@ FRAMES: list[Frame] = [
     lease_frame(5, 1000, CLAIMED),
     copies_frame(5, 7, 1000, 3, RecordFlags.TAGS, COPIES),
     payload_of_a_write(),
-    router_set_frame(encode_router(ROUTER), 1000),
-    routers_gone_frame([3, 4], 1000),
+    MADE,
+    GONE,
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
 UNUSED: set[str] = set()
@@ -194,7 +195,7 @@ def test_the_table_of_a_run_is_its_struct() -> None:
     [
         ("TOPIC: a topic made", FRAMES[3]),
         ("START: a process began", FRAMES[4]),
-        ("ROUTER_SET: a router made", FRAMES[12]),
+        ("ROUTER_SET: a router made", MADE),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
@@ -238,15 +239,15 @@ def test_the_bytes_of_a_topic_frame() -> None:
 
 
 def test_the_bytes_of_the_frames_of_routers() -> None:
-    assert body_of(FRAMES[12]).hex() == (
+    assert body_of(MADE).hex() == (
         "a8646e616d6564612d3e6262696403"
         "66636f6e666967a266736f757263656161646465737461"
         "6269736f757263655f6964076565706f63680967646573745f696408"
         "6573746172741bffffffffffffffff65746f74616c0c"
     )
-    assert decode_router(memoryview(body_of(FRAMES[12]))) == ROUTER
-    assert body_of(FRAMES[13]).hex() == "820304"
-    assert decode_router_ids(memoryview(body_of(FRAMES[13]))) == [3, 4]
+    assert decode_router(memoryview(body_of(MADE))) == ROUTER
+    assert body_of(GONE).hex() == "820304"
+    assert decode_router_ids(memoryview(body_of(GONE))) == [3, 4]
 
 
 def test_a_topic_frame_without_its_later_keys_is_read() -> None:

@@ -12,7 +12,7 @@ import trio
 
 from tests.support.shards import Shards
 from topics.actors.shard.group_commit import GroupCommit
-from topics.actors.shard.routing import mutations, owner, pushes
+from topics.actors.shard.routing import mutations, pushes
 from topics.engine.changes.change import Change
 from topics.engine.routing.graph import FAN_IN
 from topics.errors import (
@@ -38,8 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that does not answer is given up soon, and asked again soon."""
     monkeypatch.setattr(mutations, "ASK_MAX_S", 0.1)
     monkeypatch.setattr(pushes, "RETRY_S", 0.02)
-    for module in (pushes, owner):
-        monkeypatch.setattr(module, "ANSWER_MAX_S", 0.1)
+    monkeypatch.setattr(pushes, "ANSWER_MAX_S", 0.1)
 
 
 def frames_of(shards: Shards, shard: int = ROUTER_OWNER) -> int:
@@ -98,7 +97,7 @@ async def test_a_router_is_made_with_its_ends_and_the_shards_of_both_know_it(
 async def test_a_router_whose_ends_live_with_the_owner(shards: Shards) -> None:
     assert (await shards.put("r", "a", "d"))["created"]
     assert shards.registries[0].names == ["r"]
-    assert len(shards.registries[0].messages) == 2, "that there is none, and then that one"
+    assert [message.is_all for message in shards.registries[0].messages] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +202,27 @@ async def test_a_router_with_another_source_begins_at_its_head_and_keeps_its_tot
     await shards.put("r", "a", "f")
     assert (await shards.get("r"))["forwarded_total"] == 12
     assert shards.ends_agree()
+
+
+async def test_a_life_begins_where_the_one_before_has_ended(shards: Shards) -> None:
+    await shards.put("r", "c", "b")
+    engine, registry = shards.loops[1].context.engine, shards.registries[1]
+    is_told = False
+
+    def forward_more(_: int, to: int, subject: str) -> bool:
+        """The old life copies something before its shard hears of the change."""
+        nonlocal is_told
+        if (to, subject) == (1, SYNC) and not is_told:
+            is_told = True
+            registry.totals[1] = 4
+            engine.topics["c"].head_seq = 4
+        return True
+
+    shards.on_message = forward_more
+    await shards.put("r", "c", "f")
+    router = graph_of(shards).router("r")
+    assert (router.id, router.start_seq, router.base_total) == (2, 4, 4)
+    assert [row.start_seq for row in registry.rows.values()] == [4]
 
 
 async def test_an_id_is_not_used_again(shards: Shards) -> None:

@@ -80,22 +80,14 @@ def bench(desk: Desk) -> Bench:
 async def test_a_shard_is_told_all_that_have_an_end_there(bench: Bench) -> None:
     bench.pushes.push_all(0)
     bench.pushes.push_all(1)
-    bench.pushes.withdrawn.add(2)
+    assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
+
+
+async def test_a_shard_is_told_also_that_there_are_none(bench: Bench) -> None:
+    for router_id in (1, 2, 3):
+        bench.graph.remove(router_id)
     bench.pushes.push_all(0)
-    assert bench.peers.told() == [
-        (0, [1, 2], [], True),
-        (1, [2, 3], [], True),
-        (0, [1], [], True),
-    ]
-
-
-async def test_a_shard_is_told_also_that_there_are_no_routers(desk: Desk) -> None:
-    found = Pushes(desk.loop.context, lambda _: None)
-    found.push_all(0)
-    assert not found.knows_all(0)
-    desk.loop.turn()
-    desk.loop.turn()
-    assert found.knows_all(0)
+    assert bench.peers.told() == [(0, [], [], True)]
 
 
 async def test_a_change_goes_to_both_ends_in_one_message_each(

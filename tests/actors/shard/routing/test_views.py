@@ -52,7 +52,7 @@ async def test_what_is_not_there_or_not_for_the_key_is_not_shown(shards: Shards)
 async def test_the_list_is_in_order_and_in_pages(shards: Shards) -> None:
     await three(shards)
     shards.registries[0].totals[2] = 9
-    first = await shards.listed(limit=2)
+    first = await shards.list_routers(limit=2)
     assert names(first) == ["c->b", "x"]
     assert msgspec.json.decode(first.items[1][1]) == {
         "router": "x",
@@ -61,17 +61,17 @@ async def test_the_list_is_in_order_and_in_pages(shards: Shards) -> None:
         "guarantee": "at_least_once",
         "forwarded_total": 9,
     }
-    assert names(await shards.listed(after="x")) == ["y"]
-    assert names(await shards.listed("c")) == ["c->b"]
-    assert names(await shards.listed(source="c")) == ["c->b", "y"]
-    assert names(await shards.listed(dest="f")) == ["x"]
-    assert names(await shards.listed(source="c", dest="f")) == []
+    assert names(await shards.list_routers(after="x")) == ["y"]
+    assert names(await shards.list_routers("c")) == ["c->b"]
+    assert names(await shards.list_routers(source="c")) == ["c->b", "y"]
+    assert names(await shards.list_routers(dest="f")) == ["x"]
+    assert names(await shards.list_routers(source="c", dest="f")) == []
 
 
 async def test_a_key_lists_what_is_whole_inside_of_its_prefixes(shards: Shards) -> None:
     await three(shards)
-    assert names(await shards.listed(prefixes=["c", "b", "y"])) == ["c->b"]
-    assert names(await shards.listed(prefixes=["c", "b", "y", "k"])) == ["c->b", "y"]
+    assert names(await shards.list_routers(prefixes=["c", "b", "y"])) == ["c->b"]
+    assert names(await shards.list_routers(prefixes=["c", "b", "y", "k"])) == ["c->b", "y"]
 
 
 async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
@@ -84,7 +84,7 @@ async def test_a_page_asks_each_shard_once(shards: Shards) -> None:
         return True
 
     shards.on_message = on_message
-    await shards.listed()
+    await shards.list_routers()
     assert asked == [1], "and the own shard through the loopback"
 
 
@@ -93,8 +93,8 @@ async def test_a_shard_that_is_away_fails_what_needs_it(shards: Shards) -> None:
     shards.caller = 2
     shards.disconnect(ROUTER_OWNER, 1)
     assert isinstance(await shards.get("c->b"), NotReady)
-    assert isinstance(await shards.listed(), NotReady)
-    assert names(await shards.listed(dest="f")) == ["x"]
+    assert isinstance(await shards.list_routers(), NotReady)
+    assert names(await shards.list_routers(dest="f")) == ["x"]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -106,7 +106,7 @@ async def test_a_router_that_is_being_changed_is_shown_when_that_is_done(
     shown: list[Any] = []
 
     async def look() -> None:
-        shown.append(await (shards.listed() if is_list else shards.get("c->b")))
+        shown.append(await (shards.list_routers() if is_list else shards.get("c->b")))
 
     async def change() -> None:
         await shards.put("c->b", "d", "b")
@@ -137,4 +137,4 @@ async def test_a_router_that_its_shard_does_not_know_is_not_shown_with_wrong_cou
     await three(shards)
     shards.registries[1].rows.clear()
     assert isinstance(await shards.get("c->b"), NotReady)
-    assert isinstance(await shards.listed(), NotReady)
+    assert isinstance(await shards.list_routers(), NotReady)

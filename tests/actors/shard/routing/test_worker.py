@@ -69,9 +69,12 @@ def test_workers_that_stand_at_one_place_and_copy_alike_go_together(source: Sour
     others = [worker(id=4, preserve_tag=False), worker(shard=1, id=5)]
     for each in (*alike, *others):
         source.add(each)
-    assert source.take_alike(2) == alike[:2]
-    assert source.take_alike(2) == alike[2:]
-    assert {tuple(source.take_alike(9)), tuple(source.take_alike(9))} == {
+    assert source.take_alike(2, lambda _: True) == alike[:2]
+    assert source.take_alike(2, lambda _: True) == alike[2:]
+    assert {
+        tuple(source.take_alike(9, lambda _: True)),
+        tuple(source.take_alike(9, lambda _: True)),
+    } == {
         (others[0],),
         (others[1],),
     }
@@ -83,13 +86,13 @@ def test_idle_workers_become_ready_by_news(source: Source) -> None:
     router = worker()
     source.add(router)
     source.take_news()
-    source.take_alike(1)
+    source.take_alike(1, lambda _: True)
     source.rest(router)
     source.take_news()
     assert not source.ready
     source.has_news = True
     source.take_news()
-    assert source.take_alike(1) == [router]
+    assert source.take_alike(1, lambda _: True) == [router]
 
 
 def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
@@ -97,7 +100,7 @@ def test_a_router_that_is_gone_is_nowhere(source: Source) -> None:
     for each in (first, second):
         source.add(each)
     source.remove(first)
-    assert source.take_alike(9) == [second]
+    assert source.take_alike(9, lambda _: True) == [second]
     source.rest(second)
     source.remove(second)
     assert (source.workers, source.idle, source.ready) == ({}, {}, {})
@@ -139,9 +142,12 @@ def test_hops_are_kept_until_every_router_has_passed_them(source: Source) -> Non
     for each in (first, second):
         source.add(each)
     source.hops.note(11, 20, 3)
+    source.take_alike(9, lambda _: True)
     first.passed(20)
+    source.rest(first)
     source.forget_hops()
     assert source.hops.at(11) == (3, 20)
     second.passed(20)
+    source.rest(second)
     source.forget_hops()
     assert source.hops.at(11)[0] == 0

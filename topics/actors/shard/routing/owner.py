@@ -9,18 +9,18 @@ the log. The graph is changed when the log has the change, and shards are told o
 (`pushes.py`). A crash between two steps leaves topics without the router, or a router of which the
 shards hear when they connect.
 
-A router whose source or dest changes is taken from the shard of its old source first: the total
-that it has counted by then goes on in its next life.
+A router whose source or dest changes gets a new life. The log has that before the shards of the old
+ends are told: until then the old life goes on as it was. Where that has ended, and its last total,
+stand in another frame, and then the shards of the new ends are told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
-
-import trio
 
 from topics.actors.rpc.message_router import MessageRouter
 from topics.actors.rpc.replies import reply_json
@@ -28,11 +28,19 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.room import unwritable
 from topics.actors.shard.routing.mutations import Mutations, ask
-from topics.actors.shard.routing.pushes import ANSWER_MAX_S, Pushes
+from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
-from topics.errors import Forbidden, Internal, NotReady, RouterCycle, Throttled, TopicNotFound
+from topics.errors import (
+    Forbidden,
+    Internal,
+    NotReady,
+    RouterCycle,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
 from topics.formats.api import router_answers
 from topics.formats.api.router_bodies import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
@@ -43,6 +51,7 @@ from topics.formats.wire.calls import (
     ROUTER_ENDPOINT,
     ROUTER_OWNER,
     ROUTER_PUT,
+    ROUTER_STATS,
     CascadeParams,
     CascadeResult,
     EndpointParams,
@@ -51,6 +60,7 @@ from topics.formats.wire.calls import (
     RouterDeleteParams,
     RouterPutParams,
     RouterPutResult,
+    RouterStatsParams,
 )
 from topics.storage.wal.file import NoRoom
 
@@ -128,17 +138,21 @@ class Routers(Service):
             source, dest = await self._ends(name, config, create_dest=create_dest)
             router = self._next(name, config, source, dest, total)
             before = self._graph.by_name.get(name)
-            if router != before:
-                router = await self._replace(before, router)
-            replaced = [before] if before and before.id != router.id else []
-            pushes = await self._pushes.push_each([router], replaced)
-            results = [pushes[shard].result for shard in self._shards_of(router)]
-            if not any(router.id in result.orphans for result in results):
+            if before is not None and before.id != router.id:
+                router = await self._take_over(before, router)
+            elif before != router:
+                await self._log(partial(self._put_router, router))
+            if not await self._is_orphan(router):
                 return
             # A topic went, or went and came again, after it was looked at.
             total = router.base_total
             await self._remove([router])
         raise NotReady("the ends of the router are being deleted", router=name)
+
+    async def _is_orphan(self, router: Router) -> bool:
+        """Tell the shards of its ends; whether one of them is missing."""
+        pushes = await self._pushes.push_each([router], [])
+        return any(router.id in push.result.orphans for push in pushes.values())
 
     async def _ends(
         self, name: str, config: RouterConfig, *, create_dest: bool
@@ -189,32 +203,29 @@ class Routers(Service):
             base_total=total,
         )
 
-    async def _replace(self, before: Router | None, router: Router) -> Router:
-        """Log the router; a new life goes on with the total of the one before."""
-        if before is None or before.id == router.id:
-            await self._log(lambda: self._engine.put_router(router, self._context.now))
-            return router
+    async def _take_over(self, before: Router, router: Router) -> Router:
+        """Log a new life of the router; it goes on with the total of the one before, and begins
+        where that has ended.
+        """
         shard = self._peers.shard_of(before.source)
-        self._pushes.withdrawn.add(before.id)
-        try:
-            total = await self._withdraw(shard, before)
-            router = replace(router, base_total=before.base_total + total)
-            await self._log(lambda: self._engine.put_router(router, self._context.now))
-        except Exception:
-            self._pushes.withdrawn.discard(before.id)
-            self._in_turn(lambda: self._pushes.push_all(shard))
-            raise
-        self._pushes.withdrawn.discard(before.id)
+        stats = await ask(self._context, shard, ROUTER_STATS, RouterStatsParams([before.id]))
+        counted = sum(row[1] for row in stats.stats)
+        router = replace(router, base_total=before.base_total + counted)
+        await self._log(partial(self._put_router, router))
+        # From here on the router has its new ends. What fails costs a few records their place in
+        # the total, or gives them to both dests.
+        with suppress(TopicsError):
+            pushes = await self._pushes.push_each([], [before])
+            counted = dict(pushes[shard].result.totals).get(before.id, counted)
+            source = await self._end(router.source)
+            if source.id != router.source_id:
+                return router  # it has gone meanwhile, as its shard will say
+            total = before.base_total + counted
+            last = replace(router, start_seq=source.head_seq, base_total=total)
+            if last != router:
+                await self._log(partial(self._put_router, last))
+            return last
         return router
-
-    async def _withdraw(self, shard: int, router: Router) -> int:
-        """Stop the router in the shard of its source; what it has forwarded in this life."""
-        self._context.begin_turn()
-        push = self._pushes.push(shard, [], [router])
-        self._context.end_turn()
-        with trio.move_on_after(ANSWER_MAX_S):
-            await push.answered.wait()
-        return dict(push.result.totals).get(router.id, 0)
 
     # Some are removed
 
@@ -260,13 +271,13 @@ class Routers(Service):
         if isinstance(result, OSError):
             raise unwritable(result)
 
+    def _put_router(self, router: Router) -> RouterChange:
+        return self._engine.put_router(router, self._context.now)
+
     def _in_turn(self, call: Callable[[], object]) -> None:
         self._context.begin_turn()
         call()
         self._context.end_turn()
-
-    def _shards_of(self, router: Router) -> set[int]:
-        return {self._peers.shard_of(router.source), self._peers.shard_of(router.dest)}
 
 
 def check_owner(context: ShardContext) -> None:

@@ -61,7 +61,6 @@ class Pushes:
     ) -> None:
         self._context, self._on_orphans = context, on_orphans
         self._graph = context.engine.routers
-        self.withdrawn: set[int] = set()  # about to get other ends: no shard is told of them
         self._told: set[int] = set()  # shards that have taken a list of all
         self._unanswered: Counter[int] = Counter()  # messages to each shard
         self._retries: set[int] = set()  # shards that are told again soon
@@ -79,7 +78,6 @@ class Pushes:
             row_of(router)
             for router in self._graph.by_id.values()
             if shard in (shard_of(router.source), shard_of(router.dest))
-            and router.id not in self.withdrawn
         ]
         self._send(shard, RouterSyncParams(rows, [], is_all=True))
 

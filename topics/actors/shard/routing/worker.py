@@ -16,10 +16,12 @@ from topics.actors.shard.deadlines import Deadline
 from topics.engine.routing.hops import Hops
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.limits import U64_MAX
 from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
+HOPS_KEPT = 1024  # ranges, while routers are on their way
 
 
 class WorkerState(Enum):
@@ -130,10 +132,11 @@ class Worker:
 class Source:
     """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
 
-    __slots__ = ("has_news", "hops", "idle", "ready", "topic", "workers")
+    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
+        self.hops_from = U64_MAX  # hops of copies above it are known
         self.workers: dict[int, Worker] = {}
         self.idle: dict[Worker, None] = {}
         self.ready: dict[Likeness, dict[Worker, None]] = {}
@@ -177,9 +180,14 @@ class Source:
             for worker in tuple(self.idle):
                 self.make_ready(worker)
 
-    def take_alike(self, count: int) -> list[Worker]:
-        """Up to ``count`` ready workers that are alike, in state WAITING; at least one is ready."""
-        likeness, alike = next(iter(self.ready.items()))
+    def take_alike(self, count: int, has_room: Callable[[int], bool]) -> list[Worker]:
+        """Up to ``count`` ready workers that are alike, in state WAITING, whose dests' shard
+        ``has_room``; none when there are none.
+        """
+        likeness = next((each for each in self.ready if has_room(each.shard)), None)
+        if likeness is None:
+            return []
+        alike = self.ready[likeness]
         taken = [worker for worker, _ in zip(tuple(alike), range(count), strict=False)]
         for worker in taken:
             del alike[worker]
@@ -189,5 +197,9 @@ class Source:
         return taken
 
     def forget_hops(self) -> None:
-        """Drop the hops of what every router has passed."""
+        """Drop the hops of what every router has passed. There may be many routers, so this is done
+        now and then only.
+        """
+        if not self.hops or (len(self.idle) < len(self.workers) and len(self.hops) < HOPS_KEPT):
+            return
         self.hops.drop_to(min((worker.seen for worker in self.workers.values()), default=0))
