@@ -209,8 +209,8 @@ def _rest(client: Client, source: str, count: int) -> None:
 
 def one_to_one(folder: Path | None, turns: int, seconds: float, only: str) -> None:
     kinds: dict[str, tuple[str, Callable[[Server, Client, str, str | None, float], float]]] = {
-        "b": (f"batches of {BATCH} x 100 B", _batches),
-        "c": (f"{CLIENTS} appends of 1", _singles),
+        "b": (f"{BATCH} x 100 B", _batches),
+        "c": (f"{CLIENTS} x 1", _singles),
     }
     for shards, where in (([0, 0], "same shard"), ([0, 1], "another shard")):
         for kind in sorted({*only} & {*kinds}):
