@@ -112,6 +112,7 @@ class GateKeeper(Reader):
     ) -> None:
         super().__init__(number, dests, address, history, seed)
         self._open = threading.Event()
+        self._deleted = {dest.name: 0 for dest in dests}  # up to there, acknowledged
 
     def open(self) -> None:
         self._open.set()
@@ -124,7 +125,7 @@ class GateKeeper(Reader):
             self._ending.wait(self._random.uniform(*SHUT_S))
             self._count(topic)
             cursor -= self._random.choice((0, 0, 3, 20))
-        if cursor > self._history.deleted.get(topic, 0):
+        if cursor > self._deleted[topic]:
             self._history.may_delete(topic, cursor)
             answer = self._connected().call(
                 "POST", f"/v0/topics/{topic}/delete", {"before_seq": cursor + 1}
@@ -133,6 +134,7 @@ class GateKeeper(Reader):
                 raise Refused(str(answer))
             if answer.status != 200:
                 raise ValueError(f"a delete in {topic} answers {answer}")
+            self._deleted[topic] = cursor
 
     def _count(self, topic: str) -> None:
         answer = self._connected().get(topic, touch="false")

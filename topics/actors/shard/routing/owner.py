@@ -32,7 +32,15 @@ from topics.actors.shard.routing.pushes import Pushes
 from topics.actors.shard.service import Service
 from topics.engine.changes.routers import RouterChange
 from topics.engine.routing.graph import Router
-from topics.errors import Forbidden, Internal, NotReady, Throttled, TopicNotFound, TopicsError
+from topics.errors import (
+    Forbidden,
+    Internal,
+    NotReady,
+    RouterCycle,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
 from topics.formats.api import router_answers
 from topics.formats.api.router_bodies import RouterConfig, RouterPatch, decode_router, merge
 from topics.formats.names import covered
@@ -109,7 +117,10 @@ class Routers(Service):
         if before is not None:
             check_covered(params.router, before.config, params.prefixes)
         if before is None or before.config != config or not self._is_known(before):
-            await self._make(params.router, config, create_dest=asked.create_dest)
+            try:
+                await self._make(params.router, config, create_dest=asked.create_dest)
+            except RouterCycle as error:
+                raise _as_seen(error, params.prefixes) from None
         is_new = before is None
         body = router_answers.configured(params.router, config, created=is_new)
         self._in_turn(lambda: reply_json(request, RouterPutResult(is_new), body, params.at))
@@ -280,3 +291,9 @@ def check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -
     for what, text in (("router", name), ("source", config.source), ("dest", config.dest)):
         if not covered(text, prefixes):
             raise Forbidden(f"{what} is outside the key's prefixes", field=what)
+
+
+def _as_seen(error: RouterCycle, prefixes: list[str] | None) -> RouterCycle:
+    """The refusal without names that the key may not see."""
+    cycle: list[str] = error.detail["cycle"]
+    return RouterCycle([name if covered(name, prefixes) else None for name in cycle])

@@ -37,6 +37,7 @@ StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
 SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
+FORGET_S: Final = 60.0  # longer than a forward may take
 
 
 class Registry(Service):
@@ -144,9 +145,16 @@ class Registry(Service):
             rows.pop(router, None)
             if not rows:
                 table.pop(name, None)
-        topic = self._engine.topics.get(row.dest)
+        if row.dest in self._engine.topics:
+            # Not before a forward that is under way has found it.
+            until = trio.current_time() + FORGET_S
+            self._context.deadlines.call_at(until, partial(self._forget, row.dest))
+
+    def _forget(self, dest: str) -> None:
+        """Forget how far routers of the dest have come that are gone."""
+        topic = self._engine.topics.get(dest)
         if topic is not None:
-            forget_derivations(topic, self.feeders(row.dest))
+            forget_derivations(topic, self.feeders(dest))
 
     # Counters
 

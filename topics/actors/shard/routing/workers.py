@@ -65,6 +65,7 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
 LOG_SEEN_S: Final = 1.0  # how often a cursor that only passed over records goes into a log
+SYNC_PAUSE_S: Final = 0.005
 PAYLOADS_MAX: Final = 64
 
 log: Final = structlog.get_logger()
@@ -470,6 +471,7 @@ class Workers(Service):
                 else:
                     self._retry(source, workers)
             context.end_turn()
+            await trio.sleep(SYNC_PAUSE_S)  # writes are slow beside a sync
         self._is_syncing = False
 
     # Cursors that passed over records
