@@ -118,6 +118,25 @@ def test_a_linked_file_is_not_used_again(shard: Open) -> None:
     assert linked not in used
 
 
+def test_a_file_that_is_given_up_while_it_is_linked_is_not_named(
+    shard: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dest = shard(2), shard(1)
+    lsn, link = source.write(), os.link
+    end = source.next_file()
+
+    def late(path: Path, name: Path) -> None:
+        """The kernel has found the file, and waits for the folder of the link."""
+        inode = path.stat().st_ino
+        source.give_up(end)
+        link(next(each for each in path.parent.iterdir() if each.stat().st_ino == inode), name)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(Gone):
+        dest.linked.link([(2, lsn)])
+    assert dest.links() == []
+
+
 def test_a_payload_is_linked_from_the_folder_of_another_shard(shard: Open) -> None:
     source, middle, dest = shard(2), shard(1), shard(3)
     lsn = source.write(20, seq=4)

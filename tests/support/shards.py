@@ -136,13 +136,19 @@ class Pipe:
 
 class Shards:
     """Shards with links. ``on_message(from, to, subject)`` sees each message between two shards;
-    one for which it gives False is held back until `let_go`.
+    one for which it gives False is held back until `let_go`. With ``forwards`` the routers forward.
     """
 
     def __init__(
-        self, folder: Path, nursery: trio.Nursery, count: int = 3, max_routers: int = 0
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        count: int = 3,
+        max_routers: int = 0,
+        *,
+        forwards: bool = False,
     ) -> None:
-        self.folder, self.nursery, self.count = folder, nursery, count
+        self.folder, self.nursery, self.count, self.forwards = folder, nursery, count, forwards
         self.limits = msgspec.structs.replace(LIMITS, routers=max_routers)
         self.board = Board.create(shards=count, fronts=1)
         self.loops: dict[int, ShardLoop] = {}
@@ -164,7 +170,8 @@ class Shards:
         )
         self._data[shard] = data
         loop = self.loops[shard] = ShardLoop(data, shard, self.board, self.limits)
-        self.registries[shard] = FakeRegistry(loop)
+        if not self.forwards:
+            self.registries[shard] = FakeRegistry(loop)
         self._scopes[shard] = trio.CancelScope()
         loop.context.nursery = self.nursery
         ended = self._ended[shard] = trio.Event()
@@ -202,7 +209,8 @@ class Shards:
         self._scopes.pop(shard).cancel()
         for other in list(self.loops):
             self.disconnect(shard, other)
-        del self.loops[shard], self.registries[shard]
+        self.registries.pop(shard, None)
+        del self.loops[shard]
         await self._ended[shard].wait()
         self._data.pop(shard).wal.stop()
 
@@ -236,7 +244,7 @@ class Shards:
     ) -> Any:
         """The JSON of the answer, or its result where it has none, or the failure."""
         caller = self.caller
-        if not self.loops[caller].context.peers.is_there(shard):
+        if caller not in self.loops or not self.loops[caller].context.peers.is_there(shard):
             caller = shard
         answer = await ask(self.loops[caller], shard, call, params, body)
         if isinstance(answer, TopicsError):

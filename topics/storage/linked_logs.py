@@ -326,8 +326,9 @@ class LinkedLogs:
             linked = self._make(path, log_link_name(shard, base), shard, base)
             if linked is None:
                 continue
-            # Only now the file cannot become another one.
-            fields = linked.find(lsn)
+            # A file that has its name still cannot become another one: a log that gives it up takes
+            # that name first, and finds the link then.
+            fields = linked.find(lsn) if _is_same(path, linked.path) else None
             if fields is not None:
                 made.append(linked)
                 return fields
@@ -493,6 +494,13 @@ class LinkedLogs:
         if not linked.is_log:
             return (linked.shard, linked.start) in self._blobs
         return any(each.start == linked.start for each in self._files(linked.shard))
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _read_payload(path: Path, shard: int, lsn: int) -> tuple[PayloadFields, memoryview] | None:

@@ -258,6 +258,29 @@ def test_a_replay_comes_to_the_same_topic(dest: Desk) -> None:
         assert getattr(again, name) == getattr(topic, name), name
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_records_in_memory_below_burnt_seqs_are_told_as_lost(
+    dest: Desk, is_checkpointed: bool
+) -> None:
+    change = send(dest, "x", "y", cursor=2)
+    dest.commit()
+    dest.put("a", durability="ephemeral")
+    dest.commit()
+    send(dest, "in", "memory", cursor=4)
+    dest.commit()
+    table = another(dest)
+    running = Replay(table)
+    if is_checkpointed:
+        table = TopicTable(0, 1)
+        table.store = dest
+        running = Replay(table)
+        restore_topic(running, snapshot_topic(dest.engine.topic("a"), 5))
+    replay(table, change, lsn=1, replay=running, checkpointed=True)
+    replay(table, skip(dest, 9, trimmed=5), replay=running)
+    again = table.topic("a")
+    assert (again.losses, again.trimmed) == ((SeqRange(3, 4),), (SeqRange(5, 9),))
+
+
 def test_frames_that_the_checkpoint_knows_are_passed_over(dest: Desk) -> None:
     changes: list[Forward | Advance] = [
         send(dest, "x", cursor=1),

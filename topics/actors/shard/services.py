@@ -96,7 +96,7 @@ def build_services(context: ShardContext, shard: Shard, heads: memoryview) -> Sh
         workers,
         registry,
         barriers,
-        Forwards(context),
+        Forwards(context, registry),
         Reads(context, long_polls, HeadWriter(heads), barriers),
         long_polls,
         Feeds(context),

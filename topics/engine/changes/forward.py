@@ -37,7 +37,7 @@ from topics.formats.disk.copies import (
 from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.disk.records import RecordFlags, RecordsView
 from topics.formats.disk.rendering import EncodedRecords
-from topics.formats.ranges import SeqRange
+from topics.formats.ranges import SeqRange, united
 
 _TAGS = int(RecordFlags.TAGS)
 
@@ -229,16 +229,21 @@ def replay(
     if header.lsn >= replay.news_from(topic):
         note_derivation(topic, held.router, Derivation(held.cursor, held.total))
     if held.trimmed:
-        _replay_trim(topic, header, held.trimmed, checkpointed)
+        _replay_trim(replay, topic, header, held.trimmed, checkpointed)
     elif header.record_count:
         append.replay(replay, header, held.size, generation, checkpointed)
 
 
-def _replay_trim(topic: Topic, header: FrameHeader, trimmed: int, checkpointed: bool) -> None:
+def _replay_trim(
+    replay: Replay, topic: Topic, header: FrameHeader, trimmed: int, checkpointed: bool
+) -> None:
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
             raise Misfit(f"seq {header.first_seq} is there already")
         return
+    known_to = max(topic.head_seq, replay.restored_head(topic))
+    if header.first_seq > known_to + 1:  # records in memory were between
+        topic.losses = united(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
     trim_to(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1
     topic.last_ts = max(topic.last_ts, header.ts_ms)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.support.routing import RoutedShards
 from tests.support.shards import Shards
 
 
@@ -15,5 +16,13 @@ from tests.support.shards import Shards
 async def shards(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Shards]:
     """Three shards: a, d, e live in the first one, c, g, l in the second, b, f, k in the third."""
     found = Shards(tmp_path, nursery)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def routed(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[RoutedShards]:
+    """The same shards; their routers forward."""
+    found = RoutedShards(tmp_path, nursery)
     yield found
     await found.close()

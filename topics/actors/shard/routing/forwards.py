@@ -10,7 +10,7 @@ it stands. So a forward that comes twice is done once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -23,6 +23,7 @@ from topics.actors.rpc.typed_calls import InboundCall, serve
 from topics.actors.shard.context import ShardContext
 from topics.actors.shard.held_topics import handle_late
 from topics.actors.shard.routing.batches import records_in
+from topics.actors.shard.routing.registry import Registry
 from topics.actors.shard.service import Service
 from topics.engine.changes.append import Append
 from topics.engine.changes.forward import Advance, Forward, copy_ts, fitting
@@ -51,8 +52,8 @@ log: Final = structlog.get_logger()
 class Forwards(Service):
     """Handles `router.forward`."""
 
-    def __init__(self, context: ShardContext) -> None:
-        self._context, self._engine = context, context.engine
+    def __init__(self, context: ShardContext, registry: Registry) -> None:
+        self._context, self._engine, self._registry = context, context.engine, registry
         self._pending: set[int] = set()  # routers whose change is under way
 
     def register(self, router: MessageRouter) -> None:
@@ -112,14 +113,15 @@ class Forwards(Service):
 
     def _copy_all(self, request: ForwardCall, rows: Sequence[CopyRow]) -> None:
         answers = _Answers(request)
+        peeked: set[_Place] = set()
         try:
-            views = self._views(rows, request)
+            views = self._views(rows, request, peeked)
         except (OSError, Unreadable) as error:
             log.warning("payload cannot be read", error=str(error))
             views = None
         request.release()
         request.outlast()
-        copies = None if views is None else _Copies(request.params, rows, views)
+        copies = None if views is None else _Copies(request.params, rows, views, peeked)
         for index, target in enumerate(answers.targets):
             try:
                 self._copy_to(target, copies, partial(answers.settle, index), request.params)
@@ -127,8 +129,12 @@ class Forwards(Service):
                 answers.fail(error)
                 return
 
-    def _views(self, rows: Sequence[CopyRow], request: ForwardCall) -> dict[_Place, View]:
-        """The payloads that the rows name. Raises `Gone` or `Damaged`."""
+    def _views(
+        self, rows: Sequence[CopyRow], request: ForwardCall, peeked: set[_Place]
+    ) -> dict[_Place, View]:
+        """The payloads that the rows name; ``peeked`` gets those that no log may name. Raises
+        `Gone` or `Damaged`.
+        """
         linked = self._context.wal.linked
         views: dict[_Place, View] = {}
         for row in rows:
@@ -140,6 +146,7 @@ class Forwards(Service):
                     views[place] = linked.payload(*place)
                 else:
                     views[place] = linked.peek(*place)
+                    peeked.add(place)
         return views
 
     def _copy_to(
@@ -176,7 +183,9 @@ class Forwards(Service):
         self, target: ForwardTarget, topic: Topic, at: Derivation, params: ForwardParams
     ) -> ForwardStatus | None:
         """Why the router takes nothing now; DONE: there is nothing to take."""
-        if target.router in self._pending or self._context.held.is_held(topic.name):
+        # Of a router that is gone, which its source may not have heard, the cursor is forgotten.
+        is_fed = self._registry.may_feed(topic.name, target.router)
+        if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             return ForwardStatus.BUSY
         if at.cursor != params.from_seq:
             return ForwardStatus.BEHIND
@@ -194,6 +203,10 @@ class Forwards(Service):
     ) -> None:
         if copies.in_message and topic.config.durability != "ephemeral":
             settle(ForwardStatus.NOT_LOGGED, at)
+            return
+        if copies.peeked and topic.config.durability != "ephemeral":
+            # Its link was released while others were made.
+            settle(ForwardStatus.BUSY, at)
             return
         context, stamp = self._context, target.stamp
         ts = copy_ts(topic, context.now)
@@ -233,7 +246,7 @@ class Forwards(Service):
             if isinstance(result, OSError):
                 settle(ForwardStatus.BUSY, before)
                 return
-            if isinstance(change, Forward) and change.locator is not None:
+            if isinstance(change, Forward) and change.rows and change.locator is not None:
                 context.wal.copies.remember(change.locator, change.view)
             settle(status, change.reached)
 
@@ -245,12 +258,18 @@ class Forwards(Service):
 
 
 class _Copies:
-    """What a forward has for all of its routers. Those that stamp alike share the renderings."""
+    """What a forward has for all of its routers. Those that stamp alike share the renderings.
+    ``peeked``: payloads that have no link.
+    """
 
     def __init__(
-        self, params: ForwardParams, rows: Sequence[CopyRow], views: Mapping[_Place, View]
+        self,
+        params: ForwardParams,
+        rows: Sequence[CopyRow],
+        views: Mapping[_Place, View],
+        peeked: Set[_Place],
     ) -> None:
-        self.params, self.rows, self._views = params, rows, views
+        self.params, self.rows, self._views, self.peeked = params, rows, views, peeked
         self._stamps = [Stamp(*fields) for fields in params.stamps]
         self._plain: Copier | None = None
         self.in_message = any(row.shard == IN_MESSAGE for row in rows)

@@ -8,7 +8,7 @@ It outlives the owner: while that is away, everything goes on as it was told las
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -37,7 +37,6 @@ StatsCall: TypeAlias = InboundCall[RouterStatsParams, RouterStats]
 SyncCall: TypeAlias = InboundCall[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # how long counters wait for a forward that is under way
-FORGET_S: Final = 60.0  # longer than a forward may take
 
 
 class Registry(Service):
@@ -51,6 +50,7 @@ class Registry(Service):
         context.routers_of = self.has_routers
         self.is_told = False
         self._when_told: list[Callable[[], object]] = []
+        self._lost_feeders: set[str] = set()  # dests of routers that the last message took away
 
     def register(self, router: MessageRouter) -> None:
         """Serve all sessions of ``router``."""
@@ -77,6 +77,10 @@ class Registry(Service):
         """The routers that feed a topic of this shard, by id."""
         return self._by_dest.get(topic, {})
 
+    def may_feed(self, topic: str, router: int) -> bool:
+        """Whether the router feeds a topic of this shard, or nobody has told of those that do."""
+        return not self.is_told or router in self.feeders(topic)
+
     def _is_here(self, topic: str) -> bool:
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
@@ -95,7 +99,7 @@ class Registry(Service):
             removed |= self._rows.keys() - {row.id for row in rows}
         orphans = [row.id for row in rows if not self._set(row)]
         totals: list[tuple[int, int]] = []
-        waiting = {router for router in removed if router in set(self._workers.known())}
+        waiting = removed.intersection(self._workers.known())
 
         def stopped(router: int, total: int) -> None:
             waiting.discard(router)
@@ -104,16 +108,28 @@ class Registry(Service):
                 request.reply(RouterSyncResult(orphans, totals))
 
         is_waiting = bool(waiting)
+        lost_feeders, self._lost_feeders = self._lost_feeders, set()
         for router in removed:
             self._drop(router)
             self._workers.remove(router, partial(stopped, router))
         if params.is_all:
-            for topic in self._engine.topics.values():
-                if topic.derivations is not None:
-                    forget_derivations(topic, self.feeders(topic.name))
+            self._forget_derivations(self._engine.topics)
             self._tell()
+        else:
+            self._forget_derivations(lost_feeders)
         if not is_waiting:
             request.reply(RouterSyncResult(orphans, totals))
+
+    def _forget_derivations(self, dests: Iterable[str]) -> None:
+        """Forget how far routers came that do not feed these topics any more.
+
+        That waits for the message after the one that takes a router away: a forward may be under
+        way until then, and a router whose change fails comes back and goes on.
+        """
+        for name in dests:
+            topic = self._engine.topics.get(name)
+            if topic is not None and topic.derivations is not None:
+                forget_derivations(topic, self.feeders(name))
 
     def _tell(self) -> None:
         self.is_told = True
@@ -145,16 +161,7 @@ class Registry(Service):
             rows.pop(router, None)
             if not rows:
                 table.pop(name, None)
-        if row.dest in self._engine.topics:
-            # Not before a forward that is under way has found it.
-            until = trio.current_time() + FORGET_S
-            self._context.deadlines.call_at(until, partial(self._forget, row.dest))
-
-    def _forget(self, dest: str) -> None:
-        """Forget how far routers of the dest have come that are gone."""
-        topic = self._engine.topics.get(dest)
-        if topic is not None:
-            forget_derivations(topic, self.feeders(dest))
+        self._lost_feeders.add(row.dest)
 
     # Counters
 

@@ -16,6 +16,7 @@ from topics.actors.shard.deadlines import Deadline
 from topics.engine.routing.hops import Hops
 from topics.engine.topic import Topic
 from topics.formats.api.delete_body import TagMatch
+from topics.formats.api.limits import U64_MAX
 from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
@@ -131,10 +132,11 @@ class Worker:
 class Source:
     """A topic and the routers that it feeds. ``ready``: those that may send, by their likeness."""
 
-    __slots__ = ("has_news", "hops", "idle", "ready", "topic", "workers")
+    __slots__ = ("has_news", "hops", "hops_from", "idle", "ready", "topic", "workers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
+        self.hops_from = U64_MAX  # hops of copies above it are known
         self.workers: dict[int, Worker] = {}
         self.idle: dict[Worker, None] = {}
         self.ready: dict[Likeness, dict[Worker, None]] = {}

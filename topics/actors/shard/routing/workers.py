@@ -29,6 +29,7 @@ from topics.actors.shard.routing.batches import Batch, Missing, batch_of, is_kep
 from topics.actors.shard.routing.worker import (
     RETRY_MAX_S,
     RETRY_MIN_S,
+    Likeness,
     Source,
     Worker,
     WorkerState,
@@ -40,6 +41,7 @@ from topics.engine.changes.delete_topic import DeleteTopic
 from topics.engine.changes.forward import Advance, Forward, LogPayload
 from topics.engine.changes.reservation import Reservation
 from topics.engine.locators import is_in_log, lsn_of
+from topics.engine.routing.hops import Hops
 from topics.engine.routing.lag import lag
 from topics.engine.routing.picking import Picked, pick
 from topics.engine.store import Unreadable
@@ -83,11 +85,14 @@ class Workers(Service):
         self._crowded: dict[int, None] = {}  # those that wait until others have been answered
         self._is_scheduled = False
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
-        self._batches: dict[_BatchKey, Batch] = {}  # of this turn
+        # Of this turn, by what their workers need: a log, a payload of their own.
+        self._batches: dict[tuple[_BatchKey, bool, bool], Batch] = {}
         # Payloads that were logged for a lagging or `ephemeral` source, the newest last.
         self._payloads: dict[_BatchKey, Batch] = {}
+        self._logging: dict[_BatchKey, list[tuple[Source, list[Worker]]]] = {}  # wait for theirs
         self._unlogged: dict[Worker, None] = {}
-        self._synced: list[tuple[int, Source, list[Worker]]] = []  # wait for this LSN
+        # Wait for a sync; how the workers were alike.
+        self._synced: list[tuple[Batch, Source, list[Worker], Likeness]] = []
         self._is_syncing = False
 
     # Which routers there are
@@ -110,18 +115,22 @@ class Workers(Service):
         self._wake(source)
 
     def _source(self, topic: Topic) -> Source:
-        """The topic as a source. Of copies that the log still has, the hops are learnt anew."""
-        source = self._sources.get(topic.id)
-        if source is None:
-            source = self._sources[topic.id] = Source(topic)
-            wal = self._context.wal
-            for entry in topic.index.from_seq(topic.sealed_seq + 1) if topic.derivations else ():
-                if is_in_log(entry.locator):
-                    header, body = wal.frame_at(lsn_of(entry.locator))
-                    if header.kind == FrameKind.ROUTER:
-                        hop = decode_copies(header, body).hop
-                        source.hops.note(entry.first_seq, entry.last_seq, hop)
-        return source
+        return self._sources.setdefault(topic.id, Source(topic))
+
+    def _learn_hops(self, source: Source, cursor: int) -> None:
+        """A router begins behind ``cursor``: learn the hops of the source's own copies from there
+        on, as far as its log has them.
+        """
+        topic, wal, noted = source.topic, self._context.wal, source.hops
+        if topic.derivations is None or cursor >= source.hops_from:
+            return
+        source.hops, source.hops_from = Hops(), cursor
+        for entry in topic.index.from_seq(cursor + 1):
+            hop = noted.at(entry.first_seq)[0]
+            if is_in_log(entry.locator):
+                header, body = wal.frame_at(lsn_of(entry.locator))
+                hop = decode_copies(header, body).hop if header.kind == FrameKind.ROUTER else 0
+            source.hops.note(entry.first_seq, entry.last_seq, hop)
 
     def remove(self, router: int, then: Callable[[int], object]) -> None:
         """The router is gone; ``then`` gets its total, when nothing of it is under way. Nothing
@@ -179,9 +188,9 @@ class Workers(Service):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
         elif not isinstance(change, LogPayload | Reservation):  # something may have gone
-            self._payloads = {
-                key: batch for key, batch in self._payloads.items() if key[0] != source.topic.id
-            }
+            for payloads in (self._payloads, self._logging):
+                for key in [key for key in payloads if key[0] == source.topic.id]:
+                    del payloads[key]
 
     def _wake(self, source: Source) -> None:
         """The source has something new, or a new router."""
@@ -236,7 +245,8 @@ class Workers(Service):
             self._ask(source, workers, _probe(first.cursor))
             return
         key = (topic.id, first.seen, first.match)
-        batch = self._batches.get(key) or self._logged(key)
+        kind = (key, first.needs_log, first.needs_payload)
+        batch = self._batches.get(kind) or self._logged(key)
         if batch is None:
             picked = self._pick(source, first)
             if picked is None:
@@ -248,9 +258,9 @@ class Workers(Service):
             found = self._batch(source, workers, picked, key)
             if found is None:
                 return
-            batch = self._batches[key] = found
+            batch = self._batches[kind] = found
         if first.shard != self._context.wal.shard and self._is_unsynced(batch):
-            self._wait_synced(source, workers, batch.last_lsn)
+            self._wait_synced(source, workers, batch)
             return
         self._ask(source, workers, batch)
 
@@ -336,8 +346,11 @@ class Workers(Service):
     def _log_payload(
         self, source: Source, workers: list[Worker], missing: Missing, key: _BatchKey
     ) -> None:
-        """Write records into the log, for rows to name; then go on."""
+        """Write records into the log, for rows to name; then go on, with all who need them."""
         context = self._context
+        if key in self._logging:
+            self._logging[key].append((source, workers))
+            return
         if context.room.refusal(grows=True) is not None:
             self._retry(source, workers)
             return
@@ -345,14 +358,20 @@ class Workers(Service):
             source.topic, missing.first_seq, missing.ts, missing.records
         )
 
+        waiting = self._logging[key] = [(source, workers)]
+
         def settle(result: Progress | OSError) -> None:
-            if isinstance(result, OSError):
-                self._retry(source, workers)
-                return
-            self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
-            while len(self._payloads) > PAYLOADS_MAX:
-                del self._payloads[next(iter(self._payloads))]
-            self._go_on(source, workers)
+            # Otherwise something may have gone since the records were picked.
+            is_current = self._logging.get(key) is waiting
+            if is_current:
+                del self._logging[key]
+            if is_current and not isinstance(result, OSError):
+                self._payloads[key] = missing.logged(context.wal.shard, change.lsn)
+                while len(self._payloads) > PAYLOADS_MAX:
+                    del self._payloads[next(iter(self._payloads))]
+            then = self._retry if isinstance(result, OSError) else self._go_on
+            for each, its_workers in waiting:
+                then(each, its_workers)
 
         context.commits.submit(change, settle)
 
@@ -403,6 +422,8 @@ class Workers(Service):
         self, source: Source, worker: Worker, status: ForwardStatus, cursor: int, total: int
     ) -> None:
         has_moved = cursor != worker.cursor
+        if not worker.is_known:
+            self._learn_hops(source, cursor)
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.stands_at(cursor, total)
         if worker.is_removed:
@@ -411,9 +432,9 @@ class Workers(Service):
             return
         if status is ForwardStatus.DONE and has_moved:
             worker.needs_payload = False
-        if status is ForwardStatus.NO_PAYLOAD:
+        if status is ForwardStatus.NO_PAYLOAD and not worker.needs_payload:
             worker.needs_payload = True
-        elif status is ForwardStatus.NOT_LOGGED:
+        elif status is ForwardStatus.NOT_LOGGED and not worker.needs_log:
             worker.needs_log = True
         elif status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             if has_moved:
@@ -423,6 +444,7 @@ class Workers(Service):
         worker.retry_s = 0.0
         if worker.seen < source.topic.head_seq:
             source.make_ready(worker)
+            worker.tell_settled()  # those who wait for less than the head of now
         else:
             source.rest(worker)
 
@@ -451,8 +473,8 @@ class Workers(Service):
     def _is_unsynced(self, batch: Batch) -> bool:
         return batch.last_lsn > 0 and batch.last_lsn >= self._context.wal.synced_lsn
 
-    def _wait_synced(self, source: Source, workers: list[Worker], lsn: int) -> None:
-        self._synced.append((lsn, source, workers))
+    def _wait_synced(self, source: Source, workers: list[Worker], batch: Batch) -> None:
+        self._synced.append((batch, source, workers, workers[0].likeness))
         if not self._is_syncing:
             self._is_syncing = True
             self._context.start(self._sync)
@@ -463,16 +485,26 @@ class Workers(Service):
         while self._synced:
             waiting, self._synced = self._synced, []
             context.wal.flush(sync=True)
-            await context.commits.wait_synced(max(lsn for lsn, _, _ in waiting) + 1)
+            await context.commits.wait_synced(max(each[0].last_lsn for each in waiting) + 1)
             context.begin_turn()
-            for lsn, source, workers in waiting:
-                if lsn < context.wal.synced_lsn:
-                    self._go_on(source, workers)
-                else:
+            for batch, source, workers, likeness in waiting:
+                if self._is_unsynced(batch):
                     self._retry(source, workers)
+                else:
+                    self._send_synced(source, workers, batch, likeness)
             context.end_turn()
             await trio.sleep(SYNC_PAUSE_S)  # writes are slow beside a sync
         self._is_syncing = False
+
+    def _send_synced(
+        self, source: Source, workers: Sequence[Worker], batch: Batch, likeness: Likeness
+    ) -> None:
+        """Send just what was synced: with what came meanwhile it would wait again, and so on."""
+        left = [each for each in workers if not each.is_removed]
+        alike = [each for each in left if each.likeness == likeness]
+        if alike:
+            self._ask(source, alike, batch)
+        self._go_on(source, [each for each in left if each not in alike])
 
     # Cursors that passed over records
 

@@ -1,0 +1,480 @@
+"""Workers: what is appended to a source comes to the dests of its routers, whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.support.routing import Asked, RoutedShards, rows_of
+from topics.actors.shard.routing import workers as workers_module
+from topics.actors.shard.routing.worker import RETRY_MAX_S, WorkerState
+from topics.engine.routing.hops import HOPS_MAX
+from topics.formats.disk.frames import FrameKind
+from topics.formats.wire.calls import FORWARD, IN_MESSAGE
+from topics.storage.wal.log import Wal
+from topics.storage.wal.progress import Progress
+
+
+def datas(*values: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"data": value, **fields} for value in values]
+
+
+def dests_in(shards: RoutedShards, shard: int, count: int) -> list[str]:
+    """Names of topics of one shard."""
+    names = (f"dest{number}" for number in range(100))
+    return [name for name in names if shards.shard_of(name) == shard][:count]
+
+
+async def test_records_come_to_dests_of_all_shards_in_order(routed: RoutedShards) -> None:
+    await routed.route("a>b", "a>c", "a>d")
+    await routed.write("a", datas(1, 2))
+    await routed.write("a", datas(3))
+    await routed.settle()
+    assert [routed.datas(name) for name in "bcd"] == [[1, 2, 3]] * 3
+    assert routed.reached("a>b") == (3, 3)
+
+
+async def test_nothing_is_sent_in_the_turn_of_a_commit(routed: RoutedShards) -> None:
+    await routed.route("a>d")
+    await routed.settle()
+    context = routed.loops[0].context
+    turn, committed_in, asked_in = 0, list[int](), list[int]()
+    begin, on_commit = context.begin_turn, context.commits.on_commit
+
+    def begin_turn() -> None:
+        nonlocal turn
+        turn += 1
+        begin()
+
+    def committed(change: Any) -> None:
+        on_commit(change)
+        committed_in.append(turn)
+
+    def asked(found: Asked) -> bool:
+        if found.subject == FORWARD.subject:
+            asked_in.append(turn)
+        return True
+
+    context.begin_turn, context.commits.on_commit = begin_turn, committed  # type: ignore[method-assign]
+    routed.on_ask = asked
+    await routed.write("a", datas(1))
+    await routed.until(lambda: asked_in)
+    assert asked_in[0] > committed_in[0]
+
+
+async def test_what_comes_while_a_forward_is_under_way_goes_with_the_next(
+    routed: RoutedShards,
+) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    routed.hold_forwards(0, 2)
+    await routed.write("a", datas(1))
+    await routed.until(routed.sent)
+    await routed.write("a", datas(2))
+    await routed.write("a", datas(3))
+    await trio.sleep(0.05)
+    assert len(routed.sent()) == 1
+    routed.go_on()
+    await routed.settle()
+    assert [(each.from_seq, each.to_seq) for each in routed.sent()] == [(0, 1), (1, 3)]
+    assert routed.datas("b") == [1, 2, 3]
+
+
+async def test_routers_that_copy_alike_share_messages_of_16(routed: RoutedShards) -> None:
+    dests = dests_in(routed, 2, 18)
+    await routed.route(*(f"a>{dest}" for dest in dests))
+    await routed.route("a>b", preserve_tag=False)
+    await routed.settle()
+    await routed.write("a", datas(1, tag="x"))
+    await routed.settle()
+    assert sorted(len(each.targets) for each in routed.sent()) == [1, 2, 16]
+    for dest in dests:
+        assert [record["$tag"] for record in routed.pages(dest)[0]] == ["x"]
+    assert "$tag" not in routed.pages("b")[0][0]
+
+
+async def test_a_full_dest_holds_its_router_and_no_other(routed: RoutedShards) -> None:
+    await routed.make("b", cap_records=2, discard="reject")
+    await routed.route("a>b", "a>f")
+    await routed.write("a", datas(1, 2, 3))
+    _, worker = routed.worker("a>b")
+    pauses = set[float]()
+
+    def is_patient() -> bool:
+        pauses.add(worker.retry_s)
+        return worker.retry_s > 0.1
+
+    await routed.until(is_patient)
+    assert {0.02, 0.04, 0.08, 0.16} <= pauses
+    assert max(pauses) <= RETRY_MAX_S
+    assert worker.state in (WorkerState.RETRYING, WorkerState.FLYING)
+    await routed.write("a", datas(4))
+    await routed.until(lambda: routed.datas("f") == [1, 2, 3, 4])
+    assert (routed.datas("b"), routed.reached("a>b")) == ([1, 2], (2, 2))
+    await routed.make("b", cap_records=3, discard="reject")
+    await routed.until(lambda: routed.datas("b") == [1, 2, 3])
+    assert worker.retry_s <= 0.04, "it took something: the pauses begin anew"
+    await routed.make("b", cap_records=9, discard="reject")
+    await routed.settle()
+    assert routed.datas("b") == [1, 2, 3, 4]
+
+
+async def test_pauses_do_not_grow_for_ever(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "RETRY_MAX_S", 0.05)
+    await routed.route("a>b")
+    await routed.settle()
+    await routed.kill(2)
+    await routed.write("a", datas(1))
+    _, worker = routed.worker("a>b")
+    await routed.until(lambda: worker.retry_s == 0.05)
+    tries = len(routed.asked)
+    await routed.until(lambda: len(routed.asked) > tries + 3)
+    assert worker.retry_s == 0.05
+
+
+async def test_a_shard_that_comes_back_gets_what_it_missed_once(routed: RoutedShards) -> None:
+    await routed.route("a>b", "b>c")
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await routed.kill(2)
+    await routed.write("a", datas(2, 3))
+    routed.start(2)
+    await routed.settle()
+    await routed.kill(0)
+    routed.start(0)
+    await routed.write("a", datas(4))
+    await routed.settle()
+    assert [routed.datas(name) for name in "bc"] == [[1, 2, 3, 4]] * 2
+    assert (await routed.get("a>b"))["forwarded_total"] == 4
+
+
+async def test_a_forward_whose_answer_is_lost_is_not_done_twice(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.settle()
+    routed.hold_forwards(2, 0)
+    await routed.write("a", datas(1, 2))
+    await routed.until(lambda: routed.datas("b") == [1, 2])
+    await routed.write("a", datas(3))
+    routed.disconnect(0, 2)
+    routed.go_on()
+    routed.connect(0, 2)
+    await routed.settle()
+    assert routed.datas("b") == [1, 2, 3]
+    assert (await routed.get("a>b"))["forwarded_total"] == 3
+
+
+async def test_sealed_records_are_written_once_for_all_routers(routed: RoutedShards) -> None:
+    await routed.route("a>b", "a>f", "a>c")
+    await routed.settle()
+    for shard in (1, 2):
+        await routed.kill(shard)
+    await routed.write("a", datas(1, 2))
+    await routed.write("a", datas(3))
+    await routed.seal("a")
+    for shard in (1, 2):
+        routed.start(shard)
+    await routed.settle()
+    assert [routed.datas(name) for name in "bfc"] == [[1, 2, 3]] * 3
+    assert len(routed.frames(FrameKind.PAYLOAD)) == 1
+
+
+async def test_ephemeral_records_are_written_once_for_dests_with_logs(
+    routed: RoutedShards,
+) -> None:
+    await routed.make("a", durability="ephemeral")
+    await routed.route("a>b", "a>f", "a>c", "a>d")
+    await routed.write("a", datas(0))
+    await routed.settle()  # all have found that a log is needed
+    written = len(routed.frames(FrameKind.PAYLOAD))
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    assert [routed.datas(name) for name in "bfcd"] == [[0, 1, 2]] * 4
+    assert len(routed.frames(FrameKind.PAYLOAD)) == written + 1
+
+
+async def test_a_payload_is_written_once_for_a_dest_that_takes_it_in_pieces(
+    routed: RoutedShards,
+) -> None:
+    await routed.make("a", durability="ephemeral")
+    await routed.make("b", cap_records=2, discard="reject")
+    await routed.route("a>b")
+    await routed.write("a", datas(1, 2, 3, 4, 5))
+    await routed.until(lambda: routed.datas("b") == [1, 2])
+    for taken in ([3, 4], [5]):
+        await routed.delete_records("b", before_seq=routed.topic("b").next_seq)
+        await routed.until(lambda taken=taken: routed.datas("b") == taken)  # type: ignore[misc]
+    assert len(routed.frames(FrameKind.PAYLOAD)) == 1
+
+
+async def test_from_memory_to_memory_records_travel_in_the_message(routed: RoutedShards) -> None:
+    for name in "abd":
+        await routed.make(name, durability="ephemeral")
+    await routed.route("a>b", "a>d")
+    await routed.write("a", datas(1, 2, tag="t"))
+    await routed.settle()
+    assert [routed.datas(name) for name in "bd"] == [[1, 2]] * 2
+    assert {place for each in routed.sent() for place in rows_of(each)} == {(IN_MESSAGE, 0)}
+    assert routed.frames(FrameKind.PAYLOAD) == []
+
+
+async def test_dests_in_memory_and_in_logs_get_records_in_their_own_way(
+    routed: RoutedShards,
+) -> None:
+    for name in "ab":
+        await routed.make(name, durability="ephemeral")
+    await routed.route("a>b", "a>f")
+    for number in range(4):
+        await routed.write("a", datas(number))
+        await routed.settle()
+    by_dest: dict[str, list[bool]] = {"b": [], "f": []}
+    for each in routed.sent()[-4:]:
+        for target in each.targets:
+            by_dest[target[1]].append(rows_of(each) == [(IN_MESSAGE, 0)])
+    assert by_dest == {"b": [True] * 2, "f": [False] * 2}
+    assert routed.datas("b") == routed.datas("f") == [0, 1, 2, 3]
+
+
+class Frozen:
+    """A log whose syncs nobody is told of."""
+
+    def __init__(self, wal: Wal) -> None:
+        self.wal, self.synced, self.is_frozen = wal, wal.synced_lsn, True
+        take = wal.take_progress
+
+        def take_progress() -> list[Progress]:
+            taken = take()
+            if self.is_frozen:
+                wal.synced_lsn = self.synced
+            return taken
+
+        wal.take_progress = take_progress  # type: ignore[method-assign]
+
+
+async def test_another_shard_is_told_of_synced_records_only(routed: RoutedShards) -> None:
+    await routed.make("a", durability="disk")
+    await routed.route("a>b", "a>d")
+    await routed.settle()
+    frozen = Frozen(routed.loops[0].context.wal)
+    await routed.write("a", datas(1))
+    await routed.until(lambda: routed.datas("d") == [1])
+    await trio.sleep(0.05)
+    assert routed.datas("b") == []
+    assert routed.worker("a>b")[1].state is WorkerState.WAITING
+    frozen.is_frozen = False
+    await routed.write("a", datas(2))
+    await routed.settle()
+    assert routed.datas("b") == [1, 2]
+    assert len(routed.sent()) == 3 or len(routed.sent()) == 4
+
+
+async def test_a_filter_passes_over_and_the_dest_hears_of_it_within_a_while(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert workers_module.LOG_SEEN_S == 1.0
+    monkeypatch.setattr(workers_module, "LOG_SEEN_S", 0.2)
+    await routed.route("a>b", filter=["tag", "Eq", "x"])
+    await routed.settle()
+    for tag in "yxyy":
+        await routed.write("a", datas(tag, tag=tag))
+        await routed.settle()
+    assert routed.datas("b") == ["x"]
+    assert routed.reached("a>b") == (2, 1)
+    assert routed.worker("a>b")[1].seen == 4
+    assert len(routed.sent()) == 1
+    await routed.until(lambda: routed.reached("a>b") == (4, 1))
+    assert len(routed.sent()) == 2, "for both that were passed over"
+
+
+async def test_what_was_passed_over_stays_so_when_the_filter_changes(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "LOG_SEEN_S", 60)
+    await routed.route("a>b", filter=["tag", "Eq", "x"])
+    await routed.write("a", datas(1, 2, tag="y"))
+    await routed.settle()
+    await routed.route("a>b", filter=["tag", "Eq", "y"])
+    await routed.until(lambda: routed.reached("a>b") == (2, 0))
+    await routed.kill(0)
+    routed.start(0)
+    await routed.write("a", datas(3, tag="y"))
+    await routed.settle()
+    assert routed.datas("b") == [3]
+
+
+async def test_records_deleted_between_attempts_are_not_forwarded(routed: RoutedShards) -> None:
+    await routed.make("a", durability="ephemeral")
+    await routed.make("b", cap_records=1, discard="reject")
+    await routed.route("a>b")
+    await routed.write("a", [*datas(1), *datas(2, 3, tag="gone"), *datas(4)])
+    await routed.until(lambda: routed.datas("b") == [1])
+    await routed.delete_records("a", match=["tag", "Eq", "gone"])
+    await routed.make("b", cap_records=9, discard="reject")
+    await routed.settle()
+    assert routed.datas("b") == [1, 4]
+    assert (await routed.get("a>b"))["forwarded_total"] == 2
+
+
+async def test_records_deleted_while_their_payload_is_written_are_not_forwarded(
+    routed: RoutedShards,
+) -> None:
+    await routed.make("a", durability="ephemeral")
+    await routed.route("a>d")
+    await routed.write("a", datas(0))
+    await routed.settle()
+    submit = routed.loops[0].context.commits.submit
+    waiting: list[Any] = []
+
+    def late(change: Any, settle: Any) -> None:
+        """The log commits the payload after all else."""
+        if type(change).__name__ == "LogPayload":
+            submit(change, lambda result: waiting.append(lambda: settle(result)))
+        else:
+            submit(change, settle)
+
+    routed.loops[0].context.commits.submit = late  # type: ignore[method-assign, assignment]
+    await routed.write("a", [*datas(1, tag="gone"), *datas(2)])
+    await routed.until(lambda: waiting)
+    await routed.delete_records("a", match=["tag", "Eq", "gone"])
+    routed.loops[0].context.commits.submit = submit  # type: ignore[method-assign]
+    waiting.pop()()
+    await routed.settle()
+    assert routed.datas("d") == [0, 2]
+
+
+async def test_a_cycle_ends_after_eight_hops(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await routed.until(lambda: len(routed.datas("a")) + len(routed.datas("b")) == 1 + HOPS_MAX)
+    await routed.settle()
+    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
+
+
+async def test_a_cycle_ends_after_eight_hops_also_after_a_restart(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.route("b>a", allow_cycle=True)
+    await routed.settle()
+    routed.on_message = lambda *found: found[2] != FORWARD.subject or len(routed.sent()) < 5
+    await routed.write("a", datas(1))
+    await routed.until(lambda: len(routed.sent()) == 5)
+    for shard in (2, 0):
+        await routed.kill(shard)
+    routed.on_message = lambda *_: True
+    for shard in (0, 2):
+        routed.start(shard)
+    await routed.until(lambda: len(routed.datas("b")) == 4)
+    await routed.until(lambda: len(routed.datas("a")) == 5)
+    await routed.settle()
+    await trio.sleep(0.05)
+    assert (routed.datas("a"), routed.datas("b")) == ([1] * 5, [1] * 4)
+
+
+async def test_losses_of_the_source_burn_as_many_seqs_of_the_dest(routed: RoutedShards) -> None:
+    await routed.make("a", cap_records=2)
+    await routed.route("a>b", "a>d")
+    await routed.settle()
+    await routed.kill(2)
+    for number in range(5):
+        await routed.write("a", datas(number))
+        await routed.until(lambda n=number: routed.datas("d") == [*range(n + 1)])  # type: ignore[misc]
+    routed.start(2)
+    await routed.settle()
+    records, (tombstone,) = routed.pages("b")
+    assert [(record["$seq"], record["data"]) for record in records] == [(4, 3), (5, 4)]
+    assert tombstone.reason == "source_trim"
+    assert (await routed.get("a>b"))["forwarded_total"] == 2
+
+
+@pytest.mark.parametrize("dest", ["b", "d"])
+async def test_the_total_of_a_router_that_gets_another_dest_counts_what_is_under_way(
+    routed: RoutedShards, nursery: trio.Nursery, dest: str
+) -> None:
+    await routed.route(f"a>{dest}")
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    sent = len(routed.sent())
+    routed.on_ask = lambda each: each.subject != FORWARD.subject
+    await routed.write("a", datas(3))
+    await routed.until(lambda: len(routed.sent()) > sent)
+    nursery.start_soon(routed.put, f"a>{dest}", "a", "c")
+    source, worker = routed.worker(f"a>{dest}")
+    await routed.until(lambda: worker.is_removed)
+    assert source.workers == {}
+    routed.ask_now()
+    await routed.until(
+        lambda: (1, routed.loops[0].context.engine.routers.router(f"a>{dest}").dest) == (1, "c")
+    )
+    await routed.settle()
+    assert (await routed.get(f"a>{dest}"))["forwarded_total"] == 3
+    await routed.write("a", datas(4))
+    await routed.settle()
+    assert (routed.datas(dest), routed.datas("c")) == ([1, 2, 3], [4])
+    assert (await routed.get(f"a>{dest}"))["forwarded_total"] == 4
+
+
+async def test_the_total_of_a_router_at_rest_is_told_at_once(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.write("a", datas(1, 2))
+    await routed.settle()
+    workers, totals = routed.loops[0].services.workers, list[int]()
+    router = routed.router_id("a>b")
+    workers.remove(router, totals.append)
+    workers.remove(router, totals.append)
+    assert totals == [2]
+    assert (workers.worker(router), workers.stats(router)) == (None, None)
+    await routed.write("a", datas(3))
+    await trio.sleep(0.05)
+    assert routed.datas("b") == [1, 2]
+
+
+async def test_stats_are_the_total_and_what_is_still_to_be_looked_at(routed: RoutedShards) -> None:
+    await routed.make("b", cap_records=2, discard="reject")
+    await routed.route("a>b", "a>f")
+    await routed.write("a", datas(1, 2, 3, 4, 5))
+    await routed.until(lambda: routed.worker("a>b")[1].state is WorkerState.RETRYING)
+    await routed.until(lambda: routed.datas("f") == [1, 2, 3, 4, 5])
+    await trio.sleep(0.02)
+    found = await routed.get("a>b")
+    assert (found["forwarded_total"], found["lag_records"]) == (2, 3)
+    assert 10 <= found["lag_ms"] < 20_000
+    found = await routed.get("a>f")
+    assert (found["forwarded_total"], found["lag_records"], found["lag_ms"]) == (5, 0, 0)
+
+
+async def test_a_source_that_is_deleted_takes_its_routers_along(routed: RoutedShards) -> None:
+    await routed.route("a>b")
+    await routed.write("a", datas(1))
+    await routed.settle()
+    await routed.delete_topic("a")
+    assert [*routed.loops[0].services.workers.known()] == []
+    await routed.write("a", datas(2))
+    await trio.sleep(0.05)
+    assert routed.datas("b") == [1]
+
+
+@pytest.mark.parametrize("subject", ["link", "peek"])
+async def test_a_payload_that_cannot_be_linked_is_not_asked_for_without_a_pause(
+    routed: RoutedShards, monkeypatch: pytest.MonkeyPatch, subject: str
+) -> None:
+    """As on a file system without hard links."""
+    if subject == "peek":
+        await routed.make("b", durability="ephemeral")
+    await routed.route("a>b")
+    await routed.settle()
+    linked = routed.loops[2].context.wal.linked
+
+    def refuse(*_: object) -> None:
+        raise OSError("no links")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linked, subject, refuse)
+        await routed.write("a", datas(1))
+        await trio.sleep(0.5)
+        assert 2 <= len(routed.sent()) <= 8
+    await routed.settle()
+    assert routed.datas("b") == [1]

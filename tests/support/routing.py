@@ -1,0 +1,255 @@
+"""Shards whose routers forward, and what a test sees of that: the questions that shards ask each
+other, and topics as they stand, without waiting for any router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import trio
+
+from tests.support.shards import Shards
+from topics.actors.shard.peers import Peers
+from topics.actors.shard.routing.worker import Source, Worker, WorkerState
+from topics.engine.page import Tombstone
+from topics.engine.reading import read
+from topics.engine.routing.derivations import Derivation
+from topics.engine.topic import Topic
+from topics.errors import TopicsError
+from topics.formats.api.diff_body import Diff
+from topics.formats.disk.copies import decode_rows
+from topics.formats.disk.frames import Frame, FrameKind
+from topics.formats.json_text import json_bytes
+from topics.formats.wire import calls
+from topics.formats.wire.calls import FORWARD, ROUTER_OWNER, ForwardParams
+from topics.storage.wal.log import Wal
+
+WAIT_MAX_S = 20
+FILLERS = "xzy"  # a topic of each shard that no test routes
+
+
+class Asked(NamedTuple):
+    """A question of a shard's service to a shard, its own one too."""
+
+    shard: int
+    other: int
+    subject: str
+    params: Any
+    body: bytes
+
+
+class RoutedShards(Shards):
+    """Shards with all of their services."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery, count: int = 3) -> None:
+        self.asked: list[Asked] = []
+        self.on_ask: Callable[[Asked], bool] = lambda _: True  # False: asked in `ask_now`
+        self._kept: list[tuple[int, Callable[[], None]]] = []
+        self.logged: list[tuple[int, Frame]] = []  # by shard
+        super().__init__(folder, nursery, count, forwards=True)
+
+    def start(self, shard: int) -> None:
+        """As `Shards.start`."""
+        super().start(shard)
+        loop = self.loops[shard]
+        self._spy(shard, loop.context.peers)
+        self._spy_on_log(shard, loop.context.wal)
+
+    def _spy(self, shard: int, peers: Peers) -> None:
+        ask = peers.ask
+
+        def spied(other: int, call: Any, params: Any, body: Any, then: Any) -> None:
+            asked = Asked(shard, other, call.subject, params, bytes(body))
+            self.asked.append(asked)
+            if self.on_ask(asked):
+                ask(other, call, params, body, then)
+            else:
+                self._kept.append((shard, partial(ask, other, call, params, body, then)))
+
+        peers.ask = spied  # type: ignore[method-assign, assignment]
+
+    def _spy_on_log(self, shard: int, wal: Wal) -> None:
+        append = wal.append
+
+        def spied(frame: Frame) -> int:
+            self.logged.append((shard, frame))
+            return append(frame)
+
+        wal.append = spied  # type: ignore[method-assign]
+
+    def ask_now(self) -> None:
+        """Ask what was kept back; keep nothing more."""
+        self.on_ask = lambda _: True
+        kept, self._kept = self._kept, []
+        for shard, ask in kept:
+            context = self.loops[shard].context
+            context.begin_turn()
+            ask()
+            context.end_turn()
+
+    def go_on(self) -> None:
+        """Deliver what was held back; hold nothing more."""
+        self.on_message = lambda *_: True
+        self.let_go()
+
+    def hold_forwards(self, one: int, other: int) -> None:
+        """Hold back what a shard tells another one of forwards: requests one way are answers the
+        other way.
+        """
+        self.on_message = lambda *found: found != (one, other, FORWARD.subject)
+
+    # Calls
+
+    async def make(self, topic: str, **config: Any) -> None:
+        """A topic, or its config."""
+        params = calls.TopicPutParams(topic, None, 1)
+        found = await self.call(
+            calls.TOPIC_PUT, params, json_bytes(config), shard=self.shard_of(topic)
+        )
+        assert not isinstance(found, TopicsError), found
+
+    async def route(self, *ends: str, **fields: Any) -> None:
+        """Routers "x>y", each named by its ends."""
+        for end in ends:
+            source, dest = end.split(">")
+            found = await self.put(end, source, dest, **fields)
+            assert not isinstance(found, TopicsError), found
+
+    async def write(self, topic: str, records: Iterable[dict[str, Any]]) -> list[int]:
+        """Append; the seqs."""
+        body = json_bytes({"records": [*records]})
+        params = calls.AppendParams(topic, None, True, None, 1)
+        found = await self.call(calls.APPEND, params, body, shard=self.shard_of(topic))
+        assert not isinstance(found, TopicsError), found
+        seqs: list[int] = found["seqs"]
+        return seqs
+
+    async def delete_records(self, topic: str, **asked: Any) -> None:
+        params = calls.DeleteRecordsParams(topic, 1)
+        found = await self.call(
+            calls.DELETE_RECORDS, params, json_bytes(asked), shard=self.shard_of(topic)
+        )
+        assert not isinstance(found, TopicsError), found
+
+    async def diff(self, topic: str) -> list[Any]:
+        """The data of a topic's first records, as a client gets them."""
+        params = calls.DiffParams(topic, 1)
+        found = await self.call(calls.DIFF, params, b'{"limit":1000}', shard=self.shard_of(topic))
+        assert not isinstance(found, TopicsError), found
+        return [record["data"] for record in found["records"]]
+
+    # What is there
+
+    def topic(self, name: str) -> Topic:
+        return self.loops[self.shard_of(name)].context.engine.topics[name]
+
+    def pages(self, topic: str) -> tuple[list[dict[str, Any]], list[Tombstone]]:
+        """All records of a topic, and the tombstones on the way to them."""
+        context = self.loops[self.shard_of(topic)].context
+        records: list[dict[str, Any]] = []
+        tombstones: list[Tombstone] = []
+        seq = 0
+        asked = Diff(limit=1000, include_tags=True)
+        while True:
+            page = read(self.topic(topic), asked, context.store, seq)
+            records += msgspec.json.decode(b"[" + b",".join(bytes(p) for p in page.pieces) + b"]")
+            if page.tombstone:
+                tombstones.append(page.tombstone)
+            if page.caught_up:
+                return records, tombstones
+            seq = page.next_from_seq
+
+    def datas(self, topic: str) -> list[Any]:
+        """The data of all records of a topic, as it stands."""
+        return [record["data"] for record in self.pages(topic)[0]]
+
+    def router_id(self, name: str) -> int:
+        return self.loops[ROUTER_OWNER].context.engine.routers.router(name).id
+
+    def worker(self, name: str) -> tuple[Source, Worker]:
+        """The router at its source."""
+        source = self.loops[ROUTER_OWNER].context.engine.routers.router(name).source
+        loop = self.loops[self.shard_of(source)]
+        found = loop.services.workers.worker(self.router_id(name))
+        assert found is not None
+        return found
+
+    def reached(self, name: str) -> Derivation | None:
+        """How far the router has come, as its dest has it."""
+        router = self.loops[ROUTER_OWNER].context.engine.routers.router(name)
+        known = self.topic(router.dest).derivations
+        found = known.get(router.id) if known else None
+        return None if found is None else Derivation(*found)
+
+    def sent(self, source: str | None = None) -> list[ForwardParams]:
+        """Forwards with copies, or about losses."""
+        return [
+            each.params
+            for each in self.asked
+            if each.subject == FORWARD.subject
+            and each.params.to_seq > each.params.from_seq
+            and source in (None, each.params.source)
+        ]
+
+    def frames(self, kind: FrameKind) -> list[Frame]:
+        """Those of a kind that went into a log."""
+        return [frame for _, frame in self.logged if frame.kind is kind]
+
+    # Waiting
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        with trio.fail_after(WAIT_MAX_S):
+            while True:
+                if condition():
+                    return
+                await trio.sleep(0.003)
+
+    def is_settled(self) -> bool:
+        """Whether all routers have done what there is."""
+        graph = self.loops[ROUTER_OWNER].context.engine.routers
+        for router in graph.by_id.values():
+            workers = self.loops[self.shard_of(router.source)].services.workers
+            known = workers.worker(router.id)
+            if known is None:
+                return False
+            source, worker = known
+            if worker.state is not WorkerState.IDLE or not worker.is_known:
+                return False
+            if worker.seen < source.topic.head_seq or self._has_news(source):
+                return False
+        return True
+
+    def _has_news(self, source: Source) -> bool:
+        return source.has_news or source.topic.pending > 0
+
+    async def settle(self) -> None:
+        await self.until(self.is_settled)
+
+    async def seal(self, *topics: str) -> None:
+        """Move all records of these topics into segments."""
+        for name in topics:
+            topic = self.topic(name)
+            if topic.sealed_seq >= topic.head_seq:
+                continue
+            await self.end_file(self.shard_of(name))
+            await self.until(partial(_is_sealed, topic, topic.head_seq))
+
+    async def end_file(self, shard: int) -> None:
+        """The log of a shard goes on in another file."""
+        wal = self.loops[shard].context.wal
+        wal.rotates_by_blobs = True
+        wal.end_file()
+        await self.write(FILLERS[shard], [{"data": "filler"}])
+
+
+def _is_sealed(topic: Topic, seq: int) -> bool:
+    return topic.sealed_seq >= seq
+
+
+def rows_of(params: ForwardParams) -> list[tuple[int, int]]:
+    """Shard and LSN of each row."""
+    return [(row.shard, row.lsn) for row in decode_rows(params.rows)]
