@@ -151,14 +151,16 @@ class Barriers(Service):
 
         for source in {source for source, _ in found}:
             workers = [worker for each, worker in found if each is source]
-            reach_head = partial(_reach_head, source, workers, settled)
+            reach_head = partial(self._reach_head, source, workers, settled)
             self._wait(source.topic.name, passed | frozenset(routers), reach_head)
 
-
-def _reach_head(source: Source, workers: Iterable[Worker], settled: Callable[[], object]) -> None:
-    """Call ``settled`` for each of these when it has reached the head of now."""
-    for worker in workers:
-        worker.when_settled(source.topic.head_seq, settled)
+    def _reach_head(
+        self, source: Source, workers: Iterable[Worker], settled: Callable[[], object]
+    ) -> None:
+        """Call ``settled`` for each of these when it has reached the head of now."""
+        for worker in workers:
+            worker.when_settled(source.topic.head_seq, settled)
+        self._workers.hurry()
 
 
 class _Wait:

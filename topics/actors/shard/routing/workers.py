@@ -5,7 +5,8 @@
                             '--------- answer: cursor, or a while later ---'
 
 Nothing happens on the path of a write: a commit only marks its source. A turn that forwards takes
-about a millisecond; more follows in the next. Routers that stand at one place and copy alike share
+about a millisecond; more follows in the next. While clients write, a pause of a millisecond comes
+before each, unless a reader of a dest waits. Routers that stand at one place and copy alike share
 a message. A router has one forward under way; what comes meanwhile goes with the next.
 
 What the dest cannot take stays where it is: the router tries again, less and less often.
@@ -24,6 +25,7 @@ import structlog
 import trio
 
 from topics.actors.shard.context import ShardContext
+from topics.actors.shard.deadlines import Deadline
 from topics.actors.shard.peers import PeerReply
 from topics.actors.shard.routing.batches import Batch, Missing, batch_of, is_kept_in_memory
 from topics.actors.shard.routing.worker import (
@@ -59,7 +61,8 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.progress import Progress
 
-WORK_S: Final = 0.001
+WORK_S: Final = 0.001  # of one turn
+PAUSE_S: Final = 0.001  # before it, while clients write
 TARGETS_MAX: Final = 8  # of one message
 FLYING_MAX: Final = 16  # dests of one shard: it serves others between two messages
 BATCH_RECORDS: Final = 4096
@@ -83,7 +86,8 @@ class Workers(Service):
         self._by_router: dict[int, tuple[Source, Worker]] = {}
         self._due: dict[int, None] = {}  # sources, by topic id
         self._crowded: dict[int, None] = {}  # those that wait until others have been answered
-        self._is_scheduled = False
+        self._next: Deadline | None = None  # when to go on
+        self._has_writes = False  # clients have written since the last turn of forwarding
         self._flying: Counter[int] = Counter()  # forwards under way, by the dest's shard
         # Of this turn, by what their workers need: a log, a payload of their own.
         self._batches: dict[tuple[_BatchKey, bool, bool], Batch] = {}
@@ -177,14 +181,14 @@ class Workers(Service):
 
     def on_commit(self, change: Change) -> None:
         """A source has something new."""
-        source = self._sources.get(change.topic.id) if self._sources else None
+        if not self._sources:
+            return
+        self._has_writes |= type(change) is Append
+        source = self._sources.get(change.topic.id)
         if source is None:
             return
         if isinstance(change, Append | Advance):
-            if isinstance(change, Forward):
-                source.hops.note(change.first_seq, change.last_seq, change.hop)
-            elif isinstance(change, Advance) and change.burnt is not None:
-                source.hops.note(*change.burnt, change.hop)
+            _note_hops(source, change)
             self._wake(source)
         elif isinstance(change, DeleteTopic):
             for router in tuple(source.workers):
@@ -201,12 +205,24 @@ class Workers(Service):
 
     def _schedule(self, source: Source) -> None:
         self._due[source.topic.id] = None
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._context.deadlines.call_at(-math.inf, self._work)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Go on with what is due: after a pause while clients write, so that what comes soon goes
+        with it and does not wait for it.
+        """
+        if self._next is None:
+            at = trio.current_time() + PAUSE_S if self._has_writes else -math.inf
+            self._next = self._context.deadlines.call_at(at, self._work)
+
+    def hurry(self) -> None:
+        """A reader waits: go on at once."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = self._context.deadlines.call_at(-math.inf, self._work)
 
     def _work(self) -> None:
-        self._is_scheduled = False
+        self._next, self._has_writes = None, False
         if self._context.is_stopping:
             return
         until = time.perf_counter() + WORK_S
@@ -218,9 +234,8 @@ class Workers(Service):
                 self._due[topic_id] = None  # behind the others
             if time.perf_counter() > until:
                 break
-        if self._due and not self._is_scheduled:
-            self._is_scheduled = True
-            self._context.deadlines.call_at(-math.inf, self._work)
+        if self._due:
+            self._plan()
 
     def _has_room(self, shard: int) -> bool:
         return self._flying[shard] < FLYING_MAX
@@ -534,3 +549,11 @@ def _probe(to_seq: int, hop: int = 0) -> Batch:
 
 def _tell_total(worker: Worker, then: Callable[[int], object]) -> None:
     then(worker.total)
+
+
+def _note_hops(source: Source, change: Append | Advance) -> None:
+    """The source is itself the dest of a router."""
+    if isinstance(change, Forward):
+        source.hops.note(change.first_seq, change.last_seq, change.hop)
+    elif isinstance(change, Advance) and change.burnt is not None:
+        source.hops.note(*change.burnt, change.hop)
